@@ -1,8 +1,8 @@
 """Entry point of both `headway` and `python -m headway`.
 
-A serving process ignores SIGHUP before it imports anything else: by default the signal would end the process, and a process manager may
-send it right after the start. The garbage collector stays off during imports: imported objects stay alive anyway, and looking through
-them again and again takes a tenth of the start-up time.
+A serving process ignores SIGHUP before it imports other modules. By default, the signal would end the process, and a process manager
+may send it right after the start. The garbage collector is off during imports. Imported objects stay alive anyway, and scanning them
+repeatedly takes a tenth of the start-up time.
 """
 
 import gc
@@ -10,17 +10,21 @@ import signal
 import sys
 from typing import NoReturn
 
-_ROLES = ("serve", "gateway", "worker", "controller")
-"""Commands that serve. All others end with their terminal."""
+_ROLES = (
+    "serve",
+    "gateway",
+    "worker",
+    "controller",
+)  # Commands that serve. Other commands end when their terminal closes.
 
 
 def main() -> NoReturn:
-    """Run the command line on the arguments of the process, and exit."""
+    """Run the command line, and exit."""
     if sys.argv[1:2] and sys.argv[1] in _ROLES:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         gc.disable()
     if sys.argv[1:2] == ["failover"]:
-        signal.signal(signal.SIGINT, _nothing_begun)  # Until the failover installs its own, more precise handler.
+        signal.signal(signal.SIGINT, _nothing_begun)  # The failover later installs its own, more precise handler.
     from headway import cli
 
     cli.main()

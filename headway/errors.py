@@ -122,7 +122,7 @@ REFUSALS = frozenset(name for name, code in CODES.items() if code.refusal)
 
 
 class HeadwayError(Exception):
-    """Root of everything Headway raises on purpose."""
+    """Root of all exceptions that Headway raises on purpose."""
 
 
 class SettingError(HeadwayError):
@@ -237,7 +237,7 @@ class RemoteRefused(BackendError):
 
 class RequestError(HeadwayError):
     """One request is answered with an error. The message is for the client. `retry_after` is in seconds; None if a retry makes no
-    sense, or it isn't known when. `reason` is a short metrics label."""
+    sense, or the time is unknown. `reason` is a short metrics label."""
 
     code = INTERNAL
 

@@ -1,7 +1,7 @@
 """Protocols between services and adapters. Each is small, and has a contract test suite.
 
 Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process,
-so any of their methods may raise `BrokerUnavailable`. The step may then have been done or not."""
+so any of their methods may raise `BrokerUnavailable`. The step may have been done anyway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from headway.core.departure import Load, Policy
-from headway.core.locality.turns import Contender
+from headway.core.locality import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.model import (
@@ -48,7 +48,7 @@ from headway.model.bulk import MOST_ENDED, BulkFile, BulkJob, BulkLine, Stored
 
 
 class QueueCondition(Protocol):
-    """Condition of a queue as last heard. Reading it makes no call."""
+    """Last known condition of a queue. Reading it makes no call."""
 
     @property
     def linger(self) -> float:
@@ -65,7 +65,7 @@ class QueueCondition(Protocol):
 
     @property
     def apart_from(self) -> float:
-        """Input length above which an entry gets a call of `enqueue` of its own, as no other should wait for such a long call;
+        """Input length above which an entry gets a call of `enqueue` of its own, as no other entry should wait for a long call;
         infinite for none."""
 
     @property
@@ -73,10 +73,11 @@ class QueueCondition(Protocol):
         """Byte budgets of kept outcomes.
 
         One tenant's kept outcomes never displace another tenant's, and never keep an entry from being admitted. An outcome that is
-        too large for the budgets is not kept. If it is a task's, a failure that says so is kept instead."""
+        too large for the budgets is not kept. If it is the outcome of a task, a failure that says so is
+        kept instead."""
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """Return at least how many seconds pass until the full burst is available, as far as this process knows."""
+        """Return the least seconds until the full burst is available, as far as this process knows."""
 
 
 class Held(Protocol):
@@ -87,7 +88,8 @@ class Held(Protocol):
 
 
 class NearQueue(Protocol):
-    """Broker in the gateway's own process. No call waits, and it delivers replies by itself."""
+    """Broker in the gateway's own process. Its calls return at once. The gateway needn't ask for replies, as the broker
+    delivers them."""
 
     def take(self, entry: Entry) -> Failure | None:
         """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
@@ -110,7 +112,7 @@ class RequestQueue(QueueCondition, Protocol):
 
     @property
     def near(self) -> NearQueue | None:
-        """The same queue without waits; None if the broker is in another process."""
+        """The same queue, with calls that return at once. None if the broker is in another process."""
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry. The result has None for each admitted entry, in the same order.
@@ -137,7 +139,7 @@ class RequestQueue(QueueCondition, Protocol):
         """Return True if the broker answers but accepts no changes, for example while a replica takes over. Never raises."""
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task. If it has not run, it never will. Its outcome is not kept, and whoever waits for it learns so."""
+        """Forget a task. If it has not run, it never will. Its outcome is not kept, and entries that follow it get a failure."""
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """Wait for replies to `gateway` after cursor `after`, which starts at 0. Returns them with the new cursor.
@@ -165,8 +167,8 @@ class BulkQueue(Protocol):
 class WorkSource(Protocol):
     """Batcher's side of a broker: batches go out, their outcomes come in."""
 
+    # True if each call takes a round trip. A batcher then sends its next claim along with the outcome of its last batch.
     remote: bool = False
-    """True if each call takes a round trip. A batcher then sends its next claim along with the outcome of its last batch."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """Claim the batch that leaves now for `slot`, or return when to claim again."""
@@ -177,7 +179,7 @@ class WorkSource(Protocol):
         A wake-up wakes one of several idle slots. A cancelled call passes its wake-up on."""
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """Return the next batch of each of the slots that share a GPU, for `core.locality.turns`. Each must have claimed before."""
+        """Return the next batch of each of the slots that share a GPU, for `core.locality`. Each must have claimed before."""
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """End a lease with one item per entry, in order. A broker may answer entries with large outputs in atomic steps of their
@@ -280,7 +282,8 @@ class Fleet(Protocol):
     async def undrain(self, names: Collection[str]) -> None: ...
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """Replace the last rollout. Returns False and changes nothing unless the last one has the revision before this one's."""
+        """Replace the last rollout. If its revision isn't the one before the revision of `rollout`, nothing changes,
+        and the call returns False."""
 
 
 class Board(Protocol):
@@ -318,7 +321,7 @@ class DeadLetters(Protocol):
         """Return the number of dead letters by model. Models without any may be missing."""
 
     async def totals(self) -> Mapping[str, int]:
-        """Return the number of dead letters ever added, by model, including replaced ones. The count may restart at 0."""
+        """Return the number of dead letters ever added, by model, including replaced letters. The count may restart at 0."""
 
 
 class Backend(Protocol):
@@ -391,7 +394,7 @@ class Gpu(Protocol):
         """Return the figures that were read last, if recent. Does not wait."""
 
     async def look(self) -> GpuFigures | None:
-        """Read the figures now. Returns the last ones if that takes longer than a second."""
+        """Read the figures now. Returns the last known figures if that takes longer than a second."""
 
     def loaded(self) -> None:
         """Note that a model has been loaded, so that the next reading of the memory shows what the models need."""
@@ -411,7 +414,8 @@ class WatchedIdentity(Protocol):
     """Identity that need not check a good credential again while its sender stays connected."""
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a function that answers for this credential what `Identity.identify` would at that time; None if there is none."""
+        """Return a function for this credential. It returns what `Identity.identify` would return at the time of the
+        call. Return None if there is no such function."""
 
 
 @runtime_checkable
@@ -433,7 +437,7 @@ class KeyMark(msgspec.Struct, frozen=True):
 
 class KeyChanges(msgspec.Struct, frozen=True):
     """Present state of the keys that changed after some earlier change, in the order of their last changes. `upto` is the last of
-    these changes. `more` is True if there may be further ones."""
+    these changes. `more` is True if there may be further changes."""
 
     keys: Sequence[ApiKey]
     upto: KeyMark
@@ -472,7 +476,8 @@ class KeyStore(KeyHistory, Store, Protocol):
     async def get(self, id: str) -> ApiKey | None: ...
 
     async def expire(self, id: str, at: float) -> bool:
-        """Let a key expire at Unix time `at`, or earlier if it would anyway. Returns False for an unknown id."""
+        """Let a key expire at Unix time `at`, or earlier if the key already has an earlier end. Returns False for an
+        unknown id."""
 
     async def remove_ended(self, before: float, limit: int) -> int:
         """Remove at most `limit` keys that expired, and were last changed, before Unix time `before`. Returns their number.
@@ -490,7 +495,7 @@ class Ledger(Store, Protocol):
         """Forget the open requests `ended`, by tenant and id. Then note `records` as open, in place of earlier notes."""
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """Return the records of a request id, of all tenants. Open ones come last."""
+        """Return the records of a request id, of all tenants. Open records come last."""
 
     async def prune(self, before: float, limit: int) -> int:
         """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""

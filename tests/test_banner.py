@@ -82,7 +82,7 @@ def test_with_keys_it_says_where_they_are_and_how_much_a_user_may_send(tmp_path:
     assert "everybody" not in keyed
     assert "-H 'Authorization: Bearer YOUR_KEY'" in keyed
     assert "  rates    1000 requests/min for each user whose key has no rate of its own (--user-rate)\n" in keyed
-    assert "no limit for a user" in shown(keys=str(file), user_rate=0)
+    assert "no limit for users" in shown(keys=str(file), user_rate=0)
 
 
 @pytest.mark.parametrize("beside", ["", "keys.toml", "ledger"])

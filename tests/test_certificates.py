@@ -217,7 +217,7 @@ def test_a_pair_is_taken_when_both_files_fit(authority: Authority) -> None:
         asyncio.run(main())
     assert [line["event"] for line in lines] == [
         "certificate read",
-        "the changed certificates cannot be used; those read before go on",
+        "the changed certificates cannot be used; the previous ones stay in use",
         "certificate read",
     ]
 
@@ -308,7 +308,7 @@ def test_certificates_towards_an_api_without_tls_are_refused(authority: Authorit
     certificate, key = authority.issue()
     given = {"remote_ca": authority.file} if name == "remote_ca" else {"remote_cert": certificate, "remote_key": key}
     settings = Settings(**{field: str(path) for field, path in given.items()})  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match=r"http://localhost/batch, which is asked without TLS") as raised:
+    with pytest.raises(SettingError, match=r"http://localhost/batch, which is not called over TLS") as raised:
         make_remote_certificates(settings, [None, parse_target("http://localhost/batch")], TlsCounts())
     assert raised.value.setting == name
     assert "https://" in raised.value.hint

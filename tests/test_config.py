@@ -85,15 +85,15 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_wait_ms": "2500"}, "--max-wait-ms = 2500.0:", "longer than --queue-timeout-ms (2000 ms)"),
     ({"policy": "table", "max_wait_ms": "10"}, "--max-wait-ms = 10.0:", "no effect with --policy table"),
     ({"admin_host": "0.0.0.0"}, "--admin-host = '0.0.0.0':", "HEADWAY_ADMIN_TOKEN"),
-    ({"admin_port": "8000"}, "--admin-port = 8000:", "public port too (--port)"),
-    ({"grpc_port": "8000"}, "--grpc-port = 8000:", "HTTP port too (--port)"),
-    ({"grpc_port": "9000"}, "--grpc-port = 9000:", "admin port too (--admin-port)"),
+    ({"admin_port": "8000"}, "--admin-port = 8000:", "also the public port (--port)"),
+    ({"grpc_port": "8000"}, "--grpc-port = 8000:", "also the HTTP port (--port)"),
+    ({"grpc_port": "9000"}, "--grpc-port = 9000:", "also the admin port (--admin-port)"),
     ({"tier_rates": "free=1,paid=2, free=2"}, "--tier-rates = 'free=1,paid=2, free=2':", "the tier 'free' twice"),
     ({"keys": "ledger"}, "--keys = 'ledger':", "--ledger"),
     ({"admin_token": "a,b,c"}, "--admin-token = '…':", "two with a comma"),
     ({"admin_token": "a,"}, "--admin-token = '…':", "NEW,OLD"),
     ({"admin_token": "hw_live_x"}, "--admin-token = '…':", "client's key"),
-    ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "Use true or false."),
+    ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "must be true or false"),
     ({"remote_format": "xml"}, "--remote-format = 'xml':", f"Use auto or {' or '.join(dialects.NAMES)}."),
 ]
 
@@ -159,7 +159,7 @@ BAD_FILES: list[tuple[str, str]] = [
     ("[models.a]\nversoin = 4", r"\[models\.a\] versoin = 4: there is no such setting\. Did you mean version\?"),
     (
         "[server]\nport = 80\nhost = 'a'",
-        r"server = '…': there is no such setting\. Settings stand in no table: write port, host at the top",
+        r"server = '…': there is no such setting\. Settings are not in tables: write port, host at the top",
     ),
     ("[server]\nprt = 80", r"server = '…': there is no such setting\. Remove it"),
     ("zzzzzz = 4", r"some\.toml: zzzzzz = 4: there is no such setting\. Remove it"),
@@ -187,8 +187,8 @@ def test_a_file_that_cannot_be_read_is_a_setting_error(tmp_path: Path) -> None:
     for file, reason in (
         (tmp_path / "none.toml", "no such file"),
         (tmp_path / "binary.toml", "is not valid TOML"),
-        (tmp_path, "is no regular file"),
-        (Path("/dev/null"), "is no regular file"),
+        (tmp_path, "is not a regular file"),
+        (Path("/dev/null"), "is not a regular file"),
     ):
         with pytest.raises(SettingError, match=reason):
             load({}, {}, file)
@@ -202,7 +202,7 @@ def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkey
     assert load({}, {}) == Settings()
     Path("headway.toml").mkdir()
     with pytest.raises(
-        SettingError, match=r"^the file of settings = '/.*headway\.toml': is no regular file.*remove it"
+        SettingError, match=r"^the file of settings = '/.*headway\.toml': is not a regular file.*remove it"
     ):
         load({}, {})
     Path("headway.toml").rmdir()
@@ -317,15 +317,15 @@ def test_a_url_of_each_kind_of_broker_and_database_is_taken(setting: str, url: s
         ("redis://bro ker", "holds a space", "Percent-encode it."),
         ("redis://bröker", "beyond ASCII", "Percent-encode it."),
         ("redis://a,b", "names several hosts", "redis+sentinel:// or redis+cluster://"),
-        ("redis://broker/zero", "names a database that is no number", "For example"),
-        ("redis://broker/2147483648", "names a database that no server has", "For example"),
-        (f"redis://broker/{'9' * 5000}", "names a database that no server has", "For example"),
-        ("redis+sentinel://a,b/master/2147483648", "names a database that no server has", "For example"),
+        ("redis://broker/zero", "names a database that is not a number", "For example"),
+        ("redis://broker/2147483648", "names a database with too high a number", "For example"),
+        (f"redis://broker/{'9' * 5000}", "names a database with too high a number", "For example"),
+        ("redis+sentinel://a,b/master/2147483648", "names a database with too high a number", "For example"),
         ("redis+sentinel://a,b", "names no service", "/mymaster."),
         ("redis+sentinel://a,b/", "names no service", "/mymaster."),
         ("redis+cluster://a,b/3", "names a database, but a cluster has only one", "Leave it out."),
         ("redis://broker?decode_responses=true", "has an unknown option", "ssl_ca_certs, ssl_certfile"),
-        ("redis://broker?ssl_ca_certs=ca.pem", "does not speak TLS", "Begin it with rediss://."),
+        ("redis://broker?ssl_ca_certs=ca.pem", "does not use TLS", "Begin it with rediss://."),
         ("rediss://broker?ssl_ca_certs=ca.pem&sentinel_password=p", "names no Sentinels", "Leave it out."),
         ("redis://broker#1", "holds a #", "%23"),
     ],
@@ -371,11 +371,11 @@ def test_a_brokers_password_is_never_shown(url: str, shown: str) -> None:
     ("url", "reason", "hint"),
     [
         ("headway.db", "is no URL of a database", "For example sqlite:///headway.db or postgresql://"),
-        ("sqlite:///a?mode=canary", "holds a ? or #", "Write the path alone"),
-        ("sqlite:///a#1", "holds a ? or #", "Write the path alone"),
+        ("sqlite:///a?mode=canary", "holds a ? or #", "Write only the path"),
+        ("sqlite:///a#1", "holds a ? or #", "Write only the path"),
         ("sqlite:///", "is no URL of a database", "For example"),
         ("mysql://canary@h/x", "is no URL of a database", "For example"),
-        ("postgresql://a:canary@127.0.0.1:99999/x", "names a port that is no number from 1 to 65535", "HOST:PORT"),
+        ("postgresql://a:canary@127.0.0.1:99999/x", "names a port that is not a number from 1 to 65535", "HOST:PORT"),
         ("postgresql://a:canary@127.0.0.1:0/x", "names a port", "HOST:PORT"),
         ("postgresql://a:canary@127.0.0.1:-1/x", "names a port", "HOST:PORT"),
         ("postgresql://a:canary@127.0.0.1:port/x", "names a port", "HOST:PORT"),

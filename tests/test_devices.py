@@ -43,9 +43,9 @@ def test_the_environment_says_which_gpus_there_are(text: str, ids: tuple[str, ..
         (
             "x,y",
             (),
-            "CUDA_VISIBLE_DEVICES=x,y: 'x' is no id of a GPU, and CUDA reads no further: workers run on the CPU",
+            "CUDA_VISIBLE_DEVICES=x,y: 'x' is no id of a GPU, and CUDA ignores the rest: workers run on the CPU",
         ),
-        ("1,x,0", ("1",), "'x' is no id of a GPU, and CUDA reads no further: only GPU 1 is used"),
+        ("1,x,0", ("1",), "'x' is no id of a GPU, and CUDA ignores the rest: only GPU 1 is used"),
     ],
 )
 def test_an_environment_without_a_gpu_is_told_of(text: str, ids: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_models_of_which_one_may_go_to_zero_have_all_gpus_by_turns() -> None:
     assert allot_to_models({"a": kept, "b": Settings(autoscale="local", max_workers=0)}, Gpus(("0", "1", "2"))) == {
         "a": Devices(("0", "1"), 2), "b": Devices(("2",), 1),
     }  # fmt: skip
-    with pytest.raises(SettingError, match="more than there are GPUs"):
+    with pytest.raises(SettingError, match="exceed the number of GPUs"):
         allot_to_models({"a": zero, "b": kept, "c": kept, "d": kept}, two)
 
 
@@ -123,8 +123,8 @@ def test_more_workers_than_gpus_are_refused_with_three_ways_out() -> None:
     with pytest.raises(SettingError) as caught:
         given(4, Gpus(("3", "4"), "3,4"))
     assert str(caught.value) == (
-        "workers = 4: is more than there are GPUs: CUDA_VISIBLE_DEVICES=3,4 allows 2 GPUs (3, 4). Use --workers 2; or let "
-        "workers share, each with a model of its own, by --devices 3,4,3,4; or --devices cpu."
+        "workers = 4: is more than the number of GPUs: CUDA_VISIBLE_DEVICES=3,4 allows 2 GPUs (3, 4). Use --workers 2. Or let "
+        "workers share GPUs, each with its own copy of the model: --devices 3,4,3,4. Or use --devices cpu."
     )
     with pytest.raises(SettingError, match="this machine has 1 GPU"):
         given(2, Gpus(("0",)))

@@ -71,8 +71,7 @@ USER_CODE = "headway.backends.process.usercode"
 
 _PROCESS = "headway.backends.process"
 CHILD_ONLY: dict[str, tuple[str, ...]] = {
-    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.observed", f"{_PROCESS}.weighing"),
-    f"{_PROCESS}.weighing": (f"{_PROCESS}.child",),
+    USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.observed"),
     f"{_PROCESS}.child": (f"{_PROCESS}.observed",),
     f"{_PROCESS}.observed": ("headway.app.backends",),
 }
@@ -290,7 +289,7 @@ def test_nothing_is_loose_but_errors_ports_and_the_version() -> None:
         ("headway.doors.readiness", "if role is Role.WORKER: pass", "says what a role has"),
         ("headway.app.banner", "match role:\n    case Role.SERVE: pass", "says what a role has"),
         ("headway", "from headway.client import Client", "has to cost nothing"),
-        ("headway.client.call", "from headway.model import Entry", "needs nothing of a service"),
+        ("headway.client.service", "from headway.model import Entry", "needs nothing of a service"),
         ("headway.http.utils", "", "says nothing"),
         ("headway.http.lane", "def f():\n" + LONGEST * "    a = 1\n" + "    return a", "f has 61 lines, more than 60"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway.config import Settings, idle, load
-from headway.config.models import VERSIONS, ModelSettings, split_target
+from headway.config.target import VERSIONS, ModelSettings, split_target
 from headway.errors import SettingError
 
 TWO = """
@@ -97,7 +97,7 @@ def test_the_longest_times_are_those_of_the_most_patient_model() -> None:
         ({"workers": 1, "models_per_gpu": 2}, {"min_warm": 3}, "models.a.min_warm", "more than there are GPUs"),
         ({"workers": 2, "models_per_gpu": 1, "min_warm": 1}, {"min_warm": 2}, "models_per_gpu", "2 GPUs hold 2 models"),
         ({"workers": 1, "models_per_gpu": 1}, {"min_warm": 1}, "models_per_gpu", "keeps 1 of them loaded"),
-        ({"workers": 2, "models_per_gpu": 1}, {"workers": 1}, "models_per_gpu", "model a has workers of its own"),
+        ({"workers": 2, "models_per_gpu": 1}, {"workers": 1}, "models_per_gpu", "model a has its own workers"),
         ({"models_per_gpu": -1}, {}, "models_per_gpu", "must lie between 0 and 256"),
     ],
 )
@@ -130,21 +130,25 @@ def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
         ("[models.a]\nqueue_timeout_ms = 9000", "[models.a] queue_timeout_ms = 9000", "is longer than"),
         ("[models.a]\nversion = 3", "[models.a] version = 3", "must be text"),
         ("[models.a]\nversion = 'a b'", "[models.a] version = 'a b'", "must be 1 to 128 letters"),
-        ("[models.minilm-v1.5]\ntarget = 'a:b'", "[models.minilm-v1] 5", 'put that in quotes: [models."minilm-v1.5"]'),
+        ("[models.minilm-v1.5]\ntarget = 'a:b'", "[models.minilm-v1] 5", 'put it in quotes: [models."minilm-v1.5"]'),
         ("models_per_gpu = 2\n[models.a]\nmin_warm = 3", "[models.a] min_warm = 3", "more than there are GPUs"),
         ("models = 3", "models", "is no table of models"),
         ("[models]\na = 3", "[models.a]", "is no table"),
         ("[models.a]\nmax_wait_ms = 3000", "[models.a] max_wait_ms", "`queue_timeout_ms`"),
         ("[models.'a@1']\nversion_weights = '1=1'", "[models.a@1] version_weights = '1=1'", 'a table [models."a"].'),
-        ("[models.'a@1']\nversion = '1'", "[models.a@1] version = '1'", "in the name of its table already"),
+        (
+            "[models.'a@1']\nversion = '1'",
+            "[models.a@1] version = '1'",
+            "is already in the name of its table. Remove it",
+        ),
         ("[models.'a@1']\nport = 3", "[models.a@1] port = 3", "is a setting of the process"),
         ("[models.'a@1']\nworkers = 0", "[models.a@1] workers = 0", "must lie between"),
         ("[models.a]\nresult_ttl_s = 0\n[models.'a@1.5']", "[models.a] result_ttl_s = 0", "must lie between"),
         ("[models.'a@b c']", "[models.a@b c] = 'b c'", "must be 1 to 128 letters"),
         ("[models.'a@']", "[models.a@] = ''", "must be 1 to 128 letters"),
         ("[models.'@1']", "[models.@1] = ''", "must be 1 to 128 letters"),
-        ("[models.a]\ntarget = 'x:f'\n[models.'a@1']", "[models.a] target", "is there beside [models.a@1]"),
-        ("[models.a]\nversion = '3'\n[models.'a@1']", "[models.a] version", "is there beside [models.a@1]"),
+        ("[models.a]\ntarget = 'x:f'\n[models.'a@1']", "[models.a] target", "contradicts [models.a@1]"),
+        ("[models.a]\nversion = '3'\n[models.'a@1']", "[models.a] version", "contradicts [models.a@1]"),
     ],
 )
 def test_a_wrong_table_is_told_with_the_line_that_is_wrong(table: str, named: str, reason: str, tmp_path: Path) -> None:
@@ -239,14 +243,16 @@ def test_targets_name_versions_or_a_model_with_all_of_its_versions(tmp_path: Pat
     assert chosen("a@2", "a@3=three.py:M") == {"a@2": "two.py:M", "a@3": "three.py:M"}
     assert load({}, {}, path, targets=["a@3=three.py:M"]).runs["a@3"].max_batch_size == 16, "as the model has it"
     assert [*load({}, {}, targets={"m@1": None, "m@2": None}).runs] == ["m@1", "m@2"]
-    with pytest.raises(SettingError, match="with a version and without one"):
+    with pytest.raises(SettingError, match="is given both with and without a version"):
         load({}, {}, targets={"m@1": None, "m": None})
 
 
 @pytest.mark.parametrize("setting", [{"models_per_gpu": 2}, {"autoscale": "local"}])
 def test_what_goes_by_models_is_not_for_versions(setting: dict[str, Any]) -> None:
     versions = ModelSettings("1"), ModelSettings("2")
-    with pytest.raises(SettingError, match="goes by models, and model a has workers of a@1 here"):
+    with pytest.raises(
+        SettingError, match="does not work with several versions of a model in one process, such as a@1"
+    ):
         Settings(models=(ModelSettings("a", versions=versions),), **setting)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.app.python_target import target_of
+from headway.app.serving import target_of
 from headway.config.target import FileTarget, ModuleTarget, RemoteTarget
 from headway.errors import TargetError
 
@@ -84,9 +84,9 @@ HIDDEN = wrapped(upper)
         (len, "it is neither"),
         (None, "target NoneType: it is neither"),
         (functools.partial(upper, ["a"]), "target partial: it is neither"),
-        (functools.partial(Model, "!"), "arguments without names. Give them by name"),
-        (functools.partial(dict, end=object()), "cannot be built so"),
-        (HIDDEN, f"target upper: it is not what {__name__}:upper names"),
+        (functools.partial(Model, "!"), "positional arguments. Give them by name"),
+        (functools.partial(dict, end=object()), "cannot get these arguments"),
+        (HIDDEN, f"target upper: it is not the object that {__name__}:upper names"),
         ("nonsense", "TARGET 'nonsense'"),
     ],
 )
@@ -138,5 +138,5 @@ def test_a_function_of_a_script_must_still_have_its_name(monkeypatch: pytest.Mon
     main = program(monkeypatch, SOURCE, __file__=str(file))
     first = main.f
     vars(main)["f"] = None
-    with pytest.raises(TargetError, match=r"is not what .*app\.py:f names"):
+    with pytest.raises(TargetError, match=r"is not the object that .*app\.py:f names"):
         target_of(first)

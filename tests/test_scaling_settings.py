@@ -7,7 +7,7 @@ import pytest
 
 from headway.app.scaling import check_to_zero, scale_limits
 from headway.config import Settings, load
-from headway.config.models import ModelSettings
+from headway.config.target import ModelSettings
 from headway.core.scaling.rules import QUEUE_ABOVE, ScaleRule, read
 from headway.errors import SettingError
 
@@ -33,11 +33,11 @@ def test_rules_are_tables_of_the_file_or_json_elsewhere(tmp_path: Path) -> None:
         ({"scale_policy": "plans"}, "--scale-policy", "Did you mean plan?"),
         ({"min_workers": 3, "max_workers": 2}, "--min-workers", "is more than --max-workers (2)"),
         ({"min_workers": -1}, "--min-workers", "between 0"),
-        ({"scale_to_zero_after_s": 60}, "--scale-to-zero-after-s", "needs --min-workers 0, and that is 1"),
+        ({"scale_to_zero_after_s": 60}, "--scale-to-zero-after-s", "needs --min-workers 0, but it is 1"),
         (
             {"min_workers": 0, "scale_to_zero_after_s": 60, "models_per_gpu": 2},
             "--scale-to-zero-after-s",
-            "make room anyway",
+            "make room for others anyway",
         ),
         ({"autoscale": "local", "models_per_gpu": 2}, "--autoscale", "--models-per-gpu"),
         ({"scale_rules": "[]"}, "--scale-rules", "0 rules"),
@@ -63,7 +63,7 @@ def test_what_brings_a_model_to_no_worker_must_be_told_and_a_host_need_not(tmp_p
     file.write_text("[models.a]\n[models.b]\nmin_workers = 0\n")
     for flags, path in (({"min_workers": 0}, None), ({}, file)):
         settings = load(flags, {}, path)  # As a worker, which has no --scale-to-zero-after-s, loads it.
-        with pytest.raises(SettingError, match=r"nothing says when a model should have none\. Set --scale-to-zero"):
+        with pytest.raises(SettingError, match=r"no setting says when to remove the last worker\. Set --scale-to-zero"):
             check_to_zero(settings)
     check_to_zero(load({"min_workers": 0, "scale_to_zero_after_s": 5}, {}))
 
@@ -98,5 +98,5 @@ def test_what_is_derived_goes_with_what_it_is_derived_from() -> None:
     usual = Settings(memory_mb=64)
     assert (usual.kept_bytes, usual.bodies_bytes, usual.ledger_backlog) == (16 << 20, 16 << 20, 100_000)
     assert (usual.bulk_max_files, usual.bulk_max_lines, usual.bulk_max_jobs) == (10_240, 10_485_760, 102)
-    with pytest.raises(SettingError, match=r"^--memory-mb = 8: has no room for a request of --max-body-bytes"):
+    with pytest.raises(SettingError, match=r"^--memory-mb = 8: is too little for a request of --max-body-bytes"):
         load({"memory_mb": 8}, {})

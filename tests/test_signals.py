@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from headway.app import signals
 from headway.app.lifecycle import Service
-from headway.app.signals import until_signalled
+from headway.app.runner import until_signalled
 
 ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -58,7 +57,7 @@ def test_no_signal_finds_its_default_from_the_start_to_the_end() -> None:
     service, defaults = Slow(), list[int]()
 
     def look(frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename != signals.__file__:
+        if frame.f_code.co_filename != until_signalled.__code__.co_filename:
             return None
         if service.done:
             defaults.extend(number for number in ALL if signal.getsignal(number) == signal.SIG_DFL)

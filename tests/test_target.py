@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.app.target_code import source_folder, target_digest
+from headway.app.backends import source_folder, target_digest
 from headway.config.target import (
     FileTarget,
     ModuleTarget,

@@ -26,8 +26,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
-from headway.config.models import ModelSettings
-from headway.config.target import parse_target
+from headway.config.target import ModelSettings, parse_target
 from headway.core.retention import KEPT
 from headway.errors import SettingError, TargetError
 from headway.gateway.gateway import Gateway
@@ -57,7 +56,7 @@ def built(role: Role, target: str = "", **settings: object) -> Process:
 @pytest.mark.parametrize("role", [Role.SERVE, Role.WORKER])
 def test_a_remote_api_has_no_weight_function(role: Role) -> None:
     weighed: dict[str, Any] = {"max_batch_weight": 100, "weight": "tokens"}
-    with pytest.raises(SettingError, match="a remote API has none that could be called") as caught:
+    with pytest.raises(SettingError, match="a remote API has no functions to call") as caught:
         built(role, "http://127.0.0.1:1/", broker=BROKER, **weighed)
     assert caught.value.setting == "weight"
     fallback = built(Role.GATEWAY, broker=BROKER, fallback="http://127.0.0.1:1/", **weighed).service
@@ -69,7 +68,7 @@ def test_a_role_apart_needs_a_broker() -> None:
         with pytest.raises(SettingError) as caught:
             built(role, TARGET)
         assert caught.value.setting == "broker"
-        assert caught.value.reason == f"a {role.value} without a broker has nobody to work with"
+        assert caught.value.reason == f"is needed by a {role.value}, which works with other processes"
         assert "--broker redis://" in caught.value.hint and "headway serve" in caught.value.hint
 
 
@@ -131,7 +130,7 @@ def test_versions_of_a_model_have_workers_that_claim_for_them(broker: str, prefi
 
 def test_a_version_without_a_target_is_told_where_to_write_it() -> None:
     settings = Settings(models=(ModelSettings("a", versions=(ModelSettings("1"), ModelSettings("2"))),))
-    with pytest.raises(TargetError, match=r"model 'a@2' has no target. Write a@2=TARGET .* in \[models.\"a@2\"\]"):
+    with pytest.raises(TargetError, match=r"model 'a@2' has no target. Give a@2=TARGET .* in \[models.\"a@2\"\]"):
         within_a_loop(lambda: wiring.build(settings, Role.SERVE, {"a@1": TARGET}))
 
 
@@ -230,7 +229,8 @@ def test_each_model_may_have_a_fallback_of_its_own(tmp_path: Path) -> None:
     assert answers(fallback=f"c={spare}") == {"a", "b", "c"}
     assert answers(fallback=spare) == {"a", "b"}, "the first has its own"
     with pytest.raises(
-        SettingError, match=r"fallback = 'd=x.py:f': is for the model 'd', and this process has settings"
+        SettingError,
+        match=r"fallback = 'd=x.py:f': is for the model 'd', but this process only has settings for a, b, c",
     ):
         built(Role.GATEWAY, broker=BROKER, models=tables, fallback="d=x.py:f")
     wrong = (ModelSettings("a", values=(("fallback", "nowhere.py:f"),)), *tables[1:])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.load import http2
-from headway.grpc import messages
+from headway import protos
 from headway.oip.tensors import pack
 from tests.identity.writing import key_of
 
@@ -121,14 +121,14 @@ WORST: dict[str, Worst] = {
 
 # Over gRPC.
 
-_PREDICT = f"/{messages.HEADWAY}/Predict"
-_INFER = f"/{messages.OPEN_INFERENCE}/ModelInfer"
-STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
-_WATCH = f"/{messages.HEALTH}/Watch"
-_REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
+_PREDICT = f"/{protos.HEADWAY}/Predict"
+_INFER = f"/{protos.OPEN_INFERENCE}/ModelInfer"
+STREAM = f"/{protos.OPEN_INFERENCE}/ModelStreamInfer"
+_WATCH = f"/{protos.HEALTH}/Watch"
+_REFLECT = f"/{protos.REFLECTION}/ServerReflectionInfo"
 _AUTHORIZATION = (("authorization", f"Bearer {KEY.decode()}"),)
-_INPUT = messages.message("headway.v1.PredictRequest")
-_TENSOR = messages.message("inference.ModelInferRequest")
+_INPUT = protos.message("headway.v1.PredictRequest")
+_TENSOR = protos.message("inference.ModelInferRequest")
 
 
 def _input(text: str) -> bytes:
@@ -164,8 +164,8 @@ def _large(number: int) -> bytes:
 
 
 _STREAMS = 900
-_FILE = messages.message("grpc.reflection.v1.ServerReflectionRequest")(
-    file_containing_symbol=messages.OPEN_INFERENCE
+_FILE = protos.message("grpc.reflection.v1.ServerReflectionRequest")(
+    file_containing_symbol=protos.OPEN_INFERENCE
 ).SerializeToString()
 _HUGE = tuple((f"x-{number}", "m" * 1000) for number in range(15))
 

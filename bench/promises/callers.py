@@ -23,7 +23,7 @@ import aiohttp
 import grpc
 import uvloop
 
-from headway.grpc import messages
+from headway import protos
 
 PATIENCE = 40.0
 """Longer than any deadline of the service."""
@@ -146,8 +146,8 @@ class GrpcCallers(_Load):
         super().__init__(rate, seed)
         self._channel = grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(authority), options=OPTIONS)
         self._call = self._channel.unary_unary(PREDICT)
-        self._request = messages.message("headway.v1.PredictRequest")
-        self._answer = messages.message("headway.v1.PredictResponse")
+        self._request = protos.message("headway.v1.PredictRequest")
+        self._answer = protos.message("headway.v1.PredictResponse")
 
     async def _ask(self, text: str) -> tuple[str, str]:
         body: Any = self._request(input_data=text.encode()).SerializeToString()

@@ -21,10 +21,8 @@ from functools import partial
 
 from headway.core import policies
 from headway.core.admission import Refused
-from headway.core.batch import Departure
-from headway.core.departure import Hold
-from headway.core.locality.placement import Asked, Move, Placement
-from headway.core.locality.turns import FairOrder, contender
+from headway.core.departure import Departure, Hold
+from headway.core.locality import Asked, FairOrder, Move, Placement, contender
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry

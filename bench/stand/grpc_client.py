@@ -14,8 +14,8 @@ from typing import NamedTuple
 import grpc
 import uvloop
 
+from headway import protos
 from headway.core.tensors import SIZES
-from headway.grpc import messages
 
 PATIENCE = 60.0
 """Seconds after which a call is given up."""
@@ -32,9 +32,9 @@ def infer(model: str, datatype: str, *row: str) -> Method:
     """Return ModelInfer with a row of zeros of a datatype and shape."""
     shape = [1, *map(int, row)]
     data = bytes(SIZES[datatype] * math.prod(shape))
-    request = messages.message("inference.ModelInferRequest")(model_name=model, raw_input_contents=[data])
+    request = protos.message("inference.ModelInferRequest")(model_name=model, raw_input_contents=[data])
     request.inputs.add(name="x", datatype=datatype, shape=shape)
-    answer = messages.message("inference.ModelInferResponse")
+    answer = protos.message("inference.ModelInferResponse")
     return Method(
         "/inference.GRPCInferenceService/ModelInfer",
         request.SerializeToString(),

@@ -25,10 +25,10 @@ function_library.VERSION = f"{function_library.LAYOUT}_hurried"
 
 # Only then, as they take the numbers and the name as they are when they are imported.
 from headway import cli  # noqa: E402
-from headway.brokers.redis import queue_table  # noqa: E402
+from headway.brokers.redis import shard_router  # noqa: E402
 from headway.fleet import models  # noqa: E402
 
-queue_table.LIST_QUEUES_EVERY, queue_table.FORGET_AFTER, models.MISSED_FOR = 1.0, 3.0, 3.0
+shard_router.LIST_QUEUES_EVERY, shard_router.FORGET_AFTER, models.MISSED_FOR = 1.0, 3.0, 3.0
 
 if __name__ == "__main__":
     cli.main()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import FIELDS, kind
-from headway.config.models import SHORT
 from headway.config.settings import MODEL_FIELDS
+from headway.config.target import SHORT
 
 SCHEMA = Path(__file__).with_name("headway") / "values.schema.json"
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

@@ -1,4 +1,4 @@
-"""Routes of the dead letters: list, show, replay, purge. An input is shown only with its own dead letter."""
+"""Routes of the dead letters: list, show, replay, purge. Lists don't show inputs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, NotFound
 from headway.http.problem import escaped
-from headway.http.requests import Request, RouteAnswer, as_json, refusal
-from headway.http.routing import Route
+from headway.http.routing import Request, Route, RouteAnswer, as_json, refusal
 from headway.model import DeadLetter, InferenceRequest, Principal, RequestOptions, Tensors, Value
 from headway.runtime.request_id import new_id
 
-LISTED = 100
-"""Number of dead letters in a listing unless `?limit=` says otherwise."""
+LISTED = 100  # Number of dead letters in a listing unless `?limit=` says otherwise.
 MOST_LISTED = 10_000
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
 async def _shown(value: Value) -> str | msgspec.Raw:
-    """Return a value for the JSON encoder. While numbers are written, other tasks get their turns."""
+    """Return a value for the JSON encoder. Other tasks get turns while numbers are written."""
     if not isinstance(value, Tensors):
         return embedded(value)
     pieces = []
@@ -92,14 +90,14 @@ class _Routes:
         begun = self._process.clock()
         principal = Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier)
         longest = self._process.settings.longest_request_s
-        # The replay links to the span of the request that died, if that was sampled.
+        # The replay links to the span of the dead request, if that was sampled.
         died = carried.context if (carried := read_carried(entry.trace)) is not None else None
         options = RequestOptions(longest, entry.tier, origin="", way="replay", replays=died)
         reply = await gateway.ask(
             InferenceRequest(principal, fresh, options, entry.model, entry.input, entry.parameters)
         )
         if reply.failure is not None:
-            # It may have died again under its new id; it stays listed under its first.
+            # The replay may have left a dead letter of its own. Only the first one stays.
             await within_answer_time(self._letters.remove(fresh, entry.tenant))
             return refusal(ID_PREFIX + fresh, reply.failure)
         await within_answer_time(self._letters.remove(entry.id, entry.tenant))
@@ -120,7 +118,7 @@ class _Routes:
 
 
 def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
-    """Return the dead letter with an id, or None. Raises BadRequest if several tenants have the id."""
+    """Return the only dead letter, or None without any. Raises BadRequest if several tenants have one with this id."""
     if len(letters) > 1:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(
@@ -130,7 +128,6 @@ def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
 
 
 def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
-    """Describe a dead letter in JSON, without its input."""
     entry = letter.entry
     return {
         "id": ID_PREFIX + entry.id,

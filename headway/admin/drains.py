@@ -1,4 +1,4 @@
-"""Routes of drains: list, start, end. Each process learns of drains with its next heartbeat."""
+"""Routes of drains: list, start, end. Each process learns of a drain with its next heartbeat."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from headway.core.excerpt import nearest
 from headway.core.health import heard
 from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, BrokerUnavailable, NotFound
-from headway.http.requests import Request, RouteAnswer, as_json
-from headway.http.routing import Route
+from headway.http.routing import Request, Route, RouteAnswer, as_json
 from headway.model import Drain, ProcessInfo, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
 
 NEAR = 3  # Limit on the similar names listed for an unknown one.
 
 
 class NoDrain(Exception):
-    """Raised if a drain is impossible, with the reason."""
+    """The drain is impossible. The text gives the reason."""
 
 
 class UnknownName(NoDrain):
@@ -27,10 +28,10 @@ class UnknownName(NoDrain):
 
 
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
-    """Return drains for the worker with a name, or for all workers of a process or host with it.
+    """Return the drains of the worker, or of all workers of the process or host, with a name.
 
-    A worker that is offline counts if its process can start it again. It then starts without a backend until it is undrained. Raises
-    UnknownName, with similar names, if nothing with workers has the name."""
+    An offline worker counts if its process can start it again. It then starts without a backend until the drain ends. Raises
+    UnknownName, with similar names, if no worker, and no process or host with workers, has the name."""
     homes = {
         worker.worker_id: home
         for worker in workers
@@ -52,8 +53,9 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
 def ended(
     name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
 ) -> list[Drain]:
-    """Return the drains that end when a worker, process or host is undrained. Raises UnknownName, with similar names, if nothing
-    with the name is drained, and NoDrain if it is a worker whose whole process is drained."""
+    """Return the drains to end for the worker, process or host with a name.
+
+    Raises UnknownName, with similar names, if no drain has the name, and NoDrain for a worker whose whole process is drained."""
     home = _home(name, members) if any(worker.worker_id == name for worker in workers) else None
     process = name.partition("/")[0] if home is None else home.id
     if name != process and any(drain.name == drain.process == process for drain in drains):
@@ -71,14 +73,14 @@ def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: S
 
 
 def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
-    """Return the models and versions, in words, whose healthy workers are all drained."""
-    left: dict[QueueName, bool] = {}
+    """Return, in words, the models and versions whose healthy workers are all drained."""
+    serving: dict[QueueName, bool] = {}
     for worker in workers:
         if worker.status is WorkerStatus.HEALTHY:
-            left[worker.queue] = left.get(worker.queue, False) or worker.worker_id not in drained
+            serving[worker.queue] = serving.get(worker.queue, False) or worker.worker_id not in drained
     return sorted(
         f"version {queue.version} of model {queue.model}" if queue.version else f"model {queue.model}"
-        for queue, serves in left.items()
+        for queue, serves in serving.items()
         if not serves
     )
 
@@ -90,7 +92,8 @@ def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[st
 
 
 def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    """Return the process of a worker, if known. Without a fleet, workers have other names, and belong to the only process."""
+    """Return the process of a worker, if known. A worker's name tells its process only in a fleet. Outside a
+    fleet there is only one process."""
     process = worker.partition("/")[0]
     alone = members[0] if len(members) == 1 else None
     return next((member for member in members if member.id == process), alone)
@@ -101,10 +104,7 @@ def _near(name: str, names: Collection[str]) -> str:
     return f"; near are {', '.join(near)}" if near else ""
 
 
-log = get_logger(__name__)
-
-MOST_LOOKS = 20
-"""Maximum number of attempts at one drain. An attempt fails if another drain came in between, which it must take into account."""
+MOST_LOOKS = 20  # Maximum number of attempts at one drain. An attempt fails if another drain has come in between.
 
 
 def routes(process: ProcessView) -> list[Route]:
@@ -139,13 +139,13 @@ class _Routes:
                     f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
                     "drain it all the same with --force"
                 )
-            gone = outlived(drains, members)
-            await within_answer_time(self._fleet.undrain(gone))
-            known = {drain.name for drain in drains}.difference(gone)
+            stale = outlived(drains, members)
+            await within_answer_time(self._fleet.undrain(stale))
+            known = {drain.name for drain in drains}.difference(stale)
             if await within_answer_time(self._fleet.drain(named, known)):
                 log.info("draining workers", name=name, drains=[drain.name for drain in named], bares=without)
                 return self._shown(named, workers, members)
-        raise BrokerUnavailable("other orders to drain came all the while; ask again")
+        raise BrokerUnavailable("others keep changing the drains; ask again")
 
     async def end(self, request: Request) -> RouteAnswer:
         name = _named(request)

@@ -1,53 +1,170 @@
-"""Guard of the admin port: who may use it, under which name, and from which page.
+"""Guard of the admin port. It checks the caller, the name that the port was asked under, and the page that asks.
 
-Everything but `/livez`, `/readyz` and `/healthz` is guarded:
+It checks all routes but `/livez`, `/readyz` and `/healthz`:
 
     token in the URL         refused, because URLs end up in logs and histories
     client's key             refused: it is only for the public port
     name in `Host`           loopback, an IP address, or one of `admin_names`; without a service token only loopback. This
                              stops web pages whose own name resolves to this machine (DNS rebinding)
-    page of another site     may change nothing: browsers say where a page is from, and pages cannot forge that
-    credential               the service token, or the session of a browser that has signed in with it. None is needed if no
-                             token is set, since the port then listens on loopback only
-    wrong Authorization      limited by address and logged, as wrong sign-ins are; see `sessions.Tries`
+    page of another site     may change nothing: browsers tell the site of a page, and pages can't forge that
+    credential               the service token, or the session of a browser that has signed in. Without a service token the
+                             port listens on loopback only, and needs no credential
+    wrong Authorization      limited by address and logged, like wrong sign-ins; see `Tries`
 
 The dashboard's own files are not secret and need no credential, because nobody could sign in otherwise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import math
 import re
+import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import parse_qsl
 
 from headway import errors
-from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, shown_address
 from headway.config import is_loopback
 from headway.core.excerpt import excerpt
-from headway.http.requests import Handler, Request, RouteAnswer, refusal
+from headway.http.routing import Handler, Request, RouteAnswer, refusal
 from headway.identity.api_keys.credential import LIVE
 from headway.model import Failure
 from headway.runtime.logger import get_logger
 
+LIFETIME = 12 * 3600.0  # Seconds after which a browser has to sign in again.
+MOST = 256  # Maximum number of sessions. The oldest makes room for a new one.
+TRIES = 5  # Number of wrong tokens in a row from one address before it must wait.
+PAUSE = 10.0  # Seconds until that address gets another try.
+TRIES_OF_ALL = 50  # Number of wrong tokens in a row from all addresses before everybody must wait.
+PAUSE_OF_ALL = 1.0  # Seconds until everybody gets another try.
+_ADDRESSES = 1024  # Maximum number of addresses whose tries are counted. The least recent are forgotten.
+_KNOWN = 256  # Maximum number of addresses known to have sent a right token. The least recent are forgotten.
+
+
+class Sessions:
+    """Sessions of browsers that have signed in with the service token. `clock` returns monotonic seconds.
+
+    A session is a random text in a cookie. Scripts can't read the cookie (`HttpOnly`), and pages of other sites don't send it
+    (`SameSite=Strict`). The process keeps the SHA-256 of the text in memory. So signing out also ends copies of the cookie, and a
+    restart ends all sessions. The cookie's name contains the port, because browsers share cookies between the ports of a host.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # SHA-256 of each session's text to its end in monotonic seconds, oldest first.
+        self._ends: OrderedDict[bytes, float] = OrderedDict()
+
+    def begin(self) -> str:
+        text = secrets.token_urlsafe(32)
+        while len(self._ends) >= MOST:
+            self._ends.popitem(last=False)
+        self._ends[_digest(text)] = self._clock() + LIFETIME
+        return text
+
+    def valid(self, text: str) -> bool:
+        end = self._ends.get(_digest(text))
+        return end is not None and self._clock() < end
+
+    def end(self, text: str) -> None:
+        self._ends.pop(_digest(text), None)
+
+
+class Tries:
+    """Limit on wrong tokens, for each address and for all together. `clock` returns monotonic seconds.
+
+    The limit protects tokens that somebody could guess. But the attempts of others must not lock out the owner of the
+    right token. So the right token is always accepted if nobody can guess it, or if the client's address has sent it
+    before."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._all = 0.0
+        # Address to the instant when it has all its tries again.
+        self._of: OrderedDict[str, float] = OrderedDict()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, address: str, *, right: bool, guessable: bool) -> float:
+        """Count a token from an address. Return 0 if the caller may judge this token, or else the seconds until the next try.
+
+        `right` is True for the right token, and `guessable` if somebody could guess the right token."""
+        wait = self.wait(address)
+        if right and not (wait and guessable and address not in self._known):
+            self._passed(address)
+            return 0.0
+        if not wait:
+            self.failed(address)
+        return wait
+
+    def wait(self, address: str) -> float:
+        """Return the seconds until an address may try."""
+        now = self._clock()
+        own = self._of.get(address, now) - now - (TRIES - 1) * PAUSE
+        everybody = self._all - now - (TRIES_OF_ALL - 1) * PAUSE_OF_ALL
+        return max(own, everybody, 0.0)
+
+    def failed(self, address: str) -> None:
+        now = self._clock()
+        self._all = max(self._all, now) + PAUSE_OF_ALL
+        self._of[address] = max(self._of.pop(address, now), now) + PAUSE
+        while len(self._of) > _ADDRESSES:
+            self._of.popitem(last=False)
+
+    def _passed(self, address: str) -> None:
+        """Forget an address's wrong tokens, and remember that it sent a right one."""
+        self._of.pop(address, None)
+        self._known[address] = None
+        self._known.move_to_end(address)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+
+
+def cookie_name(host: str) -> str:
+    """Return the name of a port's session cookie, given the Host header."""
+    port = host.rpartition(":")[2]
+    return f"headway-session-{port}" if port.isascii() and port.isdigit() else "headway-session"
+
+
+def cookie_of(header: str, name: str) -> str:
+    """Return the value of a cookie in a Cookie header, or empty."""
+    for part in header.split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
+    return ""
+
+
+def set_cookie(name: str, value: str, secure: bool) -> str:
+    """Return the Set-Cookie header of a session; an empty value removes the cookie."""
+    age = f"{LIFETIME:.0f}" if value else "0"
+    return f"{name}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
+
+
+def shown_address(client: object) -> str:
+    """Return a client's address for the log and for counting its attempts, from an ASGI scope's `client`."""
+    return excerpt(str(client[0])) if isinstance(client, tuple | list) and client else ""
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
 log = get_logger(__name__)
 
 _OPEN = ("/livez", "/readyz", "/healthz")
-_EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
-"""Routes, besides the dashboard's, that answer while the process starts."""
+_EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")  # Routes that answer while the process starts.
 _PAGES = "/dashboard"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
-_LONG, _VARIED = 32, 10
-"""Minimum length, and minimum number of different characters, of a token that nobody can guess. Headway's own have more."""
+_LONG, _VARIED = 32, 10  # Minimum length, and minimum number of different characters, of an unguessable token.
 _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", "authorization", "bearer", "api_key"))
 
 
 class ServiceTokens:
     """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`. `guessable` is True
-    if trial and error could find a token."""
+    if somebody could find a token by trial and error."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
@@ -62,8 +179,8 @@ class ServiceTokens:
 
 
 class Guard:
-    """Guard before the admin routes. `router` answers the requests that pass. The port may be used under `names`, loopback and IP
-    addresses. `starting` returns True until the process is up."""
+    """Guard before the admin routes. `router` answers the requests that pass. Requests may address the port by one of `names`, or
+    by an IP address. `starting` returns True until the process is up."""
 
     def __init__(
         self,
@@ -95,7 +212,7 @@ class Guard:
         host = headers.get("host", "")
         if any(name.lower() in _TELLTALE for name, _ in parse_qsl(request.raw_query)):
             message = (
-                "no credential is read from an address, which logs and histories keep: send the service token as "
+                "credentials in a URL are refused, because logs and histories keep URLs: send the service token as "
                 "Authorization: Bearer …, or sign in at /dashboard; and change a token that was sent like this"
             )
             return refusal(id, Failure(errors.BAD_REQUEST, message))
@@ -108,7 +225,7 @@ class Guard:
             return refusal(id, Failure(errors.FORBIDDEN, problem))
         foreign = _foreign(headers, host)
         if foreign and request.method not in _SAFE:
-            message = "nothing is changed for a page of another site: the request's Sec-Fetch-Site or Origin names one"
+            message = "a page of another site can't change anything: the request's Sec-Fetch-Site or Origin names one"
             return refusal(id, Failure(errors.FORBIDDEN, message))
         if not self._tokens or _is_page(request.path):
             return None
@@ -129,7 +246,7 @@ class Guard:
         return refusal(id, Failure(errors.UNAUTHENTICATED, message))
 
     def _host_problem(self, header: str) -> str:
-        """Return why a request with this Host header is refused, or empty if it isn't."""
+        """Return why a request with this Host header is refused; empty if it may pass."""
         match = _AUTHORITY.fullmatch(header)
         host = match[1].strip("[]") if match is not None else ""
         if is_loopback(host):
@@ -145,14 +262,14 @@ class Guard:
 
 
 def too_many_tries(id: str, wait: float) -> RouteAnswer:
-    """Refuse a credential from an address that has sent too many wrong ones. The next try is in `wait` seconds."""
+    """Refuse a token from an address that has sent too many wrong tokens. The next try is in `wait` seconds."""
     seconds = math.ceil(wait)
     message = f"too many wrong tokens; the next try is in {seconds} s"
     return refusal(id, Failure(errors.RATE_LIMITED, message, float(seconds), "sign_in"))
 
 
 def _is_page(path: str) -> bool:
-    """Return True for the path of the dashboard's own files or its sign-in, or a path that leads there."""
+    """Return True for a path of the dashboard's files or its sign-in, and for `/`, which redirects there."""
     return path in ("/", _PAGES) or path.startswith(_PAGES + "/")
 
 
@@ -165,7 +282,7 @@ def _is_address(host: str) -> bool:
 
 
 def _foreign(headers: Mapping[str, str], host: str) -> bool:
-    """Return True if a browser sends a request for a page from elsewhere than `host`. Other clients don't say."""
+    """Return True if a browser sends a request on behalf of a page from another host. Other clients don't tell."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")

@@ -12,7 +12,7 @@ from headway.config import Settings
 from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import within_answer_time
 from headway.errors import BrokerUnavailable
-from headway.http.requests import Request
+from headway.http.routing import Request
 from headway.model import Role
 from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """View of its own process for the admin port.
+    """The admin port's view of its process.
 
-    `now` asks for the broker's time, in which the broker gives all instants; `clock` is this process's, monotonic. `gateway`,
-    which replays dead letters, is None if this process is no gateway, and `ledger` if nothing is recorded. The fleet should have
-    `expected` healthy workers, if that isn't 0. `memory` returns the bytes that the broker's servers use and may use; it is None
-    if the broker is in this process. `troubles` returns the stores that don't answer, by name, and the consequences."""
+    `now` returns the broker's time, to which the broker's instants refer. `clock` is this process's monotonic clock. `gateway`
+    replays dead letters; None in other roles. `ledger` is None if requests aren't recorded. `expected` is the intended number of
+    healthy workers, 0 if unknown. `memory` returns the bytes that the broker's servers use, and their limit; None for a broker in
+    this process. `troubles` returns the consequences for each store that doesn't answer, by the store's name."""
 
     settings: Settings
     role: Role
@@ -49,7 +49,6 @@ class ProcessView(msgspec.Struct, frozen=True):
     troubles: Callable[[], Mapping[str, str]] = dict
 
     async def state(self) -> State:
-        """Return the state for the metrics. If the broker is unreachable, the state says so."""
         own = self.figures()
         memory = None if self.memory is None else self.memory()
         try:

@@ -1,4 +1,4 @@
-"""Routes of rollouts: show, start, promote, abort. The leading controller moves them on."""
+"""Routes of rollouts: list, start, promote, abort. The leading controller takes a rollout through its steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from headway.core.capacity import STALE_AFTER
 from headway.core.rollout import SLOWER, TESTS, NoRollout, Unknown, begun, bound_of, decided, p95_of
 from headway.doors.readiness import within_answer_time
 from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestError
-from headway.http.requests import Request, RouteAnswer, as_json
-from headway.http.routing import Route
+from headway.http.routing import Request, Route, RouteAnswer, as_json
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo
 
-TRIES = 5
-"""Number of attempts at a change while the leader changes the same rollout."""
+TRIES = 5  # Number of attempts at a change while the leader changes the same rollout.
 
 _Change = Callable[[Rollout | None, Sequence[WorkerInfo]], Rollout]
 
@@ -47,7 +45,7 @@ class _Routes:
             asyncio.gather(self._process.fleet.capacities(), self._process.now())
         )
         if not any(now - capacity.measured_at < STALE_AFTER for capacity in capacities):
-            raise BadRequest("no controller leads the fleet, which moves rollouts on; start `headway controller`")
+            raise BadRequest("rollouts need a leading controller, and there is none; start `headway controller`")
         plan = Rollout(
             model=_needed(request, "model"),
             version=_needed(request, "version"),

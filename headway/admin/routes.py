@@ -1,7 +1,7 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
-`guard.py` says who may use it. While the broker is out of reach every route still answers, with 503 or with what this process
-knows by itself. While the process starts, routes that need nothing else answer, and the others say 503.
+`guard.py` decides who may use the port. While the broker is out of reach, every route still answers, with 503 or with this
+process's own knowledge. While the process starts, most routes answer 503.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import msgspec
 from headway.admin import dashboard, dead_letters, drains, request_status, rollouts, snapshot
 from headway.admin.dashboard.hub import EventStream, Hub
 from headway.admin.dashboard.sign_in import SignIn
-from headway.admin.guard import Guard, ServiceTokens
+from headway.admin.guard import Guard, ServiceTokens, Sessions, Tries
 from headway.admin.process import ProcessView
-from headway.admin.sessions import Sessions, Tries
 from headway.admin.snapshot import SnapshotSource
 from headway.doors.readiness import SERVING, CachedReadiness, Readiness, within_answer_time
 from headway.errors import BrokerUnavailable, NotFound
-from headway.http import probes
-from headway.http.requests import Request, RouteAnswer, as_json
-from headway.http.routing import Route, Router
+from headway.http.routing import Request, Route, RouteAnswer, Router, as_json, probe_routes
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 from headway.version import __version__
@@ -43,7 +40,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     router = Router(
         [
-            *probes.routes(CachedReadiness(ready), for_clients=False, troubles=process.troubles),
+            *probe_routes(CachedReadiness(ready), for_clients=False, troubles=process.troubles),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),
@@ -122,7 +119,7 @@ class _Routes:
         })  # fmt: skip
 
     async def scaling(self, request: Request) -> RouteAnswer:
-        """Answer with the numbers of all models, and again with those of the requested model, or the only one."""
+        """Answer with the scaling of all models, and apart from that with the requested or only model's."""
         capacities = await within_answer_time(self._process.fleet.capacities())
         lines = {known.model: snapshot.scaling_line(known.scaling) for known in capacities if known.scaling is not None}
         model = request.param("model")

@@ -1,5 +1,5 @@
-"""Snapshots of the fleet, in the lines that the JSON routes, `headway status` and the dashboard show. The last snapshot is kept for
-times when the broker is out of reach."""
+"""Snapshots of the fleet, as the JSON routes, `headway status` and the dashboard show it. While the broker is out of reach, they
+show the last snapshot."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from headway.model import (
 from headway.runtime.periodic import Periodic, PeriodicResource
 
 KEEP_EVERY = 16.0
-"""Longest pause in seconds between snapshots that are only kept in case the broker goes away. The first pause is 1 s, and each is
-twice as long as the last, because a fleet changes most while it starts."""
+"""Maximum seconds between snapshots in case the broker goes away. The first pause is 1 s, and each pause doubles the last one,
+because a fleet changes most while it starts."""
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
 _PLACES = {
     "utilisation": 4, "memory": 4, "share": 4, "failed": 4, "items_per_second": 2, "usable_per_second": 2, "requests_per_second": 2,
 }  # fmt: skip
 """Decimal places of measured values."""
-_TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])
-"""Fields that may hold lone surrogates, because their texts come from elsewhere."""
+_TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])  # Fields that may hold lone surrogates.
 
 
 class QueueLine(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ class QueueLine(msgspec.Struct, frozen=True):
 
 
 class BulkQueueLine(msgspec.Struct, frozen=True):
-    """Bulk lines in one queue: how many wait for empty seats, and how many requests were delayed because a GPU ran some."""
+    """Bulk lines in one queue: how many wait for empty seats, and how many requests had to wait for running lines."""
 
     model: str
     version: str
@@ -96,7 +95,7 @@ class GpuLine(msgspec.Struct, frozen=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
-    """One worker; see `WorkerInfo`. `version` and `target` belong to the model that it runs."""
+    """One worker; see `WorkerInfo`. `version` and `target` belong to its model."""
 
     worker_id: str
     model: str
@@ -189,8 +188,8 @@ class ScalingLine(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """The fleet at the broker's time `now`, `age_seconds` ago.
 
-    `departed` has ended in the last minutes and not come back, newest first. `away` says why the broker is out of reach, or empty
-    if it isn't. `scaling` is by model. `bulk` has the queues that have had bulk entries."""
+    `departed` lists processes and workers that ended in the last minutes and haven't come back, newest first. `away` is the reason
+    why the broker is out of reach; empty while it answers. `scaling` is by model. `bulk` lists queues that have had bulk entries."""
 
     now: float
     queues: list[QueueLine]
@@ -230,7 +229,7 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
 
 
 def aged(last: Snapshot, age: float, away: str) -> Snapshot:
-    """Return a snapshot as it looks `age` seconds later, with every age in it increased; `away` is why there is no newer one."""
+    """Return a snapshot with all ages increased by `age` seconds. `away`: reason why there is no newer snapshot."""
 
     def older(lines: list[_Aging]) -> list[_Aging]:
         return [replace(line, age_seconds=round(line.age_seconds + age, 3)) for line in lines]
@@ -262,7 +261,7 @@ class SnapshotSource(PeriodicResource):
         return self._last
 
     async def latest(self) -> Snapshot:
-        """Return a fresh snapshot, or the last one aged if the broker is out of reach. Raises BrokerUnavailable without either."""
+        """Return a fresh snapshot or, if the broker is out of reach, the last one, aged. Raises BrokerUnavailable without either."""
         try:
             return await self.fresh()
         except BrokerUnavailable as exc:
@@ -272,7 +271,7 @@ class SnapshotSource(PeriodicResource):
             return known
 
     def known(self, away: str) -> Snapshot | None:
-        """Return the last snapshot, aged, or None if there is none. `away` is why there is no newer one."""
+        """Return the last snapshot, aged, or None if there is none; see `aged`."""
         if self._last is None:
             return None
         age = self._process.clock() - self._taken_at
@@ -338,7 +337,8 @@ def _gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
 
 
 def member_lines(members: Sequence[ProcessInfo], now: float) -> list[MemberLine]:
-    """Describe the processes at broker time `now`. If several claim to lead, the one heard of last does."""
+    """Describe the processes at broker time `now`. If several processes claim to lead, only the one with
+    the newest heartbeat is shown as the leader."""
     leader = max((member.last_seen for member in members if member.leads), default=0.0)
     return [
         _line(
@@ -364,7 +364,7 @@ def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
 
 
 def _rollout(rollout: Rollout | None) -> str:
-    """Describe a rollout that is running or was rolled back, or empty for any other."""
+    """Describe a running or rolled-back rollout; empty for any other."""
     if rollout is None or rollout.state not in (RolloutState.RUNNING, RolloutState.ROLLED_BACK):
         return ""
     state = f"at {rollout.percent:g} %" if rollout.running else f"rolled back: {rollout.reason}"
@@ -385,7 +385,7 @@ def scaling_line(scaling: Scaling) -> ScalingLine:
 
 
 def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
-    """Make a line from `own` values, and from the fields of `source` that have the names of its other fields."""
+    """Make a line from `own` values, and take the other fields from `source` by name."""
     for name in kind.__struct_fields__:
         if name not in own:
             value = getattr(source, name)
@@ -400,5 +400,5 @@ def _cost(line: CostLine | None) -> LineOfCost | None:
 
 
 def _age(instant: float, now: float) -> float:
-    """Return the seconds since an instant, at least 0: the clocks of shards may differ a little."""
+    """Return the seconds since an instant, at least 0 because the clocks of shards may differ a little."""
     return max(now - instant, 0.0)

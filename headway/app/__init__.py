@@ -1,16 +1,13 @@
-"""The application: puts a process together, starts it, and ends it in order.
+"""The application: builds a process, starts it, and shuts it down in order.
 
-roles         the roles and the parts of each
+roles         the roles, and the parts of a process of each role
 wiring        connects the parts of a process
-runner        runs a process to its end, with a progress line while workers load
-serving       `headway.serve`, for programs
-background    a service in a thread of a program
-python_target targets given as Python objects
+runner        runs a process until a signal ends it
+serving       `headway.serve`, for programs, with targets given as Python objects
 brokers       chooses the broker
 backends      chooses what runs batches
 devices       chooses the GPU of each worker
-stores        chooses identity, key store and ledger; warns of unused keys
-lifecycle     order of start and drain
-signals       reactions to signals
+stores        chooses identity, key store and ledger
+lifecycle     starts and stops the parts in order
 banner        text printed at start-up
 """

@@ -1,14 +1,17 @@
-"""Choice of the backend by the kind of target. No other module knows all backends."""
+"""Choice of the backend by the kind of target, and the target's code. No other module knows all backends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
-from headway.app.target_code import target_digest
 from headway.config import CHARS, Settings, terms_of
 from headway.config.extras import needing
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
@@ -20,7 +23,8 @@ from headway.model import ModelReport
 from headway.ports import Backend
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import TlsCounts, WorkerCounts
-from headway.runtime.logger import get_logger
+from headway.runtime.logger import get_logger, import_grpc_quietly
+from headway.runtime.shared_files import python_files, stamp
 
 if TYPE_CHECKING:
     from headway.backends.process.group_guard import GroupGuard
@@ -30,17 +34,74 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-BREAKER_THRESHOLD = 5
-"""Failed batches in a row after which a backend rests."""
-BREAKER_COOLDOWN = 0.5
-"""Seconds of its first rest."""
+BREAKER_THRESHOLD = 5  # Failed batches in a row after which a backend rests.
+BREAKER_COOLDOWN = 0.5  # Seconds of a backend's first rest.
+
+
+def source_folder(target: Target) -> Path | None:
+    """Return the folder of the user's target file or package, or None for an installed package or a remote API."""
+    match target:
+        case FileTarget():
+            return target.path.parent
+        case ModuleTarget():
+            package = Path(target.folder, target.module.partition(".")[0])
+            if package.is_dir():
+                return package
+            return package.parent if package.with_suffix(".py").is_file() else None
+        case _:
+            return None
+
+
+def target_digest(target: Target, *, stamps: bool = False) -> str:
+    """Return the first 12 hexadecimal digits of a SHA-256 of the target's name and the Python files in and below its folder. With
+    `stamps`, the digest also covers their write times. Reading all files may take a while."""
+    match target:
+        case FileTarget():
+            parts: list[str | bytes] = [target.path.name, target.attribute, target.arguments]
+        case ModuleTarget():
+            parts = [f"{target.module}:{target.attribute}", target.arguments]
+        case RemoteTarget():
+            parts = [target.url]
+        case _:  # The code of an observed target is unknown here.
+            return ""
+    folder = source_folder(target)
+    if folder is not None:
+        parts += _content(folder, python_files(folder), stamps)
+    elif isinstance(target, ModuleTarget):
+        folder, files = _installed(target.module.partition(".")[0])
+        parts += _content(folder, files, stamps)
+    hashed = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="surrogateescape") if isinstance(part, str) else part
+        hashed.update(len(data).to_bytes(8, "big"))
+        hashed.update(data)
+    return hashed.hexdigest()[:12]
+
+
+def _content(folder: Path, files: Sequence[Path], stamps: bool) -> list[str | bytes]:
+    parts: list[str | bytes] = []
+    for file in sorted(files):
+        with contextlib.suppress(OSError):
+            parts += str(file.relative_to(folder)), file.read_bytes()
+            parts += [str(stamp(file))] if stamps else []
+    return parts
+
+
+def _installed(package: str) -> tuple[Path, Sequence[Path]]:
+    for entry in sys.path:
+        path = Path(entry, package)
+        if path.is_dir():
+            return path, python_files(path)
+        if (file := path.with_suffix(".py")).is_file():
+            return file.parent, [file]
+    return Path(), []
 
 
 class SlotPlan(msgspec.Struct, frozen=True):
-    """Plan of one slot, from which its backend is built.
+    """Plan of one slot. `make_backend` builds the slot's backend from it.
 
-    With `warms_up` the slot measures batches at its start. With `cuts` it may run a batch in several calls where that saves
-    time. `pace` bounds the calls of all slots of a remote API together. `shared` is what the kind's `check` built for all
+    With `warms_up`, the slot measures batches at its start. With `cuts`, it may split a batch into several calls to save time.
+    `pace` limits the calls of all slots of a remote API together. `shared` is the object that the kind's `check` built for all
     slots. If it is None, the slot builds its own.
     """
 
@@ -63,7 +124,7 @@ class SlotPlan(msgspec.Struct, frozen=True):
         return self.settings.start_timeout_ms / 1000
 
     def count_large(self, direction: str, by_arena: bool) -> None:
-        """Count a large value sent (`in`) or received (`out`), by the arena or in a frame."""
+        """Count a large value sent (`in`) or received (`out`) through the arena or in a frame."""
         if self.counters is not None:
             self.counters.large_payloads[direction, "arena" if by_arena else "frame"] += 1
 
@@ -71,9 +132,9 @@ class SlotPlan(msgspec.Struct, frozen=True):
 class BackendKind(msgspec.Struct, frozen=True):
     """Way to run targets of one kind.
 
-    `slot` is the prefix of worker names. It is empty if each slot has a device of this machine. Then the prefix is `gpu` or `cpu`.
-    The banner calls one slot and several by `words`. With `one_breaker` all slots share a breaker, because they call the same
-    service. `check` builds what all slots share. It raises SettingError if no backend can be built with these settings.
+    `slot` is the prefix of worker names. It is empty if each slot has a device of this machine; the prefix is then `gpu` or `cpu`.
+    `words` are the banner's words for one slot and for several. With `one_breaker`, all slots share a breaker, because they call
+    the same service. `check` builds the object that all slots share. It raises SettingError if these settings suit no backend.
     """
 
     make: Callable[[Any, SlotPlan], Backend]
@@ -92,7 +153,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         worker=plan.name,
         device=plan.device,
         start_timeout=plan.start_timeout,
-        # A batch of many warm-up inputs says nothing about one that is full by weight.
+        # With a limit on weight, the time of a batch of many warm-up inputs says nothing about a full batch.
         max_batch=settings.max_batch_size if plan.warms_up and not settings.max_batch_weight else 0,
         max_rows=settings.max_batch_size,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
@@ -121,19 +182,20 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
-    """Return the class of a remote API's backends. Raises SettingError if a package is missing."""
     if target.over_grpc:
-        reason = "is reached over gRPC, which needs the packages grpcio and protobuf, the extra `grpc`, which are not installed"
+        reason = (
+            "is reached over gRPC, which needs the packages grpcio and protobuf (extra `grpc`), which are not installed"
+        )
         with needing("grpc", "target", str(target), reason):
-            from headway.backends.grpc.backend import GrpcBackend
+            import_grpc_quietly()
+            from headway.backends.grpc import GrpcBackend
         return GrpcBackend
-    from headway.backends.http.backend import HttpBackend  # It would take a third of the start of every process.
+    from headway.backends.http import HttpBackend  # Takes a third of the start-up time.
 
     return HttpBackend
 
 
 def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
-    """Return the API with its dialect, and the credentials for it."""
     from headway.backends.remote.credentials import Credentials
     from headway.dialects.table import reach
 
@@ -154,10 +216,11 @@ def make_remote_certificates(
     for api in apis:
         if not api.secure:
             name = "remote_ca" if settings.remote_ca else "remote_cert"
-            reason = f"has no effect towards {api}, which is asked without TLS"
-            raise SettingError(
-                name, getattr(settings, name), reason, "Write https:// or grpcs:// in its URL, or leave this out."
+            reason, hint = (
+                f"has no effect for {api}, which is not called over TLS",
+                "Begin its URL with https:// or grpcs://.",
             )
+            raise SettingError(name, getattr(settings, name), reason, f"{hint} Or leave this out.")
     return RemoteCertificates(settings.remote_ca, settings.remote_cert, settings.remote_key, counts)
 
 
@@ -178,7 +241,7 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
 
 
 def worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Return the name of a slot's worker, which is unique in the fleet."""
+    """Return the name of a slot's worker. Names are unique in the fleet."""
     prefix = f"{settings.name}/" if settings.broker else ""
     kind = BACKENDS[type(target)].slot or ("cpu" if devices.of(index) == CPU else "gpu")
     return f"{prefix}{kind}-{index}"
@@ -200,7 +263,7 @@ def is_local(target: Target) -> bool:
 
 
 def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict[str, Devices]:
-    """Assign devices to the slots of several models, given the settings and target of each. Raises SettingError."""
+    """Assign devices to the slots of several models. Raises SettingError if there are too few GPUs."""
     local = {model: settings for model, (settings, target) in plans.items() if is_local(target)}
     if len(plans) == 1:
         return {model: make_devices(settings, target) for model, (settings, target) in plans.items()}
@@ -220,12 +283,12 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for a weight function, or None if weights are characters. `most` limits a batch's weight unless it is
-    0. Raises SettingError if the target is a remote API, which has no functions."""
+    """Build the estimate for the target's weight function, or None if weights are characters. `most` limits a batch's weight; 0
+    means no limit. Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):
-        reason = "names a function, and a remote API has none that could be called"
+        reason = "names a function, but a remote API has no functions to call"
         raise SettingError("weight", settings.weight, reason, "Use chars.")
     return WeightEstimate(settings.weight, most, settings.max_batch_size)
 
@@ -236,5 +299,5 @@ def make_backend(target: Target, plan: SlotPlan) -> Backend:
 
 
 def make_report(settings: Settings, target: Target) -> ModelReport:
-    """Build what workers report about their model."""
+    """Build the report that workers send about their model."""
     return ModelReport(settings.model_version, target_digest(target, stamps=settings.reload), terms_of(settings))

@@ -1,4 +1,4 @@
-"""The banner printed at start-up: role, addresses and rules of the process, and a command to try it with."""
+"""Banner printed at start-up: role, addresses and rules of the process, and a command to try it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from headway.model import Role, Signature, TensorSpec, ValueKind
 
 Model = tuple[Settings, Target, Devices]
 
-READY = "Ready."
-"""Last line of a process without clients."""
+READY = "Ready."  # Last line of the banner of a process without clients.
 
 ENOUGH = 256
-"""Descriptors that a gateway needs besides its clients' connections: for its workers, files, and outgoing connections."""
+"""File descriptors that a gateway needs for its workers, files and outgoing connections, besides its clients' connections."""
 MOST_SHOWN = 16
 _LONGEST_EXAMPLE = 200
 
@@ -43,8 +42,8 @@ def banner(
 ) -> str:
     """Return the text of the banner.
 
-    `port` is 0 without a public port. The throughput is that of warm-up batches. `models` is empty unless the process runs
-    several. The signature is that of the first model. `descriptors` is the limit of file descriptors.
+    `port` is 0 without a public port. `items_per_second` comes from warm-up batches. `models` is empty unless the process runs
+    several models. `signature` is the first model's. `descriptors` is the limit of file descriptors.
     """
 
     def lines() -> Iterator[str]:
@@ -58,7 +57,7 @@ def banner(
             yield f"  files    {descriptors} descriptors{_connections(settings, descriptors) if parts.gateway else ''}"
         if settings.tls_cert:
             authority = settings.tls_client_ca
-            shown = f"show one of {authority}" if authority else "need no certificate"
+            shown = f"must show a certificate of {authority}" if authority else "need no certificate"
             yield f"  tls      {settings.tls_cert}; clients {shown}"
         if settings.broker:
             shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
@@ -70,7 +69,7 @@ def banner(
             if items_per_second:
                 yield f"  capacity about {_rounded(items_per_second):,} inputs/s, estimated from warm-up batches"
         if models and settings.models_per_gpu:
-            yield f"  gpus     {settings.workers}, each holds up to {settings.models_per_gpu} of the models, by what is asked for"
+            yield f"  gpus     {settings.workers}, each holds up to {settings.models_per_gpu} of the models, loaded on demand"
         for own, served, placed in models:
             yield f"  model    {own.model}, version {own.model_version}: {served}"
             on = f" on {_devices(own, served, placed)}" if placed.ids else ""
@@ -101,11 +100,11 @@ def _doors(settings: Settings, port: int) -> Iterator[str]:
 
 
 def _connections(settings: Settings, descriptors: int) -> str:
-    most = settings.max_connections
-    if descriptors >= most + ENOUGH:
-        return f", enough for {most} connections (--max-connections)"
-    needed = f"which need {most + ENOUGH}: raise the hard limit, as with ulimit -Hn or LimitNOFILE="
-    return f", too few for {most} connections (--max-connections), {needed}"
+    limit = settings.max_connections
+    if descriptors >= limit + ENOUGH:
+        return f", enough for {limit} connections (--max-connections)"
+    needed = f"which need {limit + ENOUGH}: raise the hard limit, as with ulimit -Hn or LimitNOFILE="
+    return f", too few for {limit} connections (--max-connections), {needed}"
 
 
 def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
@@ -128,7 +127,6 @@ def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
 
 
 def _ledger(url: str) -> str:
-    """Return the place of the ledger, with the absolute path of a file."""
     sqlite, path = url.split("///", 1) if url.startswith("sqlite:") else ("", "")
     return str(Path(path).absolute()) if sqlite else shown_url(url)
 
@@ -142,12 +140,11 @@ def _headline(parts: Parts, settings: Settings, target: Target | None, models: S
 
 
 def _weight(settings: Settings) -> str:
-    what = "characters" if settings.weight == CHARS else settings.weight
-    return f" and {settings.max_batch_weight} {what}" if settings.max_batch_weight else ""
+    unit = "characters" if settings.weight == CHARS else settings.weight
+    return f" and {settings.max_batch_weight} {unit}" if settings.max_batch_weight else ""
 
 
 def _rounded(number: float) -> int:
-    """Round a number to two digits, because it is only an estimate."""
     return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 10.0 else math.ceil(number)
 
 
@@ -156,11 +153,10 @@ def _host(host: str) -> str:
 
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
-"""Address at which this machine reaches a port that listens on every interface."""
+"""Loopback address for each address that stands for every interface."""
 
 
 def _near(settings: Settings) -> str:
-    """Return the host by which this machine reaches the public port."""
     if settings.host not in EVERYWHERE:
         return _host(settings.host)
     # Certificates usually name hosts, not addresses.
@@ -183,7 +179,6 @@ def _wait(settings: Settings) -> str:
 
 
 def _slots(settings: Settings, target: Target) -> str:
-    """Return the number of workers at the start. If this process scales them, add their bounds and the policy that decides."""
     singular, plural = BACKENDS[type(target)].words
     slots = f"{settings.workers} {singular if settings.workers == 1 else plural}"
     if settings.autoscale != LOCAL:
@@ -207,7 +202,7 @@ def _devices(settings: Settings, target: Target, devices: Devices) -> str:
 
 def _rates(settings: Settings) -> str:
     if not settings.user_rate:
-        return "no limit for a user except the limit of the key, if it has one"
+        return "no limit for users, only for keys with a rate of their own"
     return f"{settings.user_rate:g} requests/min for each user whose key has no rate of its own (--user-rate)"
 
 
@@ -218,10 +213,10 @@ def _who(settings: Settings) -> str:
 
 
 def _line_to_try(settings: Settings, port: int, signature: Signature | None, model: str) -> str:
-    """Return a shell command for a request that the target accepts, with its example unless that is long.
+    """Return a shell command that sends the target's example, or another input that the target accepts if the example is long.
 
-    For tensors without a short example it sends a row of zeros, which Python writes because it may be long. If their shape
-    is unknown, the command asks for the model's metadata instead. `model` is empty if requests needn't name one.
+    For tensors without a short example, the command sends a row of zeros, which a Python program prints because it may be long. If
+    the shape is unknown, the command reads the model's metadata instead. `model` is empty if requests needn't name a model.
     """
     curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class BrokerBundle(msgspec.Struct, frozen=True):
-    """Broker of a process, and its companions. `connection` and `memory` are None if it is in this process. `now` asks for
-    the time on the clock that all of them share. `memory` returns the used and available bytes on the servers."""
+    """Broker of a process, with the dead letters, fleet and board over the same connection. `now` returns the time of their common
+    clock. `memory` returns the used and available bytes on the servers. `connection` and `memory` are None for a broker in this
+    process."""
 
     broker: Broker
     letters: DeadLetters
@@ -42,8 +43,7 @@ def make_broker_bundle(settings: Settings, counters: BrokerCounts, clock: Callab
 
 
 async def fail_over(settings: Settings, within: float, say: Callable[[str], None], to: str, only: str) -> None:
-    """Have replicas take over from the broker's servers. Raises FailoverAborted if the failover was refused or given up, and
-    SettingError if a file named in the URL can't be used."""
+    """Promote replicas of the broker's servers. Raises FailoverAborted, or SettingError if a file in the URL can't be used."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis import failover
         from headway.brokers.redis.clients import nodes
@@ -58,7 +58,7 @@ def make_memory_broker(
     letters: DeadLetterBox | None = None,
     models: Mapping[str, Settings] | None = None,
 ) -> MemoryBroker:
-    """Build a broker in this process for `models`, or else for all models of the settings. Its dead letters go into `letters`."""
+    """Build a broker in this process for `models`; None for all models of the settings. It puts dead letters into `letters`."""
     from headway.brokers.memory.broker import MemoryBroker
     from headway.brokers.memory.dead_letters import DeadLetterBox
 
@@ -91,14 +91,14 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
     models = _models(settings)
     timeout = settings.broker_timeout_ms / 1000
     connection = RedisConnection(settings.broker, settings.broker_prefix, timeout, counters=counters)
-    lease, kept = settings.lease_s, _kept(settings)
+    lease, kept_limits = settings.lease_s, _kept(settings)
     room, apart_from = settings.memory_mb << 20, settings.large_payload_bytes
     rng, shards = random.random, settings.shards
-    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from)
+    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept_limits, room, apart_from)
     fleet = RedisFleet(connection)
 
     class Whole:
-        """Connection to the broker. It closes everything else first."""
+        """Connection to the broker. Closing it also closes the broker."""
 
         async def open(self) -> None:
             await connection.open()
@@ -115,7 +115,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
             await connection.renew()
 
     async def now() -> float:
-        """Return the time of the last heartbeat of any process, this one included. It is at most a second ago."""
+        """Return the time of the last heartbeat of any process, including this one. It was at most a second ago."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)
@@ -127,7 +127,7 @@ BROKERS: Mapping[str, Callable[[Settings, BrokerCounts, Callable[[], float]], Br
     "": _memory,
     **dict.fromkeys(SCHEMES, _redis),
 }
-"""Functions that build a broker, by the scheme of its URL. An empty scheme means a broker in this process."""
+"""Functions that build a broker, by the scheme of its URL. The empty scheme is for a broker in this process."""
 
 
 def _models(settings: Settings) -> dict[str, QueueLimits]:

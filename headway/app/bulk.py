@@ -1,4 +1,4 @@
-"""Builds a gateway's bulk jobs: store, folder, feeder, and the runner of their lines."""
+"""Builds the parts of a gateway that run bulk jobs: their store and folder, and the feeder and runner of their lines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from uuid import UUID
 
 from headway.app.input_policy import PolicyResource
 from headway.app.stores import postgres_needed
-from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.bulk.job_run import JobContext
-from headway.bulk.jobs import BulkJobs
+from headway.bulk.jobs import BulkJobs, Feeder
 from headway.bulk.lines import Turns
 from headway.bulk.seat_runner import SeatRunner
 from headway.config import Settings
@@ -34,7 +33,7 @@ from headway.runtime.request_id import new_id
 def build_runner(
     settings: Settings, gateway: Gateway, broker: Broker, policy: PolicyResource | None, clock: Callable[[], float]
 ) -> SeatRunner:
-    """Build the runner of lines. The input policy treats lines as entries of the lowest tier."""
+    """Build the runner of lines. For the input policy, lines are requests of the lowest tier."""
     name, gate = f"{settings.name}-bulk-{secrets.token_hex(4)}", None if policy is None else policy.gate
     return SeatRunner(broker, gateway.served, name, len(settings.tier_names), gate, clock, random.random, new_id)
 
@@ -48,8 +47,8 @@ def make_bulk_jobs(
     identity: Identity,
     clock: Callable[[], float],
 ) -> BulkJobs:
-    """Build the bulk jobs of a gateway, not yet open. `lines` counts their lines by outcome, and the ledger records each ended
-    job. Raises SettingError if a chat template can't be used, or a package is missing."""
+    """Build the bulk jobs of a gateway without opening them. `lines` counts lines by outcome. `ledger` records each ended job.
+    Raises SettingError if a chat template can't be used, or a package is missing."""
     store, folder, turns = make_store(settings), make_folder(settings.bulk_dir), Turns()
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(
@@ -67,7 +66,7 @@ def make_bulk_jobs(
 
 
 def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
-    """Return the models that a job's API key allows now, or those that it allowed at first if there is no key to ask about."""
+    """Return the models that a job's API key allows now, or as far as known. None means that the key is no longer valid."""
     if keys is None or not job.key:
         return job.models
     try:
@@ -78,33 +77,35 @@ def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | 
 
 
 def make_folder(name: str) -> BulkFolder:
-    """Build the folder of bulk files: in a path, or at the URL of a bucket."""
+    """Build the folder of bulk files, at a path or at the URL of a bucket."""
     if "://" not in name:
         return BulkFolder(name)
-    with needing("bucket", "bulk_dir", name, "needs a package which is not installed"):
+    with needing("bucket", "bulk_dir", name, "needs a package that is not installed"):
         from headway.bulk.bucket import Bucket
     try:
         return Bucket(name)
     except (ImportError, ValueError) as exc:
-        hint = f"Name a folder, or a bucket whose package is here; for s3://BUCKET/FOLDER: {install_hint('bucket')}"
+        hint = (
+            f"Name a folder, or a bucket whose package is installed. For s3://BUCKET/FOLDER: {install_hint('bucket')}"
+        )
         raise SettingError("bulk_dir", name, str(exc), hint) from None
 
 
 def make_store(settings: Settings) -> BulkStore:
-    """Build the store of jobs: in the ledger's database, or else in a file in the bulk folder."""
-    from headway.storage.sqlite.ledger import SqliteBulkStore
+    """Build the store of jobs, in the ledger's database or else in a file in the bulk folder."""
+    from headway.storage.sqlite import SqliteBulkStore
 
     if not settings.ledger:
         return SqliteBulkStore(f"sqlite:///{Path(settings.bulk_dir).absolute()}/jobs.db")
     if settings.ledger.startswith("sqlite:"):
         return SqliteBulkStore(settings.ledger)
     with postgres_needed(settings.ledger):
-        from headway.storage.postgres.ledger import PostgresBulkStore
+        from headway.storage.postgres import PostgresBulkStore
     return PostgresBulkStore(settings.ledger)
 
 
 def job_record(job: BulkJob, at: float) -> LedgerRecord:
-    """Return the ledger record of a bulk job that ended at Unix time `at`. It stands for all lines of the job."""
+    """Return the ledger record for all lines of a bulk job, which ended at Unix time `at`."""
     done = job.status is JobStatus.COMPLETED
     return LedgerRecord(
         id=str(UUID(job.id.removeprefix("batch_"))),

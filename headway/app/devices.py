@@ -1,6 +1,6 @@
 """Assignment of GPUs to worker processes.
 
-`CUDA_VISIBLE_DEVICES` says which GPUs this process may use. On a shared machine, the others belong to somebody else. Without
+`CUDA_VISIBLE_DEVICES` names the GPUs that this process may use. On a shared machine, other GPUs belong to other users. Without
 the variable, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the GPU that `devices` names
 for it. Two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
 """
@@ -15,25 +15,23 @@ from pathlib import Path
 import msgspec
 
 from headway.config import Settings
+from headway.config.fields import joined
 from headway.config.settings import LOCAL, MOST_WORKERS
 from headway.errors import SettingError
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable that tells CUDA, and this module, which GPUs a process may use."""
-CPU = "cpu"
-"""Device of a worker that sees no GPU."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # CUDA's environment variable for the GPUs that a process may use.
+CPU = "cpu"  # Device of a worker that sees no GPU.
 
 _NODE = re.compile(r"nvidia[0-9]+")
 _OTHER_NODES = ("nvidiactl", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 _INDEX = re.compile(r"[0-9]{1,4}")
 _GPU = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+")
-_NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)
-"""Values of the variable that mean no GPU."""
+_NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)  # Values of CUDA_VISIBLE_DEVICES that mean no GPU.
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """GPUs that this process may use. `ids` is None if there are some, but nobody knows how many. `allotted` is the value of
-    CUDA_VISIBLE_DEVICES. It is None if that isn't set, or names GPUs on a machine that has none."""
+    """GPUs that this process may use. `ids` is None if there are GPUs, but their number is unknown. `allotted` is the value of
+    CUDA_VISIBLE_DEVICES. It is None if the variable isn't set, or names GPUs on a machine without any."""
 
     ids: tuple[str, ...] | None
     allotted: str | None = None
@@ -41,7 +39,7 @@ class Gpus(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Phrase for error messages that says where the ids come from."""
+        """Phrase for error messages that names the source of the ids."""
         return "this machine has" if self.allotted is None else f"{VISIBLE}={self.allotted} allows"
 
     @property
@@ -61,13 +59,13 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
         return Gpus((), None, f"{VISIBLE}={allotted} names GPUs, but this machine has none: workers run on the CPU")
     warning = ""
     if wrong:
-        left = f"only GPU {', '.join(ids)} is used" if ids else "workers run on the CPU"
-        warning = f"{VISIBLE}={allotted}: {wrong!r} is no id of a GPU, and CUDA reads no further: {left}"
+        effect = f"only GPU {', '.join(ids)} is used" if ids else "workers run on the CPU"
+        warning = f"{VISIBLE}={allotted}: {wrong!r} is no id of a GPU, and CUDA ignores the rest: {effect}"
     return Gpus(ids, allotted, warning)
 
 
 def _visible(text: str) -> tuple[tuple[str, ...], str]:
-    """Return the ids that CUDA reads in `text`, which end before the first invalid id, and that id unless it means "none"."""
+    """Return the ids that CUDA reads in `text`, and the first invalid id, where CUDA stops; empty if that means "no GPU"."""
     ids: dict[str, None] = {}
     for part in map(str.strip, text.split(",")):
         if not _GPU.fullmatch(part):
@@ -89,9 +87,9 @@ def _present(root: Path) -> tuple[str, ...] | None:
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Devices of the workers of one process, by number: the id of a GPU, or `cpu`. They allow `most` workers.
+    """Devices of the workers of one process: the id of a GPU or `cpu` for each worker. They allow `most` workers.
 
-    With `counted` each further worker gets the GPU with its own number. With `shared` models take turns with these devices,
+    With `counted`, each worker beyond `ids` gets the GPU with its own number. With `shared`, models take turns with these devices,
     and each device serves one worker at a time.
     """
 
@@ -101,23 +99,22 @@ class Devices(msgspec.Struct, frozen=True):
     shared: bool = False
 
     def of(self, index: int) -> str:
-        """Return the device of a worker. Numbers of workers begin at 0."""
+        """Return the device of a worker, counted from 0."""
         if index < len(self.ids):
             return self.ids[index]
         return str(index) if self.counted else CPU
 
     def shown(self, index: int) -> str:
-        """Return the name of a worker's device to show."""
+        """Return the name of a worker's device for users."""
         device = self.of(index)
         return "CPU" if device == CPU else f"GPU {device}" if _INDEX.fullmatch(device) else device
 
 
-NO_DEVICES = Devices((), MOST_WORKERS)
-"""Devices of slots that don't need any."""
+NO_DEVICES = Devices((), MOST_WORKERS)  # Value for slots that need no device.
 
 
 def allot(settings: Settings, gpus: Gpus) -> Devices:
-    """Assign each worker its device. Raises SettingError if there are too few GPUs, or `devices` names one that isn't allowed."""
+    """Assign each worker its device. Raises SettingError if there are too few GPUs, or `devices` names a GPU that isn't allowed."""
     if settings.devices:
         for id in settings.device_ids:
             _check_allowed(settings, id, gpus)
@@ -133,19 +130,19 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 
 
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
-    """Assign devices to the workers of several models. Models that name no devices get the GPUs one after the other.
+    """Assign devices to the workers of several models. Models that name no devices get consecutive GPUs.
 
-    If one of these models may scale to zero, they take turns with the GPUs, so that others can use what it frees. Raises
-    SettingError if there are fewer GPUs than such workers, or a model names a GPU that this process may not use.
+    If one of these models may scale to zero, they take turns with all GPUs, so that the others can use its free GPUs. Raises
+    SettingError if there are fewer GPUs than workers, or a model names a GPU that this process may not use.
     """
-    devices, taken = dict[str, Devices](), 0
+    devices, assigned = dict[str, Devices](), 0
     unnamed = [settings for settings in models.values() if not settings.devices]
     by_turns = bool(gpus.ids) and any(model.autoscale == LOCAL and not model.min_workers for model in unnamed)
-    total = sum(map(_needed_by if by_turns else _kept_for, unnamed))
+    total = sum(map(_needed_by if by_turns else _reserved_for, unnamed))
     if gpus.ids and total > len(gpus.ids):
         count = f"{len(gpus.ids)} GPU{'' if len(gpus.ids) == 1 else 's'} ({', '.join(gpus.ids)})"
-        hint = "Use fewer; or name the devices of each model in its table: two models share a GPU when both name it."
-        raise SettingError("workers", total, f"of all models is more than there are GPUs: {gpus.source} {count}", hint)
+        hint = "Use fewer, or name the devices of each model in its table. Two models share a GPU if both name it."
+        raise SettingError("workers", total, f"in total exceed the number of GPUs: {gpus.source} {count}", hint)
     for model, settings in models.items():
         if settings.devices or gpus.ids == ():
             devices[model] = allot(settings, gpus)
@@ -153,20 +150,19 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
         if by_turns and gpus.ids:
             devices[model] = Devices(gpus.ids, len(gpus.ids), shared=True)
             continue
-        end = taken + _kept_for(settings)
-        ids = tuple(map(str, range(taken, end))) if gpus.ids is None else gpus.ids[taken:end]
+        end = assigned + _reserved_for(settings)
+        ids = tuple(map(str, range(assigned, end))) if gpus.ids is None else gpus.ids[assigned:end]
         devices[model] = Devices(ids, len(ids))
-        taken = end
+        assigned = end
     return devices
 
 
-def _kept_for(settings: Settings) -> int:
-    """Return the number of GPUs to reserve for a model, including workers that the autoscaler may add."""
+def _reserved_for(settings: Settings) -> int:
     return max(settings.workers, settings.max_workers) if settings.autoscale == LOCAL else settings.workers
 
 
 def _needed_by(settings: Settings) -> int:
-    """Return the number of GPUs that a model needs at the start when models take turns, or 0 if it may have no worker."""
+    """Return the number of GPUs that a model needs at the start if models take turns; 0 if the model may have no worker."""
     return settings.workers if settings.min_workers else 0
 
 
@@ -177,8 +173,8 @@ def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
         return  # Device files don't show ids of this kind.
     is_index = _INDEX.fullmatch(id) is not None
     if gpus.allotted is not None and gpus.ids and is_index not in {bool(_INDEX.fullmatch(other)) for other in gpus.ids}:
-        return  # Ids of different kinds can't be compared, so trust this one.
-    hint = f"Name {_one_of(gpus.ids)}, or cpu." if gpus.ids else "Leave it out, or name cpu."
+        return  # Ids of different kinds can't be compared, so trust the user.
+    hint = f"Name {joined(gpus.ids, 'or')}, or cpu." if gpus.ids else "Leave it out, or name cpu."
     if gpus.allotted is not None:
         hint += f" If the GPU is yours, change {VISIBLE}."
     raise SettingError("devices", settings.devices, f"names GPU {id}, but {gpus.source} {gpus.shown}", hint)
@@ -190,15 +186,11 @@ def _same(id: str, other: str) -> bool:
     return id == other or (not _INDEX.fullmatch(id) and (id.startswith(other) or other.startswith(id)))
 
 
-def _one_of(ids: Sequence[str]) -> str:
-    return ids[0] if len(ids) == 1 else f"{', '.join(ids[:-1])} or {ids[-1]}"
-
-
 def _too_few(settings: Settings, ids: Sequence[str], gpus: Gpus) -> SettingError:
     count = f"{len(ids)} GPU{'' if len(ids) == 1 else 's'} ({', '.join(ids)})"
     shared = ",".join(ids[number % len(ids)] for number in range(settings.workers))
     hint = (
-        f"Use --workers {len(ids)}; or let workers share, each with a model of its own, by --devices {shared}; "
-        "or --devices cpu."
+        f"Use --workers {len(ids)}. Or let workers share GPUs, each with its own copy of the model: --devices {shared}."
     )
-    return SettingError("workers", settings.workers, f"is more than there are GPUs: {gpus.source} {count}", hint)
+    reason = f"is more than the number of GPUs: {gpus.source} {count}"
+    return SettingError("workers", settings.workers, reason, f"{hint} Or use --devices cpu.")

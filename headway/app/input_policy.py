@@ -1,4 +1,4 @@
-"""The input policy of a process: reads its file and starts its functions, and does both again on SIGHUP."""
+"""Input policy of a process: reads the policy's file and starts its functions, and repeats both on SIGHUP."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = get_logger(__name__)
 
 
 class PolicyResource:
-    """Input policy as a `Rereadable` resource of its process. `gate` applies the policy in force. `counts` counts the effects
-    by rule and effect, `restarts` the restarts by worker. Raises SettingError if the file can't be used."""
+    """Input policy of a process, as a `Rereadable` resource. `gate` applies the current rules. `counts` counts the effects by rule
+    and effect, `restarts` the restarts by worker. Raises SettingError if the file can't be used."""
 
     rereads = "the input policy"
 
@@ -51,8 +51,8 @@ class PolicyResource:
             judge.start(supervisor)
 
     async def reread(self) -> None:
-        """Put the current rules of the file in force. If the file can't be used, raise SettingError and keep the former rules.
-        Functions are loaded again. Requests that wait for the former functions still get their verdicts."""
+        """Apply the rules that the file has now, and load their functions again. Requests that wait for a verdict of the former
+        functions still get it. Raises SettingError, and keeps the former rules, if the file can't be used."""
         policy = self._read()
         await self._open(policy)
         if self._supervisor is not None:
@@ -70,12 +70,9 @@ class PolicyResource:
                 await judge.close()
 
     def _read(self) -> InputPolicy:
-        from headway.input_policy.file import read_policy
+        from headway.input_policy import read_policy
 
-        tiers, reason = (
-            self._settings.tier_names,
-            "has patterns, which need the package google-re2, which is not installed",
-        )
+        tiers, reason = self._settings.tier_names, "has patterns, but the package google-re2 is not installed"
         with needing("policy", "input_policy", str(self._path), reason):
             file = read_policy(self._path, tiers, () if self._settings.broker else self._models)
         judges = {rule.name: self._judge(rule) for rule in file.rules if rule.function}
@@ -118,10 +115,10 @@ class PolicyResource:
         if error.trace:
             log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
         reason = f"cannot be used: {str(error).rstrip('.')}"
-        if reason.endswith("?") and ". " in reason:  # The error ends with a suggestion; show that as the hint.
+        if reason.endswith("?") and ". " in reason:  # The error ends with a suggestion, which becomes the hint.
             reason, hint = reason.rsplit(". ", 1)
             return SettingError(self._where(rule), rule.function, reason, hint)
         return SettingError(self._where(rule), rule.function, reason, _HINT)
 
 
-_HINT = "Name a function like def check(texts: list[str]) -> list[bool], which returns True for each text to let in."
+_HINT = "Name a function like def check(texts: list[str]) -> list[bool], which returns True for each text to accept."

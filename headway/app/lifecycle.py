@@ -3,14 +3,14 @@
     up     bind addresses → open the admin port → reach the broker → join the fleet → open resources → load the workers
            and run their warm-up batches → start the loops → open the public ports
     down   report not ready but go on serving for the lame-duck period → give up leadership → accept no new connection on
-           the public ports → answer held requests → finish the workers' batches, take them offline and end them → leave
+           the public ports → answer held requests → finish the workers' batches and end the workers → leave
            the fleet → close the admin port → stop the loops → close resources → disconnect from the broker
 
-A process with a fallback doesn't wait for the broker. It starts in direct mode, and starts its workers and whatever else
-needs the broker once the broker is there.
+A process with a fallback doesn't wait for the broker. It starts in direct mode. Once it reaches the broker, it starts all
+parts that need the broker.
 
 A process skips the steps of parts that it lacks: a gateway has no workers, a worker has no public port, a controller has
-neither. A second signal during shutdown answers held requests with 503 and ends the process at once.
+neither. On a second signal during shutdown, the process answers held requests with 503 and ends at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.core.health import REST_EVERY
 from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
-from headway.fleet.reaper import reap_on
+from headway.fleet.pace import reap_on
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.logger import get_logger
@@ -48,16 +48,16 @@ class PortListener(Protocol):
     """A listening port."""
 
     async def bind(self) -> None:
-        """Bind the address without listening. Raises SettingError if it isn't available."""
+        """Bind the address without listening. Raises SettingError if the address isn't available."""
 
     async def open(self) -> None:
         """Listen at the bound address. Raises SettingError if another program has begun to listen there."""
 
     def retire(self) -> None:
-        """End each connection with its next answer, but still accept new ones."""
+        """Close each connection after its next answer, but still accept new connections."""
 
     async def drain(self) -> None:
-        """Accept no new connection, and close each open one as soon as its answer is written."""
+        """Accept no new connections, and close each open connection as soon as its answer is written."""
 
     async def close(self) -> None: ...
 
@@ -72,7 +72,7 @@ class BrokerConnection(Protocol):
 
 
 class Resource(Protocol):
-    """Resource of a process, for example its key store. It is open from before the first request until the last answer."""
+    """Resource of a process, for example its key store. It is open before the first request, and closes after the last answer."""
 
     async def open(self) -> None:
         """Get ready. Raises StoreUnavailable if it isn't ready yet, SettingError if it will never be."""
@@ -81,27 +81,27 @@ class Resource(Protocol):
         """Start the loops. They end before `close` is called."""
 
     async def close(self) -> None:
-        """Finish the remaining work in bounded time, and close. Called once after `open`, also if that failed."""
+        """Finish the remaining work in bounded time, and close. Called once after `open`, even if `open` failed."""
 
 
 @runtime_checkable
 class Rereadable(Protocol):
-    """Resource or broker connection that depends on files which an operator may change."""
+    """Resource or broker connection that reads files, which an operator may change."""
 
     @property
     def rereads(self) -> str:
-        """Name of the files' content in the log, or "" if there are no files."""
+        """The log's name for the content of the files, or "" if there are no files."""
 
     async def reread(self) -> None:
         """Read the files again. Raises HeadwayError, and keeps the former content in force, if they can't be used."""
 
 
 class Service:
-    """Service of one process: its parts and listeners over one broker. It is `up` once it has started.
+    """Service of one process: its parts and listeners over one broker. `up` is True once it has started.
 
-    Listeners close in order, the public one first if there is a gateway. The `further` ones open and close with it. Resources
-    open in order and close in reverse. The connection opens first and closes last. `workers` looks at the workers once before
-    the public port opens. `every` returns the seconds between two reaps while nothing is due.
+    Listeners close in order. If there is a gateway, the public listener is the first, and the `further` listeners open and close
+    with it. Resources open in order and close in reverse. The connection opens first and closes last. `workers` reads the state
+    of the workers once before the public port opens. `every` returns the seconds between two reaps while nothing is due.
     """
 
     def __init__(
@@ -137,8 +137,9 @@ class Service:
         self._workers = workers
         self._every = every
         self._opened: list[Resource] = []
-        self._there = False
-        """True once the process may report its slots. Earlier it could mark slots of another process with its name as gone."""
+        self._joined = False
+        """True once the process has joined the fleet. Before, it must not report its slots, because another process may have its
+        name."""
         self._supervisor = Supervisor()
 
     async def start(self) -> None:
@@ -179,19 +180,19 @@ class Service:
             raise
 
     def ends(self, reason: str) -> None:
-        """Set the reason for this process's end that the fleet reports."""
+        """Set the reason that the fleet reports for the end of this process."""
         if self._membership is not None:
             self._membership.reason = reason
 
     async def drain(self) -> None:
-        """Drain the process without failing a request, within the drain time-out after the lame-duck period."""
+        """Drain the process without failing a request: first the lame-duck period, then at most the drain time-out."""
         if self._membership is not None:
             self._membership.leaving = True
         if self._gateway is not None and self._settings.lame_duck_ms:
             for listener in self._public:
                 listener.retire()
             await asyncio.sleep(self._settings.lame_duck_ms / 1000)
-            log.info("no new connections")
+            log.info("accepting no new connections")
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 if self._controller is not None:
@@ -221,7 +222,7 @@ class Service:
         await self._supervisor.stop()
         if self._fallback is not None:
             await self._fallback.stop()
-        if self._there:
+        if self._joined:
             if self._pool is not None:
                 await self._pool.stop()
             if self._membership is not None:
@@ -229,19 +230,19 @@ class Service:
         while self._opened:
             await self._opened.pop().close()
         if self._connection is not None:
-            self._there = False
+            self._joined = False
             await self._connection.close()
 
     async def replace_workers(self) -> None:
-        """Replace every worker in turn. Stop at the first that fails to start."""
+        """Replace the workers one after the other. Stop if a new worker fails to start."""
         if self._pool is not None:
             await self._pool.replace()
-        if self._workers is not None:  # The new code may accept other inputs, which clients may send at once.
+        if self._workers is not None:  # The new code may accept other inputs, and clients may send them at once.
             with contextlib.suppress(BrokerUnavailable):
                 await self._workers.look()
 
     async def reread(self) -> None:
-        """Read the files of the resources and of the broker connection again. A file that can't be used changes nothing."""
+        """Read the files of the resources and of the broker connection again. If a file can't be used, keep its former content."""
         resources: list[object] = [*self._resources, self._connection]
         for resource in resources:
             if isinstance(resource, Rereadable) and resource.rereads:
@@ -249,19 +250,17 @@ class Service:
                     await resource.reread()
                     log.info("read again", what=resource.rereads)
                 except HeadwayError as exc:
-                    log.error(
-                        "cannot be read again; the former content stays in use", what=resource.rereads, error=str(exc)
-                    )
+                    log.error("reading again failed; the former content stays", what=resource.rereads, error=str(exc))
 
     async def _connect(self) -> bool:
-        """Reach the broker and join the fleet. With a fallback, don't wait, but return False if the broker isn't there."""
+        """Connect to the broker and join the fleet. With a fallback, don't wait, but return False if the broker doesn't answer."""
         if self._fallback is None:
             await _patiently(self._enter)
             return True
         try:
             await self._enter()
         except BrokerUnavailable as exc:
-            log.warning("the broker does not answer; coming up in direct mode", error=str(exc))
+            log.warning("the broker does not answer; starting in direct mode", error=str(exc))
             return False
         return True
 
@@ -271,17 +270,15 @@ class Service:
         if self._membership is not None:
             await self._membership.enter()
             self._membership.start(self._supervisor)
-        self._there = True
+        self._joined = True
 
     def _take_part(self) -> None:
-        """Start the parts that need the broker."""
         if self._pool is not None:
             self._pool.run(self._supervisor)
         if self._controller is not None:
             self._controller.start(self._supervisor)
 
     async def _meet_late(self) -> None:
-        """Try until the broker can be used, then start the parts that need it."""
         logged = ""
         while self._membership is None or not self._membership.leaving:
             try:
@@ -291,10 +288,10 @@ class Service:
             except SettingError as exc:
                 if str(exc) != logged:
                     logged = str(exc)
-                    log.error("the broker cannot be used; direct mode goes on", error=logged)
+                    log.error("the broker cannot be used; direct mode continues", error=logged)
                 await asyncio.sleep(MEND_WITHIN)
             else:
-                log.info("the broker is there; direct mode ends")
+                log.info("the broker answers; direct mode ends")
                 self._take_part()
                 return
 
@@ -307,7 +304,7 @@ class Service:
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Call `ask` until the broker or the store answers. Raises its error after CONNECT_WITHIN seconds."""
+    """Call `ask` until the broker or the store answers. After CONNECT_WITHIN seconds, raise the last error."""
     loop = asyncio.get_running_loop()
     until, logged = loop.time() + CONNECT_WITHIN, False
     while True:
@@ -318,7 +315,7 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
             heed_cancellation()
             who, flags = ("broker", "--broker") if isinstance(exc, BrokerUnavailable) else ("store", "--ledger")
             if loop.time() >= until:
-                hint = f"Start it, or name another with {flags}."
+                hint = f"Start the {who}, or name another one with {flags}."
                 raise type(exc)(f"{str(exc).rstrip('.')}; given up after {CONNECT_WITHIN:g} s. {hint}") from exc
             if not logged:
                 logged = True
@@ -326,9 +323,6 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await asyncio.sleep(CONNECT_EVERY)
 
 
-CONNECT_WITHIN = 30.0
-"""Seconds for which a starting process waits for its broker."""
-CONNECT_EVERY = 0.5
-"""Seconds between two attempts to reach the broker."""
-MEND_WITHIN = 5.0
-"""Seconds between two attempts while the broker is there but can't be used."""
+CONNECT_WITHIN = 30.0  # Seconds for which a starting process waits for its broker or store.
+CONNECT_EVERY = 0.5  # Seconds between two attempts to connect.
+MEND_WITHIN = 5.0  # Seconds between two attempts while the broker answers but can't be used.

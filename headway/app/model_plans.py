@@ -1,4 +1,4 @@
-"""Plans of the models and versions that a process runs, each with its settings, target and devices, and their weights."""
+"""Plans of the models and versions that a process runs: settings, target and devices of each. Also weights of versions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from headway.runtime.periodic import BareResource
 if TYPE_CHECKING:
     from headway.gateway.served_models import ServedModels
 
-Given = str | Target | Mapping[str, str | Target]
-"""Target, or the text that names it, or a mapping of these by model name."""
+Given = (
+    str | Target | Mapping[str, str | Target]
+)  # Target, or text that names a target, or a mapping of these by model name.
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
-    """Plan of one model or version that a process runs, with the devices of its workers."""
+    """Plan of one model or version that a process runs."""
 
     settings: Settings
     target: Target
     devices: Devices
 
     def versioned(self, name: str) -> bool:
-        """Return True if the workers claim only entries for their version, because others may run another version."""
+        """Return True if other workers may run another version, so that these must claim only entries for their version."""
         return bool(self.settings.broker) or name != self.settings.model
 
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
     """Plan each model that the settings name, or each of its versions, in order. The keys are those of `Settings.runs`.
 
-    `given` is the target of the only model, or has the targets of models without one in the settings.
+    `given` is the target of the only model, or a mapping with the targets of models without a target in the settings.
 
     Raises:
         TargetError: a target is invalid or missing.
@@ -45,7 +46,7 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
     """
     if settings.default_model and settings.default_model not in settings.served and not settings.broker:
         hint = f"Name one of {', '.join(settings.served)}."
-        raise SettingError("default_model", settings.default_model, "is not a model that is served here", hint)
+        raise SettingError("default_model", settings.default_model, "is not served here", hint)
     own = {model.name: model.target for model in settings.models}
     own |= {f"{model.name}@{version.name}": version.target for model in settings.models for version in model.versions}
     targets = {}
@@ -53,7 +54,7 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
         target = own.get(model) or (given.get(model, "") if isinstance(given, Mapping) else given)
         if target == "":
             file = f" of {settings.weights_file}" if settings.weights_file else " of the settings file"
-            hint = f'Write {model}=TARGET on the command line, or target = "…" in [models."{model}"]{file}.'
+            hint = f'Give {model}=TARGET on the command line, or write target = "…" in [models."{model}"]{file}.'
             raise TargetError(f"model {model!r} has no target. {hint}")
         targets[model] = of_model, parse_target(target) if isinstance(target, str) else target
     devices = make_devices_of_models(targets)
@@ -61,8 +62,8 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Raise SettingError if only this process defines the versions, and an unknown version has a weight above 0. `texts` has by
-    name the weights of each model with weights of its own, and at "" the weights of all other models."""
+    """Raise SettingError if an unknown version has a weight above 0. With a broker, other processes may serve it, so no version is
+    unknown. `texts` has the weights of each model with its own weights by name, and at "" the weights of all other models."""
     if settings.broker:
         return
     for model in settings.models:
@@ -76,7 +77,7 @@ def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 class WeightsResource(BareResource):
-    """Resource that rereads the weights of a gateway's versions and calls `changed`."""
+    """Resource that rereads the weights of versions for a gateway, and then calls `changed`."""
 
     rereads = "the weights of versions"
 
@@ -84,7 +85,7 @@ class WeightsResource(BareResource):
         self._settings, self._served, self._changed = settings, served, changed
 
     async def reread(self) -> None:
-        """Apply the weights that the file has now. Raises SettingError, and keeps the previous ones, if it can't be used."""
+        """Apply the weights that the file has now. Raises SettingError, and keeps the former weights, if it can't be used."""
         weights = read_weights_again(self._settings)
         check_weights(self._settings, weights)
         self._served.weigh({model: read_weights(text) for model, text in weights.items()})

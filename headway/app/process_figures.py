@@ -1,4 +1,4 @@
-"""Figures of a process for its metrics, read at each scrape, and its description for the fleet."""
+"""Figures of a process for its metrics, and the description of the process for the fleet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.telemetry.figures import ProcessFigures
 from headway.version import __version__
 
 if TYPE_CHECKING:
-    from headway.bulk.feeder import Feeder
+    from headway.bulk.jobs import Feeder
     from headway.controller.controller import Controller
     from headway.gateway.gateway import Gateway
     from headway.gateway.input_gate import InputGate
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from headway.worker.pool import Workers
 
 
-KEYS_OLD = 5.0
-"""Age of the API keys in seconds from which their store counts as unavailable. They are read every second."""
+KEYS_OLD = 5.0  # Age of the API keys in seconds from which their store counts as unavailable. A gateway reads them every second.
 
 
 class OpenPort(Protocol):
@@ -39,8 +38,8 @@ class OpenPort(Protocol):
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
-    """Source of the figures of one process. Call it to read them. Missing parts are None. If the process has a generated name,
-    `process_name` is that name. Labels of its workers then have `host` in its place."""
+    """Source of the figures of one process. Each scrape calls it. Parts that the process lacks are None. `process_name` is the name
+    of the process if it was generated. Labels of workers then have `host` in its place."""
 
     settings: Settings
     models: Callable[[], Collection[str]]
@@ -82,7 +81,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
         )
 
     def troubles(self) -> dict[str, str]:
-        """Return the problem of each unavailable store: `ledger`, `keys` or `bulk_folder`."""
+        """Return the problem of each unavailable store, by its name: `ledger`, `keys` or `bulk_folder`."""
         ledger = self.ledger_writer.trouble() if self.ledger_writer is not None else ""
         age = self.counters.store.keys_age or 0.0
         keys = f"as of {age:.0f} s ago, as their store does not answer" if age >= KEYS_OLD else ""
@@ -95,14 +94,14 @@ class FigureSource(msgspec.Struct, kw_only=True):
         return {store: trouble for store, trouble in troubles.items() if trouble}
 
     def _worker_label(self, worker: str) -> str:
-        """Return a worker's id without the process id in it, because each restart would otherwise add new labels."""
+        """Return a worker's id without the process id in it. With it, each restart would add new labels."""
         own = f"{self.process_name}/"
         return f"{self.host}/{worker.removeprefix(own)}" if self.process_name and worker.startswith(own) else worker
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Return the number of healthy workers that there should be, or 0 if unknown. A process that is the whole fleet knows it
-    without a setting, unless its GPUs hold several models, some of them cold, or the autoscaler changes the number."""
+    """Return the number of healthy workers that the fleet should have, or 0 if unknown. A process that is the whole fleet knows it
+    without a setting, unless its GPUs hold several models, some of which are cold, or the autoscaler changes it."""
     scaled = settings.autoscale != NONE
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
@@ -119,7 +118,7 @@ def describe_process(
     scalable: Mapping[str, tuple[int, int]],
     every: float,
 ) -> ProcessInfo:
-    """Describe the present state of a process for the fleet. `admin_port` is 0 until that port is open."""
+    """Describe the present state of a process for the fleet. `admin_port` is 0 until the port is open."""
     throttles = gateway.limiter.throttles if gateway is not None else {}
     arrivals = {model: throttle.rates for model, throttle in throttles.items()}
     model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
@@ -153,8 +152,7 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Return the settings of each model that all its gateways must share. Workers report only settings that are on, because
-    gateways may turn them on without the workers."""
+    """Return the settings of each model that must be the same on all gateways. Workers report a setting only if it is on."""
     if not (parts.gateway or parts.batchers):
         return {}
     values = {
@@ -165,7 +163,7 @@ def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
 
 
 def _of_controllers(settings: Settings) -> dict[str, str]:
-    """Return the settings that all controllers must share, because any controller may lead."""
+    """Return the settings that must be the same on all controllers, because any controller may lead."""
     return {
         "autoscale": settings.autoscale,
         "scale-policy": settings.scale_policy,

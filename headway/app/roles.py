@@ -1,4 +1,4 @@
-"""The roles and the parts of each. No other module asks for the role of a process.
+"""Roles, and the parts of a process of each role. No other module depends on the role of a process.
 
 A process of any role has an admin port, a place in the fleet, and the loop that reaps the broker.
 """
@@ -15,8 +15,8 @@ from headway.model import Role
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Parts of a process of one role. Batchers need a TARGET. With `alone` the process works without a shared broker, because
-    no other process has to see its queue. `headline` begins the banner."""
+    """Parts of a process of one role. Batchers need a TARGET. With `alone`, the process works without a shared broker, because
+    no other process needs its queue. `headline` is the first line of the banner."""
 
     headline: str
     gateway: bool = False
@@ -26,7 +26,7 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings of this role. A gateway has the batchers' settings too, for its fallback."""
+        """Names of the settings of this role."""
         has = {RolePart.GATEWAY: self.gateway, RolePart.BATCHERS: self.batchers, RolePart.CONTROLLER: self.controller}
         return tuple(
             name for name, field in FIELDS.items() if field.parts is None or any(has[part] for part in field.parts)
@@ -39,7 +39,7 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def needs_own_workers(self) -> bool:
-        """True if that worker must be its own."""
+        """True if the process is ready only while one of its own workers is healthy."""
         return self.batchers and not self.gateway
 
 
@@ -49,4 +49,4 @@ ROLES: Mapping[Role, Parts] = {
     Role.WORKER: Parts("Headway worker {name} runs {target} as {model}", batchers=True),
     Role.CONTROLLER: Parts("Headway controller {name} looks after the workers of {model}", controller=True),
 }
-"""Parts of each role. A new role is a member of `Role`, a row here, and a command in `headway/cli`."""
+"""Parts of each role. A new role needs a member of `Role`, a row here, and a command in `headway/cli`."""

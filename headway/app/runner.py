@@ -1,4 +1,12 @@
-"""Runs a process from its start to its end, with its banner, its progress line, and the watch on its target's files."""
+"""Runs a process from its start until a signal ends it. Shows progress and the banner, and reloads changed targets.
+
+    SIGTERM, SIGINT    drain and end; a second signal ends the drain
+    SIGHUP             reopen the log, and read keys, issuers, the input policy and certificates again. If the terminal
+                       that the process logs to was closed, which sends the same signal: drain and end
+    SIGUSR1, SIGUSR2   nothing
+
+Before the process is up, and during its shutdown, SIGHUP only reopens the log.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +14,21 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from headway.app.backends import source_folder
 from headway.app.banner import banner
 from headway.app.lifecycle import Service
 from headway.app.model_plans import Given
-from headway.app.signals import until_signalled
-from headway.app.target_code import source_folder
 from headway.app.wiring import Process, build
 from headway.backends.process.host_memory import HostMemory
 from headway.config import Settings
@@ -30,7 +38,7 @@ from headway.model import Role
 from headway.runtime.listening import check_descriptor_limit, descriptors
 from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
-from headway.runtime.race import end, end_all
+from headway.runtime.race import TIDIES, end, end_all, race
 from headway.runtime.shared_files import FileWatcher, python_files
 
 if TYPE_CHECKING:
@@ -40,19 +48,18 @@ log = get_logger(__name__)
 
 VARIABLE = "NOTIFY_SOCKET"
 
-WRITE_LINE_EVERY = 0.5
-"""Seconds between two writings of the progress line."""
+WRITE_LINE_EVERY = 0.5  # Seconds between two updates of the progress line.
 SILENT = 2.0
-"""Seconds before the log first reports progress where there is no terminal. Each later interval is twice as long as the last."""
+"""Seconds until the first progress message in the log, if there is no terminal. Each further interval is twice as long."""
 MOST_NAMED = 4
 _CLEAR = "\x1b[2K"
 
 
 class ServiceManager:
-    """Service manager that started this process, for example systemd. Without one, notices go nowhere.
+    """Service manager that started this process, for example systemd. Without one, notices are dropped.
 
-    `NOTIFY_SOCKET` names its datagram socket. This removes the variable from the environment, so that no process of a target
-    can speak for this one.
+    `NOTIFY_SOCKET` names its datagram socket. The constructor removes the variable from the environment, so that target processes
+    can't send notices for this process.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -77,8 +84,8 @@ class ServiceManager:
 
 
 class Progress:
-    """Shows which workers are loading: on a line of the terminal, or in the log where standard error isn't a terminal. The
-    cursor stays at the beginning of the line, so that a log line overwrites it. `stream` replaces standard error."""
+    """Shows which workers are loading: on a line of the terminal, or in the log if standard error isn't a terminal. The cursor stays
+    at the start of the line, so a log line overwrites it. `stream` replaces standard error."""
 
     def __init__(self, pool: Workers, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
         self._pool, self._clock = pool, clock
@@ -122,25 +129,22 @@ class Progress:
             log.info("still loading", workers=len(loading), seconds=seconds)
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # A terminal that is gone needs no line.
+        with contextlib.suppress(OSError):  # The terminal may be closed.
             self._terminal.write(text)
             self._terminal.flush()
 
 
 COLLECT_AFTER = (20_000, 20, 50)
-"""Garbage collector thresholds once everything is up.
-
-Requests make no reference cycles, so rare collections save time. Freezing what start-up made keeps each collection short.
-"""
+"""Garbage collector thresholds while serving. Requests make no reference cycles, so rare collections suffice and save time."""
 
 
 async def run(
     settings: Settings, role: Role, target: Given = "", reopen_log: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run a process of a role to its end, and return the exit code.
+    """Run a process of a role until a signal ends it, and return the exit code.
 
-    `target` is the target of a process that runs batches, or the text that names it. For several models it is a mapping of
-    targets for the models without one in the settings. `reopen_log` returns False if the log goes to no file.
+    `target` is the target of a process that runs batches, or the text that names it. For several models, it is a mapping of targets
+    for the models without a target in the settings. `reopen_log` returns False if the log doesn't go to a file.
 
     Raises:
         SettingError: a setting can't be met, for example because a port is taken.
@@ -164,7 +168,7 @@ async def run(
             if progress is not None:
                 progress.end()
             gc.collect()
-            gc.freeze()
+            gc.freeze()  # Later collections then skip the objects from the start-up.
             gc.set_threshold(*COLLECT_AFTER)
             announce(shown(process))
             manager.tell_ready()
@@ -190,29 +194,28 @@ def shown(process: Process) -> str:
 
 
 def _files_of(target: Target) -> FileWatcher | None:
-    """Return a watcher of the Python files in and below a target's folder, or None if the target has no such folder."""
     folder = source_folder(target)
     if folder is not None:
         return FileWatcher(partial(python_files, folder))
     hint = "A remote API has no files here."
     if isinstance(target, ModuleTarget):
-        hint = "Start where its module lies, or name it as path/file.py:attr."
+        hint = "Start in the folder of its module, or name it as path/file.py:attr."
     log.warning("reload has nothing to watch", target=str(target), hint=hint)
     return None
 
 
 async def _replace_on_change(service: Service, target: str, files: FileWatcher) -> None:
-    """Replace the workers whenever a file has changed. If the new code fails to load, the old workers go on."""
+    """Replace the workers whenever a file changes. If the new code fails to load, the old workers go on serving."""
     async for _ in files.changes():
         try:
             await service.replace_workers()
             log.info("target reloaded", target=target)
         except HeadwayError as exc:
-            log.error("the changed target does not load; the last good one serves on", error=str(exc))
+            log.error("the changed target does not load; the former workers go on serving", error=str(exc))
 
 
 def announce(text: str) -> None:
-    """Print `text`. A closed output or a full disk doesn't end the service."""
+    """Print `text`. A closed output or a full disk is no reason to stop the service."""
     try:
         click.echo(text)
     except OSError as exc:
@@ -220,3 +223,105 @@ def announce(text: str) -> None:
         # The text left in the buffer would fail again at exit and change the exit code.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_IDLE = (signal.SIGUSR1, signal.SIGUSR2)
+_STDERR = 2
+
+
+def ignore_until_ready() -> None:
+    """Ignore all signals but those that end a process, until `until_signalled` handles them."""
+    for number in (signal.SIGHUP, *_IDLE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+async def until_signalled(
+    service: Service,
+    ready: Callable[[], None],
+    stopping: Callable[[], None] = lambda: None,
+    reopen_log: Callable[[], bool] = lambda: False,
+) -> None:
+    """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, and drain. A second signal ends the drain.
+
+    Afterwards, ignore signals, because a late signal must not change the exit code. `reopen_log` returns False if the log doesn't go
+    to a file. Raises HeadwayError if the service fails to start.
+    """
+    first, second = asyncio.Event(), asyncio.Event()
+    hangups = _Hangups(service, reopen_log, first.set)
+
+    def on_signal(number: signal.Signals) -> None:
+        service.ends(f"got {number.name}{', twice' if first.is_set() else ''}")
+        (second if first.is_set() else first).set()
+
+    for number in _ENDING:
+        _listen(number, partial(on_signal, number))
+    _listen(signal.SIGHUP, hangups.came)
+    for number in _IDLE:
+        does = "does nothing; SIGHUP reopens the log and reads files again, SIGTERM ends the process"
+        _listen(number, partial(log.info, f"{number.name} {does}"))
+    try:
+        if await _unless(first, service.start()):
+            hangups.up = True
+            ready()
+            await first.wait()
+            hangups.up = False
+            stopping()
+            log.info("draining")
+            if not await _unless(second, service.drain()):
+                log.info("a second signal: ending at once")
+    finally:
+        await hangups.end()
+        await service.stop()
+        for number in (*_ENDING, signal.SIGHUP, *_IDLE):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
+    # Not loop.add_signal_handler: removing its handler restores the default action for an instant, when a signal would kill us.
+    loop = asyncio.get_running_loop()
+    signal.signal(number, lambda *_: loop.call_soon_threadsafe(react))
+
+
+class _Hangups:
+    """Handler of SIGHUP. `up` is True while the process serves, but not during its start and shutdown."""
+
+    def __init__(self, service: Service, reopen_log: Callable[[], bool], end: Callable[[], None]) -> None:
+        self.up = False
+        self._service = service
+        self._reopen_log = reopen_log
+        self._end = end
+        self._on_terminal = os.isatty(_STDERR)
+        self._asked = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def came(self) -> None:
+        if self._on_terminal and not os.isatty(_STDERR):
+            self._service.ends("its terminal was closed")
+            self._end()
+            return
+        reopened = self._reopen_log()
+        log.info("SIGHUP", log="reopened" if reopened else "not a file", files="read again" if self.up else "")
+        if self.up:
+            self._asked += 1
+            if self._task is None or self._task.done():
+                self._task = asyncio.get_running_loop().create_task(self._reread())
+
+    async def end(self) -> None:
+        await end(self._task)
+
+    async def _reread(self) -> None:
+        while self._asked:
+            self._asked = 0  # One reading serves all signals that came before it began.
+            try:
+                await self._service.reread()
+            except Exception:
+                log.exception("reading the files again failed")
+
+
+async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work`, but cancel it if `signalled` is set first. Return True if it finished."""
+    done, _ = await race(work, signalled.wait(), tidies=TIDIES)
+    if done is not None:
+        done.result()
+    return done is not None

@@ -1,9 +1,9 @@
-"""Wiring of the autoscaler: its driver, its limits, and the follower in processes that scale their own workers."""
+"""Wiring of the autoscaler and its limits, and of the follower in processes that scale their own workers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from headway.app.devices import CPU
@@ -12,31 +12,27 @@ from headway.config import Settings
 from headway.config.settings import LOCAL
 from headway.core.scaling import rules
 from headway.core.scaling.scaler import ScaleLimits
-from headway.core.scaling.shares import Holding, rooms
-from headway.core.scaling.sizing import MOST_SLOTS
+from headway.core.scaling.sizing import MOST_SLOTS, Holding, rooms
 from headway.errors import SettingError
-from headway.fleet.local_scaling import LocalScaling
-from headway.ports import Fleet
 from headway.runtime.counters import ControllerCounts
 
 if TYPE_CHECKING:
     from headway.controller.autoscaler import Autoscaler
-    from headway.fleet.local_scaling import ScalingFollower
     from headway.fleet.models import FleetModels
     from headway.worker.pool import WorkerPool, Workers
 
 
 def check_to_zero(settings: Settings) -> None:
-    """Raise SettingError if a model may have no worker but no setting says when. Only controllers need to know when."""
+    """Raise SettingError if a model may scale to zero but no setting says when. Only controllers need that setting."""
     for own in settings.served.values():
         if not own.min_workers and not own.scale_to_zero_after_s:
-            reason = "is 0, and nothing says when a model should have none"
-            hint = "Set --scale-to-zero-after-s, the seconds after which nobody seems to want the model."
+            reason = "is 0, but no setting says when to remove the last worker"
+            hint = "Set --scale-to-zero-after-s, the seconds without a request after which a model has no workers."
             raise SettingError("min_workers", 0, reason, hint)
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
-    """Return the pools that the autoscaler resizes, by model. Raises SettingError if a model begins with too many workers."""
+    """Return the pools that the autoscaler resizes, by model. Raises SettingError if a model starts with too many workers."""
     if settings.autoscale != LOCAL or pool is None:
         return {}
     from headway.worker.pool import WorkerPool, WorkerPools
@@ -52,7 +48,7 @@ def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Worker
 
 
 def most_local(plan: ModelPlan) -> int:
-    """Return the upper bound on a model's workers in this process: its devices, or the cores for workers on the CPU."""
+    """Return the most workers that a model can have in this process, by its devices, or by the cores for workers on the CPU."""
     settings, most = plan.settings, plan.devices.most
     if settings.max_workers:
         return min(settings.max_workers, most)
@@ -61,7 +57,7 @@ def most_local(plan: ModelPlan) -> int:
 
 
 def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) -> dict[str, tuple[int, int]]:
-    """Return each model's number of workers in this process, and how many it can have once other models give up theirs."""
+    """Return each model's number of workers in this process, and the most that it could have if other models released devices."""
     most = {model: most_local(plans[model]) for model in pools}
     turns = {model: pool for model, pool in pools.items() if plans[model].devices.shared}
     if turns:
@@ -78,8 +74,8 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Build the autoscaler of a controller. `fleet_models` is None if only this process defines the models."""
-    from headway.controller.autoscaler import Autoscaler
+    """Build the autoscaler of a controller. `fleet_models` is None if this process alone defines the models."""
+    from headway.controller.autoscaler import Autoscaler, LocalScaling
 
     cached: dict[str, tuple[Settings, ScaleLimits]] = {}
 
@@ -107,12 +103,3 @@ def scale_limits(settings: Settings) -> ScaleLimits:
         promise=settings.promise_ms / 1000,
         idle_after=settings.scale_to_zero_after_s,
     )
-
-
-def make_follower(
-    process: str, models: Collection[str], pools: Mapping[str, WorkerPool], fleet: Fleet, clock: Callable[[], float]
-) -> ScalingFollower:
-    """Build the follower that scales this process's own workers as the fleet's controller decides."""
-    from headway.fleet.local_scaling import ScalingFollower
-
-    return ScalingFollower(process, models, LocalScaling(pools), fleet, clock)

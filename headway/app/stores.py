@@ -1,4 +1,4 @@
-"""Choice of identity, key store and ledger by the settings. Each is imported only if it is chosen."""
+"""Choice of identity, key store and ledger by the settings. This imports only the chosen ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-PAGE = 500
-"""Keys to read at once."""
-AGAIN = 10.0
-"""Seconds until a store that didn't answer is asked again."""
+PAGE = 500  # Number of keys to read at once.
+AGAIN = 10.0  # Seconds to wait after a store didn't answer.
 
 
 def make_identity(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence[Resource]]:
-    """Build the identity for the configured keys or tokens, or the anonymous one, with the resources that it needs."""
+    """Build the identity for the configured keys or tokens, or else the anonymous identity. Also return the resources it needs."""
     if not (settings.keys or settings.jwt):
         return AnonymousIdentity(settings.default_tier_index), ()
     if not settings.jwt:
@@ -51,10 +49,10 @@ def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence
 
 
 class UnusedKeys(BareResource):
-    """Warns once at the start if the ledger's database holds API keys that no setting asks for.
+    """Warns once at the start if the ledger's database holds API keys, but the settings don't use them.
 
-    An operator who has made keys most likely wants requests to need them, but without the setting everybody is let in.
-    `who` describes who is let in without such a key. `wall` returns the Unix time in seconds.
+    An operator who created keys most likely wants to require them. Without the setting, anybody may send requests. `who` describes
+    the callers who need no such key. `wall` returns the Unix time in seconds.
     """
 
     def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
@@ -73,7 +71,7 @@ class UnusedKeys(BareResource):
             except SettingError:
                 return  # The database has no table of keys, so there are none.
             if count:
-                hint = "Set --keys ledger to ask for them, or revoke them."
+                hint = "Set --keys ledger to require them, or revoke them."
                 log.warning("API keys in the ledger are not used", keys=count, let_in=self._who, hint=hint)
             return
 
@@ -93,7 +91,7 @@ class UnusedKeys(BareResource):
 
 
 def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
-    """Build the warning about unused keys if the settings name a ledger but not its keys."""
+    """Build the warning about unused keys, if the settings name a ledger but don't use its keys."""
     if not settings.ledger or settings.keys == "ledger":
         return ()
     others = " and ".join(filter(None, (settings.keys, settings.jwt)))
@@ -103,30 +101,28 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Build the store of API keys, not yet open: a file, or the ledger's database. With `create` a missing file is created.
-    Raises SettingError if neither is named, the SQLite file doesn't exist, or a package is missing."""
+    """Build the store of API keys, a file or the ledger's database, without opening it. With `create`, a missing file is created.
+    Raises SettingError if the settings name neither, the SQLite file doesn't exist, or a package is missing."""
     if settings.keys not in ("", "ledger"):
         from headway.identity.api_keys.file import KeysFile
 
         return KeysFile(Path(settings.keys), create=create)
     if not settings.ledger:
         hint = "Name a file with --keys FILE, or a database with --ledger URL."
-        raise SettingError("keys", settings.keys, "does not say where API keys are", hint)
+        raise SettingError("keys", settings.keys, "must be given, or a ledger", hint)
     if settings.ledger.startswith("sqlite:"):
-        from headway.storage.sqlite.database import existing
-        from headway.storage.sqlite.keys import SqliteKeys
+        from headway.storage.sqlite import SqliteKeys, existing
 
         return SqliteKeys(settings.ledger if create else existing(settings.ledger))
     with postgres_needed(settings.ledger):
-        from headway.storage.postgres.keys import PostgresKeys
+        from headway.storage.postgres import PostgresKeys
     return PostgresKeys(settings.ledger)
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
     with needing("jwt", "jwt", settings.jwt, "needs the package PyJWT[crypto], which is not installed"):
         from headway.identity.jwt.issuers import read_issuers
-        from headway.identity.jwt.keysets import KeySet
-        from headway.identity.jwt.sources import FileSource, UrlSource
+        from headway.identity.jwt.keysets import FileSource, KeySet, UrlSource
         from headway.identity.jwt.tokens import Tokens
 
     def read() -> list[KeySet]:
@@ -140,16 +136,16 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
 
 
 def make_ledger(url: str) -> Ledger:
-    """Build the ledger in the database at a URL, not yet open."""
+    """Build the ledger for the database at a URL, without opening it."""
     if url.startswith("sqlite:"):
-        from headway.storage.sqlite.ledger import SqliteLedger
+        from headway.storage.sqlite import SqliteLedger
 
         return SqliteLedger(url)
     with postgres_needed(url):
-        from headway.storage.postgres.ledger import PostgresLedger
+        from headway.storage.postgres import PostgresLedger
     return PostgresLedger(url)
 
 
 def postgres_needed(url: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context for imports that need asyncpg. It raises SettingError if asyncpg isn't installed."""
+    """Return a context manager for imports of asyncpg. It raises SettingError if asyncpg isn't installed."""
     return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not installed")

@@ -1,4 +1,4 @@
-"""Tracing of a process: reads the OTEL_… variables, and builds the recorder and exporter of its spans."""
+"""Tracing of a process: reads the OTEL_… variables, and builds the recorder and exporter of spans."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headway.core.trace_context import Sampler
 from headway.model import Role
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanRecorder
-from headway.telemetry.tracing.environment import read_environment
+from headway.telemetry.trace_environment import read_environment
 from headway.version import __version__
 
 if TYPE_CHECKING:
-    from headway.telemetry.tracing.exporter import SpanExporter
+    from headway.telemetry.trace_exporter import SpanExporter
 
 log = get_logger(__name__)
 
@@ -40,7 +40,7 @@ def make_tracing(
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
     """Build the recorder and exporter of a process, or None if tracing is off. Raises SettingError if packages are missing.
-    `dropped` counts dropped spans by reason. `variables` replace the environment's that the SDK doesn't read itself."""
+    `dropped` counts dropped spans by reason. `variables` replaces the environment, but not for variables that the SDK reads itself."""
     if not settings.trace:
         return None
     environment = read_environment(os.environ if variables is None else variables)
@@ -56,7 +56,7 @@ def make_tracing(
         log.info("no traces are recorded", variable=environment.off)
         return None
     with needing("otel", "trace", True, "needs packages of OpenTelemetry, which are not installed"):
-        from headway.telemetry.tracing.exporter import SpanExporter, exporter_for, resource_of
+        from headway.telemetry.trace_exporter import SpanExporter, exporter_for, resource_of
 
         make = exporter_for(environment.collector)
     exporter = SpanExporter(environment, resource_of(_attributes(settings, role)), make, dropped)
@@ -67,7 +67,6 @@ def make_tracing(
 
 
 def _attributes(settings: Settings, role: Role) -> dict[str, str | int]:
-    """Return the process's resource attributes, by OpenTelemetry's conventions."""
     return {
         "service.name": "headway",
         "service.version": __version__,

@@ -1,7 +1,7 @@
 """Wiring of a process of any role: connects the parts that the other modules of this package build.
 
-Each role is the same `Service` without the parts that `roles` leaves out. Parts that only some roles, settings or ports
-need are imported where they are built. This saves the other processes memory and start-up time.
+Each role is the same `Service` without the parts that `roles` leaves out. Imports that only some roles, settings or ports need are
+inside functions. This saves the other processes memory and start-up time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from headway.runtime.request_id import new_id
 
 if TYPE_CHECKING:
     from headway.app.input_policy import PolicyResource
-    from headway.app.tracing import Tracing
     from headway.bulk.jobs import BulkJobs
     from headway.bulk.seat_runner import SeatRunner
     from headway.controller.controller import Controller
@@ -64,7 +63,7 @@ log = get_logger(__name__)
 
 
 class Components(msgspec.Struct, frozen=True):
-    """Services of a process, and its id in the fleet."""
+    """Services of a process, and the id of the process in the fleet."""
 
     id: str
     gateway: Gateway | None
@@ -78,7 +77,7 @@ class Components(msgspec.Struct, frozen=True):
 
 
 class Clients(msgspec.Struct, frozen=True):
-    """Parts that clients' requests go through. Without bulk jobs, `runner` and `bulk` are None."""
+    """Parts that clients' requests pass through. Without bulk jobs, `runner` and `bulk` are None."""
 
     entrance: Entrance
     runner: SeatRunner | None = None
@@ -86,7 +85,7 @@ class Clients(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process that is put together but not started, with a plan for each model that it runs."""
+    """Process that is ready to start, with a plan for each model that it runs."""
 
     settings: Settings
     role: Role
@@ -106,19 +105,19 @@ class Process(msgspec.Struct, frozen=True):
 
 
 def build(settings: Settings, role: Role, given: Given = "", listener: type[Listener] = Listener) -> Process:
-    """Put a process together. `runner.run` describes the other arguments and what this raises."""
+    """Build a process without starting it. See `runner.run` for the other arguments and the errors raised."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
-        reason = f"a {role.value} without a broker has nobody to work with"
+        reason = f"is needed by a {role.value}, which works with other processes"
         hint = "Name the Redis or Valkey that all processes share, for example --broker redis://127.0.0.1:6379/0"
-        raise SettingError("broker", "", reason, f"{hint}; or run all in one process with headway serve.")
+        raise SettingError("broker", "", reason, f"{hint}; or run everything in one process with headway serve.")
     if parts.controller:
         from headway.app.scaling import check_to_zero
 
         check_to_zero(settings)
-    host = re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]  # A process name has only these characters.
-    chosen = settings.name
-    settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
+    host = re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]  # Names of processes allow only these characters.
+    given_name = settings.name
+    settings = dataclasses.replace(settings, name=given_name or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
     if parts.gateway:
         check_weights(settings, {name: model.version_weights for name, model in settings.served.items()})
@@ -130,11 +129,11 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
             )
         if not parts.gateway:
             warn_of_idle(settings, [(name, missing) for name, missing in idle(settings) if name == "min_warm"])
-    return _Wiring(settings, role, plans, listener).process("" if chosen else settings.name, host)
+    return _Wiring(settings, role, plans, listener).process("" if given_name else settings.name, host)
 
 
 class _Wiring:
-    """Connects the parts of one process. Each step uses the parts built before it. The settings must have a name."""
+    """Connects the parts of one process. Each step uses the parts of the steps before. The settings must name the process."""
 
     _service: Service
 
@@ -162,7 +161,11 @@ class _Wiring:
 
             targets += fallback_targets(settings).values()
         remote = make_remote_certificates(settings, targets, counters.tls)
-        tracing = self._tracing()
+        tracing = None
+        if settings.trace:
+            from headway.app.tracing import make_tracing
+
+            tracing = make_tracing(settings, role, counters.spans_dropped, clock)
         self.recorder = tracing.recorder if tracing is not None else None
         self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
         self.fleet_models = make_fleet_models(settings, parts, bundle.broker, self._serve_models, self._forget, clock)
@@ -186,13 +189,6 @@ class _Wiring:
 
         ledger = make_ledger(self.settings.ledger)
         return ledger, LedgerWriter(ledger, self.settings, self.counters.store, self.clock, held=self.held)
-
-    def _tracing(self) -> Tracing | None:
-        if not self.settings.trace:
-            return None
-        from headway.app.tracing import make_tracing
-
-        return make_tracing(self.settings, self.role, self.counters.spans_dropped, self.clock)
 
     def _components(self, remote: RemoteCertificates | None) -> Components:
         settings, parts, bundle, plans = self.settings, self.parts, self.bundle, self.plans
@@ -229,7 +225,6 @@ class _Wiring:
         return Components(id, gateway, fallback, pool, controller)
 
     def _gateway(self, certificates: RemoteCertificates | None) -> tuple[Fallback | None, Gateway]:
-        """Build the gateway, and the fallback for the time when its broker is away if one is set."""
         from headway.gateway.gateway import Gateway
         from headway.gateway.request_log import AccessLog
 
@@ -273,7 +268,7 @@ class _Wiring:
         )
 
     def process(self, name: str, host: str) -> Process:
-        """Connect the parts. `FigureSource` describes `name` and `host`."""
+        """Connect the parts. See `FigureSource` for `name` and `host`."""
         made, bundle, ports = self.made, self.bundle, dict[str, OpenPort]()
         clients = None if made.gateway is None else self._clients(made.gateway)
         bulk = None if clients is None else clients.bulk
@@ -320,18 +315,16 @@ class _Wiring:
         return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, scale, every)
 
     def _every(self) -> float:
-        """Return the seconds between two heartbeats, which are shorter during a rollout."""
+        """Return the seconds between two heartbeats. They are fewer during a rollout."""
         gateway = self.made.gateway
         return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
     def _serve_models(self, served: Mapping[str, Settings]) -> None:
-        """Have the broker and the gateway serve exactly these models."""
         self.bundle.broker.know({model: queue_limits(of_model) for model, of_model in served.items()})
         if self.made.gateway is not None:
             self.made.gateway.served.serve(served)
 
     def _forget(self, model: str) -> None:
-        """Drop the counts of a model that hasn't been served for long."""
         self.counters.controller.forget(model)
         if (gateway := self.made.gateway) is not None:
             gateway.counters.forget(model)
@@ -339,7 +332,7 @@ class _Wiring:
             gateway.tenant_counts.forget(model)
 
     def _woken(self) -> None:
-        """Tell the fleet at once that a model without workers has requests, so that the controller starts one."""
+        """Report at once that a model without workers has requests, so that the controller starts a worker."""
         self.membership.soon()
         if self.made.controller is not None:
             self.made.controller.soon()
@@ -351,7 +344,7 @@ class _Wiring:
         return own if self.made.gateway is None else self.made.gateway.served.models
 
     def _counted_models(self) -> Collection[str]:
-        """Return the names of the models with metrics: those that the process serves or runs, and those that lack workers."""
+        """Return the names of the models with metrics: models that the process serves or runs, and models without workers."""
         missed = () if self.fleet_models is None else self.fleet_models.counted
         return {*self._served_models(), *missed}
 
@@ -421,7 +414,6 @@ class _Wiring:
         )
 
     def _clients(self, gateway: Gateway) -> Clients:
-        """Build the parts that clients' requests go through, and add their resources."""
         from headway.app.stores import look_for_unused_keys, make_identity
         from headway.doors.entrance import Entrance
 
@@ -447,7 +439,7 @@ class _Wiring:
         return Clients(entrance, runner, bulk)
 
     def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
-        """Open the clients' ports, and watch the fleet for them. Return the public port and the watcher of the workers."""
+        """Build the ports for clients, and the watchers of the fleet. Return the public port and the watcher of the workers."""
         from headway.gateway.fleet_watchers import CapacityWatcher
         from headway.http import public
 
@@ -472,7 +464,7 @@ class _Wiring:
         return public_listener, workers
 
     def _learners(self, clients: Clients | None, ready: Readiness | None) -> list[Learner]:
-        """Return the parts that learn from workers' reports. The models of the fleet come first: they say which are served."""
+        """Return the parts that learn from workers' reports. `fleet_models` is the first, because it says which models are served."""
         gateway = self.made.gateway
         served, runner = None if gateway is None else gateway.served, None if clients is None else clients.runner
         return [learner for learner in (self.fleet_models, served, gateway, ready, runner) if learner is not None]
@@ -483,7 +475,6 @@ class _Wiring:
         return WorkersWatcher(self._learners(clients, ready), self.bundle.broker, self.clock, every)
 
     def _add_resources(self, snapshots: SnapshotSource) -> None:
-        """Add the resources that report on the process and follow the fleet."""
         settings, made, bundle, clock = self.settings, self.made, self.bundle, self.clock
         tiers = len(settings.tier_names)
         self.resources.append(
@@ -492,9 +483,10 @@ class _Wiring:
         if settings.broker:
             self.resources.append(snapshots)
         if self.pools and settings.broker:
-            from headway.app.scaling import make_follower
+            from headway.controller.autoscaler import LocalScaling, ScalingFollower
 
-            self.resources.append(make_follower(made.id, self.plans, self.pools, bundle.fleet, clock))
+            # The fleet's controller decides, and this process adds and removes its own workers.
+            self.resources.append(ScalingFollower(made.id, self.plans, LocalScaling(self.pools), bundle.fleet, clock))
         if (pool := made.pool) is not None and any(plan.versioned(model) for model, plan in self.plans.items()):
             from headway.worker.helping import StrayWatcher
 
@@ -511,7 +503,7 @@ def make_fleet_models(
     forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Build the list of the fleet's models, unless this process doesn't need it or serves only the models in its settings."""
+    """Build the list of the fleet's models. Return None if this process needs no list, or serves only the models in its settings."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
     from headway.fleet.models import FleetModels
@@ -521,7 +513,7 @@ def make_fleet_models(
 
 
 def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -> None:
-    """Warn of settings that have no effect without another one: those of the process, and those of its models."""
+    """Warn of settings, of the process and of its models, that have no effect without another setting."""
     for name, missing in idle_settings:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
     for model in settings.models:
@@ -531,7 +523,7 @@ def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -
 
 
 def tell_of_other_roles(settings: Settings, parts: Parts) -> None:
-    """Log changed settings that only other roles have. They are no error, because roles may share a settings file."""
+    """Log changed settings that only other roles use. They are no error, because roles may share a settings file."""
     unused = FIELDS.keys() - {*parts.settings, "port"}  # A role without a public port always has port 0.
     changed = sorted(name for name in unused if getattr(settings, name) != FIELDS[name].default)
     if changed:
@@ -539,9 +531,11 @@ def tell_of_other_roles(settings: Settings, parts: Parts) -> None:
 
 
 def warn_of_strangers(settings: Settings) -> None:
-    """Warn if the public port is reachable from other machines and asks nobody for a key."""
+    """Warn if other machines can reach the public port and requests need no key."""
     if is_loopback(settings.host) or settings.keys or settings.jwt or settings.tls_client_ca:
         return
-    hint = "Set --keys, --jwt or --tls-client-ca, or bind it to 127.0.0.1 behind a proxy that asks who they are."
-    log.warning("the public port is open to other machines and asks nobody for a key",
+    hint = (
+        "Set --keys, --jwt or --tls-client-ca, or bind the port to 127.0.0.1 behind a proxy that authenticates clients."
+    )
+    log.warning("the public port is open to other machines, and requests need no key",
                 host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Builds a process's workers: batchers, their pools, GPUs that models share, and a gateway's fallback."""
+"""Builds a process's workers: batchers, their pools, shared GPUs, and a gateway's fallback."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ def make_pools(
     pools: dict[str, WorkerPool | SharedGpus] = {}
     batchers = {}
     for model, plan in plans.items():
-        settings, whole, wait = plan.settings, math.inf, math.inf
+        settings, request_timeout, queue_timeout = plan.settings, math.inf, math.inf
         if decides:
-            whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
+            request_timeout, queue_timeout = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
         name = worker_name if len(plans) == 1 else partial(model_worker_name, model)
         batchers[model] = make_batchers(
-            settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
+            settings, plan.target, plan.devices, counters, clock, name, request_timeout, queue_timeout, certificates,
             versioned=plan.versioned(model), recorder=recorder, gpus=watched,
         )  # fmt: skip
     by_turns = [plan.devices for plan in plans.values() if plan.devices.shared]
     places = Places(by_turns[0].most) if by_turns else None
     for model, plan in sorted(plans.items(), key=lambda item: not item[1].settings.min_workers):
-        if model not in shares:  # Models that may have no worker come last and start with what the others leave.
+        if model not in shares:  # Models that may have no worker come last, and get the devices that remain.
             common = places if plan.devices.shared else None
             pools[model] = make_pool(plan.settings, plan.devices, batchers[model], broker, slots, common)
     pools = {model: pools[model] for model in plans if model in pools}
@@ -125,10 +125,10 @@ def make_batchers(
     recorder: SpanRecorder | None = None,
     gpus: NvmlGpus | None = None,
 ) -> MakeBatcher:
-    """Return the builder of the batchers that run a target. Raises SettingError if its backends can't be built.
+    """Return a function that builds the batchers for a target. Raises SettingError if the target's backends can't be built.
 
-    `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process decides them. With
-    `versioned` the batchers claim only entries for their version.
+    `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process sets them. With `versioned`,
+    the batchers claim only entries for their version.
     """
     plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -168,7 +168,6 @@ def _slot_plans(
     name: Callable[[Settings, Target, Devices, int], str],
     certificates: RemoteCertificates | None,
 ) -> Callable[[int], tuple[SlotPlan, Breaker]]:
-    """Return a function from a slot's index to its plan and breaker. Raises SettingError."""
     kind = BACKENDS[type(target)]
     shared = kind.check(target, settings)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if kind.one_breaker else None
@@ -202,12 +201,12 @@ def make_pool(
     slots: set[str] | None = None,
     places: Places | None = None,
 ) -> WorkerPool:
-    """Build the pool of workers that run a target. It can grow to the number of devices."""
+    """Build the pool of a target's workers. It can grow to the number of devices."""
     return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)
 
 
 def fallback_targets(settings: Settings) -> Mapping[str, Target]:
-    """Return the targets of the fallbacks by model. Raises SettingError if one isn't a valid target."""
+    """Return the targets of the fallbacks by model. Raises SettingError for an invalid target."""
     targets = {}
     for model, of_model in fallbacks_of(settings).items():
         text = of_model.fallback
@@ -227,7 +226,7 @@ def make_fallback(
     certificates: RemoteCertificates | None = None,
     recorder: SpanRecorder | None = None,
 ) -> Fallback | None:
-    """Build the fallback that a gateway uses while its broker is away, if one is set. Its processes get no GPU."""
+    """Build the fallback that a gateway uses while its broker is unreachable, if one is set. Its processes use no GPU."""
     from headway.gateway.direct_mode import Fallback
 
     targets, own = fallback_targets(settings), {}

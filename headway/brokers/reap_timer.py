@@ -8,27 +8,24 @@ from collections.abc import Awaitable, Callable
 
 from headway.runtime.race import end
 
-GRAIN = 0.01
-"""Minimum delay in seconds, so deadlines close together are reaped at once."""
+GRAIN = 0.01  # Minimum delay in seconds, so deadlines close together are reaped at once.
 
 
 class ReapTimer:
-    """Timer of one broker, which is only set between a regular reap and the next.
-
-    `reap` returns the instant at which the next reap is due, and the present instant. `at` is the instant of the next reap.
-    """
+    """Timer of one broker, which is only set between a regular reap and the next. `reap` returns the instant at which the next
+    reap is due, and the present instant. `at` is the instant of the next reap."""
 
     def __init__(self, reap: Callable[[], Awaitable[tuple[float, float]]]) -> None:
         self.at = -math.inf
         self._reap = reap
-        self._told = -math.inf
+        self._regular_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, at: float) -> None:
         """Set the instant of the next regular reap."""
         self._cancel()
-        self.at = self._told = at
+        self.at = self._regular_at = at
 
     def move_up(self, at: float, now: float) -> None:
         """Reap at instant `at` unless a reap comes sooner."""
@@ -39,7 +36,7 @@ class ReapTimer:
 
     async def close(self) -> None:
         self._cancel()
-        self.at = self._told = -math.inf
+        self.at = self._regular_at = -math.inf
         await end(self._task)
 
     def _cancel(self) -> None:
@@ -53,5 +50,5 @@ class ReapTimer:
 
     async def _reap_early(self) -> None:
         due, now = await self._reap()
-        self.at = self._told
+        self.at = self._regular_at
         self.move_up(due, now)

@@ -1,7 +1,7 @@
 """Bulk files in a bucket: S3, or any other object store that fsspec supports.
 
 An object appears all at once and can't be appended to. A file is therefore sent in parts, which its last step joins. A log
-becomes objects of about a MiB. Each write replaces the last object until that is so large. The names of a log's objects
+becomes objects of about a MiB. Each write replaces the last object until it has that size. The names of a log's objects
 contain its holder's generation, so nobody else writes to them.
 """
 
@@ -20,14 +20,10 @@ from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileReader, FileSink, Pa
 
 T = TypeVar("T")
 
-SENT_AT_ONCE = 5 << 20
-"""Bytes of a file to send at once: the least that S3 accepts, for at most 10,000 parts."""
-READ_AT_ONCE = 1 << 20
-"""Bytes of a file to read at once."""
-PART = 1 << 20
-"""Size in bytes from which a log begins its next object."""
-MARK = "headway-bulk"
-"""Object that shows that the bucket is reachable."""
+SENT_AT_ONCE = 5 << 20  # Bytes of a file to send at once. S3 accepts no smaller parts, and at most 10,000.
+READ_AT_ONCE = 1 << 20  # Bytes of a file to read at once.
+PART = 1 << 20  # Size in bytes from which a log begins its next object.
+MARK = "headway-bulk"  # Object that shows that the bucket is reachable.
 
 
 class Bucket(BulkFolder):
@@ -142,7 +138,7 @@ class BucketLog(PartLog):
         self._number, self._content = 0, b""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Replace the last object by one that has the new records, too."""
+        """Replace the last object by one that also has the new records."""
         content = b"".join((self._content, *pieces))
         self._system.pipe_file(f"{self._stem}.{self._number}.part", content)
         self._content = content

@@ -24,17 +24,12 @@ from headway.errors import FileLost, FolderUnavailable, SettingError
 
 T = TypeVar("T")
 
-CHUNK = 1 << 16
-"""Bytes to read at once: handling them takes the event loop about a millisecond."""
-BUFFER = 1 << 18
-"""Bytes to collect before writing."""
-AT_ONCE = 4
-"""Upper bound on threads that use the disk at once."""
-LEFT_AFTER = 86_400.0
-"""Seconds without a change after which an unknown file counts as abandoned."""
+CHUNK = 1 << 16  # Bytes to read at once: handling them takes the event loop about a millisecond.
+BUFFER = 1 << 18  # Bytes to collect before writing.
+AT_ONCE = 4  # Upper bound on threads that use the disk at once.
+LEFT_AFTER = 86_400.0  # Seconds without a change after which an unknown file counts as abandoned.
 
-Run = Callable[[Callable[[], object]], Awaitable[object]]
-"""Runs a blocking function."""
+Run = Callable[[Callable[[], object]], Awaitable[object]]  # Runs a blocking function.
 
 
 class BulkFolder:
@@ -190,7 +185,7 @@ class PartLog(Protocol):
     """Log of one holder of a job. Its calls block."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records durably. After an error, call it again with the same records. It adds none of them twice."""
+        """Append records durably. After an error, call it again with the same records: none is added twice."""
 
     def close(self) -> None:
         """Close its files. `append` opens them again."""
@@ -218,7 +213,6 @@ class FileWriter:
         await self._folder.do(self._sink.commit)
 
     async def discard(self) -> None:
-        """Drop the file unless it was committed."""
         with contextlib.suppress(FolderUnavailable):
             await self._folder.do(self._sink.discard)
 
@@ -270,11 +264,10 @@ class LocalLog(PartLog):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
-        self._size = 0
-        """Bytes of whole records."""
+        self._size = 0  # Bytes of whole records.
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records after the last whole one. After it, a full disk may have left part of a record."""
+        """Append records after the last whole record. A full disk may have left part of a record there."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)

@@ -31,19 +31,16 @@ from headway.runtime.fair_turns import in_turns
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
 
-OUT, ERR = "out", "err"
-"""Kinds of records: answers, and errors."""
+OUT, ERR = "out", "err"  # Kinds of records: answers, and errors.
 
 _PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
 MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20
 """Bounds on unwritten records and their bytes, beyond which a log is full."""
-TOGETHER = 64
-"""Records to write at once."""
+TOGETHER = 64  # Records to write at once.
 
-Record = tuple[str, int, bytes]
-"""Kind, number of the input line, and JSON for the final file."""
+Record = tuple[str, int, bytes]  # Kind, number of the input line, and JSON for the final file.
 
 
 class AnswerLog:
@@ -52,8 +49,8 @@ class AnswerLog:
     def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
         self._folder, self._job, self._generation = folder, job, generation
         self._logs: dict[str, PartLog] = {}
+        # Unwritten records with their line numbers.
         self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
-        """Unwritten records with their line numbers."""
         self._bytes = 0
         self.answered = LineSet()
         self.counts = {OUT: 0, ERR: 0}
@@ -126,20 +123,13 @@ class AnswerLog:
 
 log = get_logger(__name__)
 
-LEASE = 15.0
-"""Seconds after which another process may take a job whose holder is silent."""
-TICK = 1.0
-"""Seconds between two writes of a job's progress and its records."""
-RENEW = 5.0
-"""Seconds between two writes of a job without progress, which renew its lease."""
-AHEAD = 512
-"""Ready parts of one job's lines beyond which no more lines are read."""
-AHEAD_BYTES = 8 << 20
-"""Bytes of one job's lines and outputs in memory beyond which no more lines are read."""
-YIELD = 16
-"""Parts of lines to read before the event loop gets a turn."""
-PAUSE = 5.0
-"""Seconds before a failed disk operation is tried again."""
+LEASE = 15.0  # Seconds after which another process may take a job whose holder is silent.
+TICK = 1.0  # Seconds between two writes of a job's progress and its records.
+RENEW = 5.0  # Seconds between two writes of a job without progress, which renew its lease.
+AHEAD = 512  # Ready parts of one job's lines beyond which no more lines are read.
+AHEAD_BYTES = 8 << 20  # Bytes of one job's lines and outputs in memory beyond which no more lines are read.
+YIELD = 16  # Parts of lines to read before the event loop gets a turn.
+PAUSE = 5.0  # Seconds before a failed disk operation is tried again.
 
 _NOT_VALID = (
     "the API key that asked for this batch is not valid any more: it was revoked, has expired or was deleted, or its tier is gone; "
@@ -160,7 +150,7 @@ class JobContext(NamedTuple):
         wall: Unix time in seconds.
         most_line: longest line in bytes.
         most_lines: largest number of lines in a job.
-        most: stored files of a tenant beyond which none of its jobs begins.
+        most: stored files beyond which a tenant's jobs can't begin.
         lines: number of lines with a record, by `answered` or `failed`.
         allowed: returns the models that a job may ask, or () for all, or None if its API key isn't valid any more.
     """
@@ -182,20 +172,18 @@ class JobContext(NamedTuple):
 
 
 class JobRun:
-    """Run of one claimed job, whose present state is `job`."""
+    """Run of one claimed job. `job` is its present state."""
 
     def __init__(self, job: BulkJob, context: JobContext) -> None:
         self.job = job
         self._of = context
         self._answers = AnswerLog(context.folder, job.id, job.generation)
-        self._asked: dict[int, AskedLine] = {}
-        """Lines that are ready or in flight, by number."""
+        self._asked: dict[int, AskedLine] = {}  # Lines that are ready or in flight, by number.
+        # Parts of lines that haven't gone to the runner, by the numbers of line and part.
         self._ready: dict[tuple[int, int], BulkLine] = {}
-        """Parts of lines that haven't gone to the runner, by the numbers of line and part."""
+        # Numbers of finished lines, with the iterators that make their records.
         self._making: deque[tuple[int, Making]] = deque()
-        """Numbers of finished lines, with the iterators that make their records."""
-        self._over: set[int] = set()
-        """Numbers of failed lines whose other parts may be in flight."""
+        self._over: set[int] = set()  # Numbers of failed lines whose other parts may be in flight.
         self._made = asyncio.Event()
         self._bytes = 0
         self._read_all = False
@@ -223,7 +211,7 @@ class JobRun:
             self._answers.close()
 
     def hurry(self) -> None:
-        """Ask the store soon whether the client has cancelled the job."""
+        """Ask the store soon if the client has cancelled the job."""
         self._written -= RENEW
 
     def standing(self) -> BulkJob:
@@ -293,7 +281,7 @@ class JobRun:
             self._made.set()
 
     def _withdraw_parts(self) -> None:
-        """Withdraw the other parts of failed lines, of all lines at once because lines of a batch usually fail together."""
+        """Withdraw the other parts of all failed lines at once, because lines of a batch usually fail together."""
         over, self._over = self._over, set()
         if over:
             self._of.runner.withdraw(self.job.id, over)
@@ -321,8 +309,6 @@ class JobRun:
             self._made.clear()
             await self._made.wait()
 
-    # Steps.
-
     async def _validate(self) -> None:
         total, of = 0, self._of
         stored = await of.store.stored(self.job.tenant)
@@ -331,8 +317,8 @@ class JobRun:
             ("too_many_files", stored.number, of.most.number),
         ):
             if number > most:
-                what = code.rpartition("_")[2]
-                message = f"you store more than {most} {what}; delete some files, then send the batch again"
+                unit = code.rpartition("_")[2]
+                message = f"you store more than {most} {unit}; delete some files, then send the batch again"
                 await self._fail(JobFault(code, message))
                 return
         path = of.folder.file(self.job.input_file)
@@ -441,10 +427,7 @@ class JobRun:
         await self._reach(JobStatus.FAILED, 0.0, faults=(*self.job.faults, fault))
         await self._of.folder.remove_job(self.job.id)
 
-    # Reading.
-
     async def _read(self) -> None:
-        """Read lines while there is room for them, and retry after disk failures."""
         while not self._read_all:
             try:
                 await self._read_on()
@@ -476,7 +459,7 @@ class JobRun:
                         await asyncio.sleep(0)
 
     async def _taken(self, number: int, text: bytes) -> int:
-        """Make a line ready, or record its error. Return the number of its parts, or 0 while that isn't known."""
+        """Make a line ready, or record its error. Return the number of its parts, or 0 if the line can't be checked yet."""
         try:
             asked = await in_turns(self._of.form.read(self.job, number, text))
             self._in_doubt = ""
@@ -512,8 +495,6 @@ class JobRun:
         ):
             self._moved.clear()
             await self._moved.wait()
-
-    # Time.
 
     @property
     def _all_ended(self) -> bool:
@@ -551,7 +532,6 @@ class JobRun:
                     await self._moved.wait()
 
     async def _tick(self) -> None:
-        """Write records and progress, and learn whether the client has cancelled the job."""
         try:
             await self._answers.flush()
             self.disk_trouble = ""
@@ -594,7 +574,6 @@ class JobRun:
         await self._keep(replace(self.job, status=status, reached=reached, **changes), seconds)
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Run a step, and retry it until disk and store work."""
         while True:
             try:
                 await step()
@@ -637,7 +616,6 @@ class JobRun:
         self._moved.set()
 
     def _let_go(self) -> None:
-        """Withdraw all lines that have no reply."""
         self._of.turns.drop(self.job.tenant, self.job.id)
         self._of.runner.withdraw(self.job.id)
         self._asked.clear()

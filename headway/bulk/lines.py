@@ -16,19 +16,17 @@ from headway.gateway.client_quotas import too_large
 from headway.model import Failure, Reply
 from headway.model.bulk import BulkJob, BulkLine
 
-AT_ONCE = 1 << 16
-"""Bytes of a record to write in one turn of the event loop."""
+AT_ONCE = 1 << 16  # Bytes of a record to write in one turn of the event loop.
 
 Making = Iterator[tuple[bool, bytes] | None]
-"""Iterator that yields None after each AT_ONCE bytes of a record, and last True if the line succeeded and the record in JSON."""
+"""Iterator that yields None after each AT_ONCE bytes of a record, and last the record as JSON, after True if the line succeeded."""
 
-_BOM = b"\xef\xbb\xbf"
-"""Byte order mark that some editors put at the start of UTF-8 files."""
+_BOM = b"\xef\xbb\xbf"  # Byte order mark that some editors put at the start of UTF-8 files.
 _Jobs = OrderedDict[str, deque[BulkLine]]
 
 
 class LineSplitter:
-    """Splits pieces of text into lines, and cuts each line longer than `most` bytes one byte beyond that limit."""
+    """Splits pieces of text into lines. A line longer than `most` bytes is cut after `most` + 1 bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -47,7 +45,7 @@ class LineSplitter:
         return [line[: self._most + 1] for line in lines]
 
     def end(self) -> bytes:
-        """Return what follows the last line end."""
+        """Return the text after the last line end."""
         return b"".join(self._tail)[: self._most + 1]
 
 

@@ -1,11 +1,11 @@
 """Runner of bulk lines in empty seats: hands lines to the broker as bulk entries, and runs the lines of failed batches again.
 
-    offered ──▶ queued in the broker ──▶ rides ──▶ output, or a failure of its own
+    offered ──▶ queued in the broker ──▶ runs ──▶ output, or a failure of its own
                    ▲                      │ its batch failed
                    └── apart: whole, ◀────┘
                        then in halves, then alone
 
-`core.suspects.LineSuspects` decides which lines run again together and which tenants ride apart. While the broker has no
+`core.suspects.LineSuspects` decides which lines run again together, and which tenants' lines run apart. While the broker has no
 room for more bulk entries, lines wait here. Lines pass the input policy first. Its functions also judge requests, so only a
 few lines are with them at a time.
 """
@@ -51,25 +51,20 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-FIRST_BATCHES, MOST_BATCHES = 2, 64
-"""Number of full batches of a model in flight, at first and at most."""
+FIRST_BATCHES, MOST_BATCHES = 2, 64  # Number of full batches of a model in flight, at first and at most.
 MOST_BYTES = 64 << 20
 """Approximate bound on the input bytes in flight. A tenant may hold at most as many bytes as remain free."""
-LATER = 0.2
-"""Seconds before lines are offered again to a broker that had no room."""
-LIFE = 7 * 86_400.0
-"""Time-out of an entry in seconds. Its job ends long before."""
+LATER = 0.2  # Seconds before lines are offered again to a broker that had no room.
+LIFE = 7 * 86_400.0  # Time-out of an entry in seconds. Its job ends long before.
 _OPTIONS = RequestOptions(LIFE)
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
 """Codes of failures that aren't the line's fault."""
 _CAUSES = frozenset(cause.value for cause in Cause)
-STILL = 1.0
-"""Seconds without an outcome of a model's lines before the broker is asked why they wait."""
+STILL = 1.0  # Seconds without an outcome of a model's lines before the broker is asked why they wait.
 _NOBODYS = Principal("", "", 0)
 JUDGED_AT_ONCE = 8
 """Lines to give the input policy's functions at once. A request may have to wait for a call with that many texts."""
-OF_BULK = "\0bulk"
-"""User that lines are judged for, so that no real user is held responsible for them."""
+OF_BULK = "\0bulk"  # User name under which lines are judged, so that no real user is held responsible for them.
 
 Done = Callable[[BulkLine, Reply], None]
 _RESTS = "lines have ended a worker of the model; the others wait before they run"
@@ -117,7 +112,7 @@ class _BulkSide:
 
 
 class SeatRunner(BulkRunner):
-    """Runner of one process. Replies come to `name`, which no gateway may have."""
+    """Runner of one process. Replies are addressed to `name`, which must not be a gateway's name."""
 
     def __init__(
         self,
@@ -133,30 +128,26 @@ class SeatRunner(BulkRunner):
         self._broker, self._served, self._name, self._tiers = broker, served, name, tiers
         self._gate, self._clock, self._rng, self._new_id = gate, clock, rng, new_id
         self._pending: dict[_PendingLine, None] = {}
-        self._sent = PendingTable()
-        """Lines in the broker."""
+        self._sent = PendingTable()  # Lines in the broker.
         side = cast(RequestQueue, _BulkSide(broker))
         self._session = BrokerSession(side, name, self._sent, self._heard, 1 << 30, 0.0, clock, rng)
         self._suspects = LineSuspects(rng)
+        # Lines that wait for a function of the input policy.
         self._unjudged: deque[tuple[_PendingLine, Judgement]] = deque()
-        """Lines that wait for a function of the input policy."""
-        self._judged: set[_PendingLine] = set()
-        """Lines that such a function is judging."""
+        self._judged: set[_PendingLine] = set()  # Lines that such a function is judging.
+        # Lines that the broker had no room for, by model.
         self._held: defaultdict[str, list[_PendingLine]] = defaultdict(list)
-        """Lines that the broker had no room for, by model."""
-        self._windows: dict[str, float] = {}
-        """Bound on the lines in flight, by model."""
+        self._windows: dict[str, float] = {}  # Bound on the lines in flight, by model.
         self._on_their_way: dict[str, int] = defaultdict(int)
-        self._bytes = Counter[str]()
-        """Bytes of inputs in flight, by tenant."""
+        self._bytes = Counter[str]()  # Bytes of inputs in flight, by tenant.
         self._nonce = 0
         self._ready: frozenset[str] | None = None
         self._drained: frozenset[str] = frozenset()
         self._moved = asyncio.Event()
+        # Instant of the last outcome for each model, or of its first line in flight if that is later.
         self._moved_at: dict[str, float] = {}
-        """Instant of the last outcome for each model, or of its first line in flight if that is later."""
+        # Why the lines of a model wait, and the latest instant at which they run.
         self._waits: dict[str, tuple[str, float]] = {}
-        """Why the lines of a model wait, and the latest instant at which they run."""
         self._looked_at = -math.inf
         self._timers: set[asyncio.TimerHandle] = set()
 
@@ -238,7 +229,8 @@ class SeatRunner(BulkRunner):
         }
 
     def _has_worker(self, model: str, ready: frozenset[str]) -> bool:
-        """Return True if a worker of the model is up, or is loaded or started on demand."""
+        """Return True if a worker of the model is up, or if the model is loaded, or its workers are started, on
+        demand."""
         served = self._served
         return model in ready or model in served.at_zero or (len(served.models) > 1 and served.has_worker(model))
 
@@ -280,7 +272,6 @@ class SeatRunner(BulkRunner):
         return _PendingLine(NOBODY, _NOBODYS, entry, now, now + LIFE, self._session, line=line, asked=asked, done=done)
 
     def _have_judged(self) -> None:
-        """Hand the next lines to the functions of the input policy."""
         while self._gate is not None and self._unjudged and len(self._judged) < JUDGED_AT_ONCE:
             pending, judgement = self._unjudged.popleft()
             if pending not in self._pending:
@@ -291,7 +282,7 @@ class SeatRunner(BulkRunner):
                 self._send(pending)
 
     def _decided(self, requests: Sequence[PendingRequest], failure: Failure | None) -> None:
-        """Act on a verdict. Lines for which no function had time are judged again later."""
+        """Act on a verdict. Lines that no function had time to judge are judged again later."""
         for pending in cast(Sequence[_PendingLine], requests):
             self._judged.discard(pending)
             if pending not in self._pending:
@@ -313,7 +304,8 @@ class SeatRunner(BulkRunner):
             self._take(pending.asked, pending.done)
 
     def _send(self, pending: _PendingLine, shape: int = 0) -> None:
-        """Send a line to the broker, to ride only with lines of this shape, or without one wherever its tenant may ride."""
+        """Send a line to the broker. The line only shares batches with lines of the same shape. By
+        default, that is the shape of its tenant."""
         self._nonce += 1
         shape = shape or self._suspects.shape(pending.line.tenant)
         pending.entry = entry = msgspec.structs.replace(pending.entry, nonce=self._nonce, shape=shape)
@@ -423,7 +415,7 @@ class SeatRunner(BulkRunner):
             self._take_apart(large)
 
     def _take_apart(self, tenants: Collection[str]) -> None:
-        """Send queued lines of these tenants again, to ride apart from those of other tenants."""
+        """Send the queued lines of these tenants again, so that they run apart from lines of other tenants."""
         for pending in self._recall(lambda pending: pending.line.tenant in tenants and not pending.entry.shape):
             # The broker may still know the old id.
             pending.entry = msgspec.structs.replace(pending.entry, id=self._new_id())
@@ -437,11 +429,11 @@ class SeatRunner(BulkRunner):
             pending.done(pending.line, reply)
         except Exception:
             log.exception(
-                "the outcome of a bulk line could not be taken", job=pending.line.job, line=pending.line.number
+                "the outcome of a bulk line could not be processed", job=pending.line.job, line=pending.line.number
             )
 
     def _search(self, lines: Sequence[_PendingLine], reply: Reply) -> None:
-        """Run the lines of one tenant in a failed batch again, or end the line that is to blame."""
+        """Run a tenant's lines of a failed batch again, or end the line that is to blame."""
         if reply.failure is None or reply.ran is None:
             return
         cause, ran, first = Cause(reply.failure.reason), reply.ran, lines[0]

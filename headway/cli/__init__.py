@@ -25,8 +25,8 @@ EXIT_SETTING = 3
 EXIT_TARGET = 4
 EXIT_INTERRUPTED = 130
 
-_OF_OUTPUT = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
-"""Errors of a full disk, or of a reader that has gone."""
+_OUTPUT_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
+"""The disk is full, or the reader of a pipe has gone."""
 
 COMMANDS = {
     "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
@@ -34,14 +34,14 @@ COMMANDS = {
     "worker": Lazy("headway.cli.roles:worker", "Serve", "Run TARGET for gateways in other processes."),
     "controller": Lazy("headway.cli.roles:controller", "Serve", "Count the workers, and limit what gateways admit."),
     "init": Lazy("headway.cli.init:init", "Serve", "Make a folder with a target, its test and its settings."),
-    "check": Lazy("headway.cli.check:check", "Serve", "Load TARGET, try it in batches, and say what it costs."),
+    "check": Lazy("headway.cli.check:check", "Serve", "Load TARGET, try it in batches, and measure them."),
     "status": Lazy("headway.cli.status:status", "Operate", "Show how a running service is doing."),
-    "top": Lazy("headway.cli.top:top", "Operate", "Show it live: load, latency, refusals, workers."),
-    "rollout": Lazy("headway.cli.rollout:rollout", "Operate", "Give a new version more and more requests."),
+    "top": Lazy("headway.cli.top:top", "Operate", "Show a running service live: load, latency, workers."),
+    "rollout": Lazy("headway.cli.rollout:rollout", "Operate", "Shift requests to a new version step by step."),
     "drain": Lazy("headway.cli.drain:drain", "Operate", "Take a worker, process or host out of service."),
-    "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Give a drained worker, process or host work again."),
-    "bulk": Lazy("headway.cli.bulk:bulk", "Operate", "Run files of lines in seats that would stay empty."),
-    "failover": Lazy("headway.cli.failover:failover", "Operate", "Have a replica of the broker's Redis take over."),
+    "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Put a drained worker, process or host back to work."),
+    "bulk": Lazy("headway.cli.bulk:bulk", "Operate", "Run files of inputs on spare capacity."),
+    "failover": Lazy("headway.cli.failover:failover", "Operate", "Promote a replica of the broker's Redis."),
     "dlq": Lazy("headway.cli.dlq:dlq", "Operate", "List, show, replay and purge dead letters."),
     "keys": Lazy("headway.cli.keys:keys", "Operate", "Create, list, revoke and rotate API keys."),
     "bench": Lazy("headway.cli.bench:bench", "Measure and plan", "Send requests at a fixed rate, and measure."),
@@ -65,11 +65,11 @@ def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str 
 @click.group(cls=CommandGroup, lazy=COMMANDS)
 @click.version_option(__version__, "--version", "-V", message="headway %(version)s", help="Print the version.")
 @click.option("--show-completion", type=click.Choice(_SHELLS), is_eager=True, expose_value=False, callback=_show_completion,
-    help='Print what completes commands and options in a shell, as in: eval "$(headway --show-completion bash)".')  # fmt: skip
+    help='Print the completion script for a shell; use it as: eval "$(headway --show-completion bash)".')  # fmt: skip
 def program() -> None:
-    """Turn single inference requests into full batches for scarce GPUs, and bring each answer back.
+    """Turn single inference requests into full batches for scarce GPUs, and return each answer to its caller.
 
-    Start with a function of your own that takes a list of texts and returns as many: headway serve FILE.py:FUNCTION
+    To begin, write a function that takes a list of texts and returns one output for each: headway serve FILE.py:FUNCTION
     """
 
 
@@ -85,10 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _code(arguments)
         sys.stdout.flush()
     except OSError as exc:
-        if exc.errno not in _OF_OUTPUT or exc.filename is not None:
+        if exc.errno not in _OUTPUT_ERRORS or exc.filename is not None:
             raise
         code = EXIT_FAILED
-        _give_up_output()
+        # Flushing the buffer at exit would fail again, and change the exit code.
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         with contextlib.suppress(OSError):
             click.echo(f"headway: the output cannot be written: {os.strerror(exc.errno)}", err=True)
     sys.exit(code)
@@ -115,9 +117,3 @@ def _code(arguments: Sequence[str] | None) -> int:
         click.echo(f"headway: {escape(str(exc))}", err=True)  # It may quote a target's own error.
         codes = {SettingError: EXIT_SETTING, TargetError: EXIT_TARGET}
         return next((code for kind, code in codes.items() if isinstance(exc, kind)), EXIT_FAILED)
-
-
-def _give_up_output() -> None:
-    """Redirect standard output to nowhere. Otherwise flushing its buffer at exit would fail again and change the exit code."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -20,26 +20,23 @@ T = TypeVar("T")
 
 _ADMIN = combined((
     option("--admin", default="", metavar="URL", envvar="HEADWAY_ADMIN",
-        help="The service's admin port; if left out: as HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT say of a process of "
-        "this host, else http://127.0.0.1:9000."),
+        help="The service's admin port. Default: the port of this host that HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT "
+        "describe, or else http://127.0.0.1:9000."),
     option("--token", default="", metavar="TEXT", envvar="HEADWAY_ADMIN_TOKEN",
-        help="Service token, if one is configured; better set in the environment."),
+        help="Service token, if the service has one; better set in the environment."),
     trusting,
 ))  # fmt: skip
-as_json = option("--json", is_flag=True, help="Print it as JSON.")
+as_json = option("--json", is_flag=True, help="Print JSON.")
 
 _EXAMPLE = "http://127.0.0.1:9000"
-SHORT = 10.0
-"""Seconds to wait for an answer that needs no work."""
-_NO_ROUTE = "nothing is served at"
-"""Beginning of Headway's message for a path that a port doesn't have."""
+SHORT = 10.0  # Seconds to wait for an answer that takes no GPU.
+_NO_ROUTE = "nothing is served at"  # Start of Headway's message for an unknown path.
 _WHERE = "name the port of --admin-port, 9000 unless set, as in --admin http://HOST:9000"
-LONG = 60.0
-"""Seconds to wait for a replay, which runs on a GPU first."""
+LONG = 60.0  # Seconds to wait for a replay, which runs on a GPU.
 
 
 class AdminError(HeadwayError):
-    """The admin port cannot be reached, or refuses. `status` is 0 if there was no answer. `answer` is decoded."""
+    """The admin port is unreachable, or refused the request. `status` is 0 without an answer. `answer` is decoded JSON."""
 
     def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
         super().__init__(message)
@@ -48,16 +45,16 @@ class AdminError(HeadwayError):
 
 
 class Admin:
-    """Client of one admin port. Raises SettingError for a malformed `url` and an unusable file.
+    """Client of one admin port. Raises SettingError for a malformed `url` or an unusable file.
 
-    An empty `url` means the process that the environment describes. Then only that process's certificate is trusted, unless `ca`
-    names others. See `make_context` for `ca`, `cert` and `cert_key`.
+    An empty `url` means the process that the environment describes. The client then trusts only that process's certificate, unless
+    `ca` is given. See `make_context` for `ca`, `cert` and `cert_key`.
     """
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
-        known = ""
+        own = ""
         if not url:
-            url, known = described()
+            url, own = described()
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -66,15 +63,15 @@ class Admin:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise SettingError("--admin", url, "is not the URL of an admin port", f"For example {_EXAMPLE}.")
         if not (token.isascii() and token.isprintable()):
-            raise SettingError("--token", "…", "must be printable ASCII", "Copy it once more.")
+            raise SettingError("--token", "…", "must be printable ASCII", "Copy it again.")
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._tls = make_context(ca, cert, cert_key, known) if parts.scheme == "https" else None
+        self._tls = make_context(ca, cert, cert_key, own) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, port
-        first = token.partition(",")[0]  # The setting holds two during a rotation.
+        first = token.partition(",")[0]  # The setting has two tokens while they are rotated.
         self._header = {"authorization": f"Bearer {first}"} if first else {}
 
     def get(self, path: str, query: Mapping[str, int] | None = None) -> Any:
-        """Return the decoded answer of a GET. Raises AdminError, as the methods below do."""
+        """Return the decoded answer to a GET request. Raises AdminError, as do the methods below."""
         return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, SHORT)
 
     def text(self, path: str) -> str:
@@ -126,7 +123,6 @@ class Admin:
         return self._read(ask)
 
     def _read(self, act: Callable[[], T]) -> T:
-        """Return the result of `act`, a step of an exchange. Raises AdminError if the port doesn't answer."""
         from http.client import HTTPException
 
         try:
@@ -136,9 +132,9 @@ class Admin:
 
             if fault := tls_fault(exc, AUTHORITY, SHOWN):
                 raise AdminError(f"{self.url}: {fault}") from None
-            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
+            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc) or type(exc).__name__
             hint = "Is Headway running there? Name its admin port with --admin."
-            raise AdminError(f"{self.url} does not answer: {why}. {hint}") from None
+            raise AdminError(f"{self.url} does not answer: {reason}. {hint}") from None
 
     def _refusal(self, status: int, reason: str, target: str, body: bytes) -> AdminError:
         from headway.runtime.log import escape
@@ -158,7 +154,7 @@ class Admin:
 
 
 def with_admin(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of an admin port to a command, whose argument `port` is the port's client."""
+    """Add the options of an admin port to a command. The command gets the port's client as its argument `port`."""
 
     @functools.wraps(function)
     def command(admin: str, token: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -168,7 +164,7 @@ def with_admin(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def decode(body: bytes) -> Any:
-    """Decode an answer. A member with a number out of range, such as a client's input, stays undecoded."""
+    """Decode an answer. A member with a number out of range, such as a client's input, stays encoded."""
     try:
         return msgspec.json.decode(body)
     except msgspec.ValidationError:
@@ -184,13 +180,13 @@ def _member(raw: msgspec.Raw) -> Any:
 
 
 def letter_path(id: str, tenant: str | None, act: str = "") -> str:
-    """Return the path of a dead letter, or of an act on it. A `tenant` is needed if several tenants have a letter with the id."""
-    of = "" if tenant is None else f"?{urlencode({'tenant': tenant})}"
-    return f"/internal/dlq/{quote(id, safe='')}{act}{of}"
+    """Return the path of a dead letter, or of the action `act` on it. Several tenants may have letters with the same id."""
+    query = "" if tenant is None else f"?{urlencode({'tenant': tenant})}"
+    return f"/internal/dlq/{quote(id, safe='')}{act}{query}"
 
 
 def pretty(answer: Any) -> str:
-    """Format JSON for people. Escape whatever could control a terminal."""
+    """Format JSON for people. Escape characters that could control a terminal."""
     from headway.runtime.log import escape
 
     text = msgspec.json.format(msgspec.json.encode(answer)).decode()
@@ -198,7 +194,7 @@ def pretty(answer: Any) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Format a table. Escape whatever could control a terminal."""
+    """Format a table. Escape characters that could control a terminal."""
     from headway.runtime.log import escape
 
     lines = [head, *(tuple(escape(cell) for cell in row) for row in rows)]

@@ -1,4 +1,4 @@
-"""`headway bench`: open-loop load on a URL."""
+"""`headway bench`: send an open-loop load to a URL, and measure."""
 
 from __future__ import annotations
 
@@ -23,61 +23,59 @@ from headway.load.spec import LoadSpec
 if TYPE_CHECKING:
     from headway.load.report import Report
 
-_OF_BODY = ("400", "413", "422")
-"""Statuses of a body that the target doesn't accept."""
+_BAD_BODY = ("400", "413", "422")  # Statuses of a body that the target doesn't accept.
 _REQUEST, _RESULT = "Requests", "Results"
 
 
 @command()
 @click.argument("url", metavar="URL",
-    help="http://host[:port][/path], or https; without a path /v1/inference, for tensors that of the Open Inference "
-    "Protocol.")  # fmt: skip
+    help="http://host[:port][/path], or https. Default path: /v1/inference, or for tensors the Open Inference Protocol's.")  # fmt: skip
 @with_fields(LoadSpec, required=("rate",), duration=10.0, seed=None)
 @option("--mix", default="", metavar="TIER=WEIGHT,…", group=_REQUEST,
     help="Tiers to ask for (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.")  # fmt: skip
 @option("--key", multiple=True, metavar="[TIER=]KEY", group=_REQUEST,
-    help="API key, for all requests or those of a tier, which then need no X-Request-Tier. Repeatable.")  # fmt: skip
+    help="API key for all requests, or for those of a tier, which then carry no X-Request-Tier. Repeatable.")  # fmt: skip
 @trusting
 @option("--input", "text", metavar="TEXT", group=_REQUEST,
-    help="Input of every request, after a prefix that makes each one different.")  # fmt: skip
+    help="Input of every request. A prefix makes each request different.")  # fmt: skip
 @option("--body", type=Path, metavar="FILE", group=_REQUEST,
     help="JSON body of every request; its text member input, input_data or prompt gets the prefix.")  # fmt: skip
 @option("--tensor", "tensors", multiple=True, metavar="[NAME=]TYPE:SHAPE", group=_REQUEST,
-    help="In place of a text, zeros in the binary form of the Open Inference Protocol, such as FP32:8,4 for 8 rows of 4. "
+    help="Send zeros in the binary form of the Open Inference Protocol instead of a text, such as FP32:8,4 for 8 rows of 4. "
     "Repeatable, for several inputs.")  # fmt: skip
 @option("--model", metavar="NAME", group=_REQUEST, help="Model to ask.")
 @option("--json", is_flag=True, group=_RESULT, help="Print the results as JSON instead of tables.")
 @option("--out", type=Path, metavar="FILE", group=_RESULT, help="Write the results as JSON to FILE.")
-@option("--quiet", "-q", is_flag=True, group=_RESULT, help="No progress on standard error.")
+@option("--quiet", "-q", is_flag=True, group=_RESULT, help="Show no progress on standard error.")
 def bench(
     url: str, mix: str, key: Sequence[str], ca: str, cert: str, cert_key: str, text: str | None, body: Path | None,
     tensors: Sequence[str], model: str | None, json: bool, out: Path | None, quiet: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Send requests to a URL at a fixed rate; print latency, errors and how many answers came in time.
+    """Send requests to a URL at a fixed rate, and print their latency, the errors, and how many answers came in time.
 
     headway bench http://127.0.0.1:8000 --rate 100 --duration 30
 
     Each request is sent when it is due, even if earlier ones still wait for their answers, and its latency counts from that moment.
     So a server that stalls cannot hide how long requests waited.
 
-    Exit codes: 0 done, 1 wrong answers or not one success, 3 a bad setting, 130 interrupted.
+    Exit codes: 0 done, 1 wrong answers or no success at all, 3 a bad setting, 130 interrupted.
     """
-    from headway.load import spec as order
+    from headway.load.spec import make_body, make_tensors, parse_keys, parse_mix, parse_target
 
-    weights, data = order.parse_mix(mix), b""
+    weights, data = parse_mix(mix), b""
     if tensors:
         if text is not None or body is not None:
             raise SettingError("--tensor", tensors[0], "is given with --input or --body", "Give one of them.")
-        target = order.parse_target(url, f"/v2/models/{quote(model, safe='')}/infer" if model else "/v2/infer")
-        (members, data), member = order.make_tensors(tensors), ""
+        target = parse_target(url, f"/v2/models/{quote(model, safe='')}/infer" if model else "/v2/infer")
+        (members, data), member = make_tensors(tensors), ""
     else:
-        target = order.parse_target(url)
-        members, member = order.make_body(target.path, text, model, _content(body))
+        target = parse_target(url)
+        members, member = make_body(target.path, text, model, _content(body))
     values = fields_from(LoadSpec, given)
     if values["seed"] is None:
         values["seed"] = secrets.randbelow(1 << 32)
     spec = LoadSpec(
-        target=target, mix=weights, keys=order.parse_keys(key, weights), body=members, member=member, data=data,
+        target=target, mix=weights, keys=parse_keys(key, weights), body=members, member=member, data=data,
         tls=make_context(ca, cert, cert_key) if target.tls else None, **values,
     )  # fmt: skip
     _run(spec, out, json=json, quiet=quiet)
@@ -104,7 +102,9 @@ def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoRetu
         show(report)
     if reason := _without_success(report):
         click.echo(f"headway: {reason}{_first_refused(report, record.first_refused)}", err=True)
-    raise click.exceptions.Exit(_exit_code(report))
+    if report.interrupted:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)
+    raise click.exceptions.Exit(EXIT_FAILED if report.mismatches or not report.total.answered else 0)
 
 
 def _content(path: Path | None) -> bytes | None:
@@ -115,8 +115,7 @@ def _content(path: Path | None) -> bytes | None:
 
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
-    """Open the file for the results before the load begins, so that a wrong name loses none of them."""
-    try:
+    try:  # The file is opened before the load begins, so that no results are lost if it can't be.
         return nullcontext() if path is None else path.open("wb")
     except OSError as exc:
         reason = f"cannot be written: {exc.strerror}"
@@ -133,29 +132,22 @@ def _without_keys(words: Sequence[str]) -> list[str]:
     return shown
 
 
-def _exit_code(report: Report) -> int:
-    if report.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if report.mismatches or not report.total.answered else 0
-
-
 def _without_success(report: Report) -> str:
-    """Say why nothing succeeded; empty if a request did, or the load was interrupted."""
     total = report.total
     if total.answered or report.interrupted:
         return ""
     if not total.requests:
-        return f"no request fell due in {report.duration_s:g} s: raise --rate or --duration"
+        return f"no request was due within {report.duration_s:g} s: raise --rate or --duration"
     outcome, count = next(iter(total.outcomes.items()))
-    return f"not one of {total.requests:,} requests succeeded; {count:,} ended with: {outcome}"
+    return f"none of {total.requests:,} requests succeeded; {count:,} ended with: {outcome}"
 
 
 def _first_refused(report: Report, message: str) -> str:
-    """Return the text of the first error and a hint if all answers are 4xx; empty otherwise."""
+    """Return the text of the first error and a hint; empty unless all answers are 4xx."""
     outcomes = report.total.outcomes
     if not message or any(not label.startswith("4") for label in outcomes):
         return ""
     hint = ""
-    if any(label[:3] in _OF_BODY for label in outcomes):
-        hint = ". Give the body that this target takes: --body FILE, or --tensor for arrays"
-    return f"\nheadway: the first says: {message.rstrip('.')}{hint}"
+    if any(label[:3] in _BAD_BODY for label in outcomes):
+        hint = ". Give a body that this target takes: --body FILE, or --tensor for arrays"
+    return f"\nheadway: the first error says: {message.rstrip('.')}{hint}"

@@ -1,4 +1,4 @@
-"""`headway bulk`: files of lines in, files of answers out, in seats that would stay empty."""
+"""`headway bulk`: run files of inputs on spare capacity, and fetch files of answers."""
 
 from __future__ import annotations
 
@@ -26,37 +26,32 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
-WITHIN = 60.0
-"""Seconds to wait for an answer."""
-EVERY = 1.0
-"""Seconds between two looks at a job."""
-AWAY = 90.0
-"""Seconds for which a service may be out of reach, as in a restart, while a command waits for a job."""
+WITHIN = 60.0  # Seconds to wait for an answer.
+EVERY = 1.0  # Seconds between two requests for the state of a job.
+AWAY = 90.0  # Seconds for which a command that waits for a job tolerates an unreachable service, as during a restart.
 COMPLETIONS, CHAT, EMBEDDINGS = ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
-PIECE = 1 << 16
-"""Bytes of a file that are sent or fetched at a time."""
-LOOKED_AT = 100
-"""Number of non-empty lines that decide whether a file holds requests."""
+PIECE = 1 << 16  # Bytes of a file to send or fetch at a time.
+LOOKED_AT = 100  # Number of non-empty lines to examine for requests in JSON. Without any, the lines are texts.
 _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
-_UTF_16 = "is UTF-16, it has to be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it so"
+_UTF_16 = "is UTF-16, convert it to UTF-8: `iconv -f UTF-16 -t UTF-8`"
 _NUMBER = re.compile("[0-9]+")
 
 _PUBLIC = combined((
     option("--url", default="http://127.0.0.1:8000", metavar="URL", envvar="HEADWAY_URL", help="The service's public port."),
     option("--key", default="", metavar="TEXT", envvar="HEADWAY_API_KEY",
-        help="API key, if they are asked for; better set in the environment."),
+        help="API key, if the service needs one; better set in the environment."),
     trusting,
 ))  # fmt: skip
-_id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
+_id = click.argument("id", metavar="ID", help="Id of the job: batch_…")
 
 
 class BulkError(HeadwayError):
-    """A bulk job cannot be made, or the public port cannot be reached or refuses."""
+    """The file holds no job, or the public port is unreachable or refused the request."""
 
 
 class Away(BulkError):
-    """The public port doesn't answer, or cannot for now. `hint` says what to do if that lasts."""
+    """The public port is unreachable, or answered with a 5xx. `hint` says what to do if this lasts."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why + hint)
@@ -64,8 +59,8 @@ class Away(BulkError):
 
 
 class PublicPort:
-    """Client of a public port, for bulk jobs. `url` includes the path that a proxy adds before the routes. See `make_context` for
-    `ca`, `cert` and `cert_key`. Raises SettingError for a malformed `url` and an unusable file."""
+    """Client of a public port, for bulk jobs. `url` includes any path that a proxy puts before the routes. See `make_context` for
+    `ca`, `cert` and `cert_key`. Raises SettingError for a malformed `url` or an unusable file."""
 
     def __init__(self, url: str, key: str, ca: str, cert: str, cert_key: str) -> None:
         parts = urlsplit(url)
@@ -76,7 +71,7 @@ class PublicPort:
         self._header = {"authorization": f"Bearer {key}"} if key else {}
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request, and decode the JSON of its answer. Raises BulkError, as the methods below do."""
+        """Send a request, and decode the JSON in its answer. Raises BulkError, as do the methods below."""
         content = None if body is None else msgspec.json.encode(body)
         with closing(self._connection()) as connection:
             answer = self._response(connection, method, path, content, {})
@@ -124,7 +119,7 @@ class PublicPort:
         else:
             hint = ". Set HEADWAY_API_KEY to yours" if answer.status == 401 else ""
         if answer.status == 404 and "nothing is served" in str(message):
-            hint = ". Are there bulk jobs in this service (--bulk-dir)?"
+            hint = ". Does this service run bulk jobs (--bulk-dir)?"
         from headway.runtime.log import escape
 
         kind = Away if answer.status >= 500 else BulkError
@@ -137,13 +132,13 @@ class PublicPort:
         try:
             yield
         except (OSError, HTTPException) as exc:
-            why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+            reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
             hint = ". Name the service's public port with --url."
-            raise Away(f"{self._url} does not answer: {why}", hint) from None
+            raise Away(f"{self._url} does not answer: {reason}", hint) from None
 
 
 def with_public(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a public port to a command, whose argument `port` is the port's client."""
+    """Add the options of a public port to a command. The command gets the port's client as its argument `port`."""
 
     @functools.wraps(function)
     def command(url: str, key: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -154,25 +149,27 @@ def with_public(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(cls=CommandGroup)
 def bulk() -> None:
-    """Bulk jobs: files of lines that run in seats which would stay empty. Submit, watch, fetch, cancel."""
+    """Bulk jobs run files of inputs on spare capacity. Submit, watch, fetch or cancel them."""
 
 
 @bulk.command()
-@click.argument("file", metavar="FILE", type=Path, help="File of lines: texts, or requests in OpenAI's form (JSONL).")
-@option("--model", metavar="NAME", help="Model to ask, for lines of text; if left out: the default one.")
+@click.argument(
+    "file", metavar="FILE", type=Path, help="File with one text per line, or one request in OpenAI's form (JSONL)."
+)
+@option("--model", metavar="NAME", help="Model for lines of text. Default: the service's default model.")
 @option("--endpoint", type=click.Choice(ENDPOINTS),
-    help=f"Route that the lines ask; if left out: that of the first request, and {COMPLETIONS} for texts.")  # fmt: skip
-@option("--texts", is_flag=True, help="Each line is a text, also where it looks like a request.")
-@option("--window", default="24h", metavar="DURATION", help="Time in which it is to be done: 2h, 7d.")
-@option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
+    help=f"Route for the lines. Default: the route of the first request, or {COMPLETIONS} for texts.")  # fmt: skip
+@option("--texts", is_flag=True, help="Treat each line as a text, even if it looks like a request.")
+@option("--window", default="24h", metavar="DURATION", help="Time limit for the job, such as 2h or 7d.")
+@option("--wait", is_flag=True, help="Wait until the job ends, and show its progress.")
 @with_public
 @as_json
 def submit(
     port: PublicPort, file: Path, model: str | None, endpoint: str | None, texts: bool, window: str, wait: bool, json: bool,
 ) -> None:  # fmt: skip
-    """Send a file, and begin a job of it. Prints the job's id.
+    """Upload a file and start a job for it. Print the id of the job.
 
-    Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end, or lines of it failed.
+    Exit codes: 0 done; 1 the service refused the job, or with --wait the job was not completed or some of its lines failed.
     """
     if model is not None:
         with suppress(Away):  # The job waits while the service doesn't know its models.
@@ -183,12 +180,11 @@ def submit(
             id = port.send(file.name, requests)
     except OSError as exc:
         raise BulkError(f"{file}: {exc.strerror or exc}") from None
-    asked = {"input_file_id": id, "endpoint": endpoint, "completion_window": window}
-    job = port.ask("POST", "/v1/batches", asked)
+    job = port.ask("POST", "/v1/batches", {"input_file_id": id, "endpoint": endpoint, "completion_window": window})
     if not json:
         click.echo(job["id"])  # At once, so that a caller has it even if this command fails later.
     if wait:
-        click.echo(f"{job['id']} runs; it goes on if this command ends", err=True)
+        click.echo(f"{job['id']} is running, and continues even if this command ends", err=True)
         job = _wait(port, job)
         click.echo(_line(job), err=True)
         if job["error_file_id"] is not None:
@@ -201,18 +197,18 @@ def submit(
 
 @bulk.command()
 @_id
-@option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
+@option("--wait", is_flag=True, help="Wait until the job ends, and show its progress.")
 @with_public
 @as_json
 def status(port: PublicPort, id: str, wait: bool, json: bool) -> None:
-    """Show how far a job is."""
+    """Show the progress of a job."""
     job = port.ask("GET", f"/v1/batches/{id}")
     job = _wait(port, job) if wait else job
     click.echo(pretty(job) if json else _line(job))
 
 
 @bulk.command("list")
-@option("--limit", type=click.IntRange(1, 100), default=20, metavar="N", help="At most so many.")
+@option("--limit", type=click.IntRange(1, 100), default=20, metavar="N", help="How many jobs to list at most.")
 @with_public
 @as_json
 def list_jobs(port: PublicPort, limit: int, json: bool) -> None:
@@ -229,8 +225,8 @@ def list_jobs(port: PublicPort, limit: int, json: bool) -> None:
 
 @bulk.command()
 @_id
-@option("--out", type=Path, metavar="FILE", help="Write to FILE; if left out: to standard output.")
-@option("--errors", is_flag=True, help="The errors instead of the answers.")
+@option("--out", type=Path, metavar="FILE", help="File to write to. Default: standard output.")
+@option("--errors", is_flag=True, help="Fetch the errors instead of the answers.")
 @with_public
 def fetch(port: PublicPort, id: str, out: Path | None, errors: bool) -> None:
     """Fetch the answers of a job that has ended.
@@ -256,7 +252,7 @@ def fetch(port: PublicPort, id: str, out: Path | None, errors: bool) -> None:
 @with_public
 @as_json
 def cancel(port: PublicPort, id: str, json: bool) -> None:
-    """Have a job end with what is done."""
+    """Cancel a job. The answers that it has so far are kept."""
     job = port.ask("POST", f"/v1/batches/{id}/cancel")
     click.echo(pretty(job) if json else _line(job))
 
@@ -273,7 +269,7 @@ def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for a job to end. Show its progress on standard error, and once each reason for which it waits."""
+    """Wait for a job to end. Show its progress on standard error, and each reason why it waits only once."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -282,23 +278,23 @@ def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task(job["status"], total=None)
         say = functools.partial(progress.console.print, markup=False, highlight=False, soft_wrap=True)
-        known: list[str] = []
+        shown: list[str] = []
         while job["status"] not in ENDED:
             time.sleep(EVERY)
-            job = _look(port, job["id"], say)
+            job = _poll(port, job["id"], say)
             counts = job["request_counts"]
             done = counts["completed"] + counts["failed"]
-            why = _why(job)
-            if (alike := [_NUMBER.sub("", reason) for reason in why]) != known and why:
-                say("; ".join(why))  # Above the bar, which has no room for it. Numbers in it count down: not news.
-            known = alike
-            status = f"{job['status']}, waiting" if why else job["status"]
+            reasons = _reasons(job)
+            # Numbers in reasons count down, which is no reason to show them again.
+            if (stripped := [_NUMBER.sub("", reason) for reason in reasons]) != shown and reasons:
+                say("; ".join(reasons))
+            shown = stripped
+            status = f"{job['status']}, waiting" if reasons else job["status"]
             progress.update(bar, description=status, total=counts["total"] or None, completed=done)
     return job
 
 
-def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return a job as it is now. Try again if its service is out of reach for a while."""
+def _poll(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, Any]:
     until = 0.0
     while True:
         try:
@@ -309,12 +305,12 @@ def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, An
                 until = now + AWAY
                 say(f"{exc.why}; trying again for {AWAY:.0f} seconds")
             elif now >= until:
-                then = f"the job goes on when its service does; look with headway bulk status {id} --wait"
-                raise BulkError(f"{exc.why}; {then}") from None
+                hint = f"the job continues once the service runs again; watch it with headway bulk status {id} --wait"
+                raise BulkError(f"{exc.why}; {hint}") from None
             time.sleep(EVERY)
 
 
-def _why(job: dict[str, Any]) -> list[str]:
+def _reasons(job: dict[str, Any]) -> list[str]:
     return [error["message"] for error in (job["errors"] or {"data": []})["data"]]
 
 
@@ -322,7 +318,8 @@ def _line(job: dict[str, Any]) -> str:
     from headway.runtime.log import escape
 
     counts = job["request_counts"]
-    status = ": ".join((job["status"], *filter(None, ("; ".join(_why(job)),))))
+    reasons = _reasons(job)
+    status = f"{job['status']}: {'; '.join(reasons)}" if reasons else job["status"]
     lines = f"{counts['completed']} of {counts['total']} lines done, {counts['failed']} failed"
     return f"{job['id']} {escape(status)} ({lines})"
 
@@ -332,7 +329,9 @@ def _first_error(port: PublicPort, job: dict[str, Any]) -> str:
 
     line = port.first_line(job["error_file_id"])
     message = (line["error"] or line["response"]["body"]["error"])["message"]
-    return f"first error, of line {line['line']}: {escape(message)}. All: headway bulk fetch {job['id']} --errors"
+    return (
+        f"first error, in line {line['line']}: {escape(message)}. To see all: headway bulk fetch {job['id']} --errors"
+    )
 
 
 def _cells(job: dict[str, Any]) -> tuple[str, ...]:
@@ -345,12 +344,12 @@ def _cells(job: dict[str, Any]) -> tuple[str, ...]:
 def read_lines(
     file: IO[bytes], name: str, model: str | None, endpoint: str | None, texts: bool
 ) -> tuple[str, Iterator[bytes]]:
-    """Return the route for a file's lines, and the lines as requests, a piece at a time.
+    """Return the route for a file's lines, and an iterator over the lines as requests, in pieces of any size.
 
-    `name` names the file in errors. With `texts`, each line is a text for `model` (None: the default one), whatever it looks like.
-    Without an `endpoint`, the route is that of the first request, or completions for texts.
+    Errors call the file `name`. With `texts`, each line is a text for `model`, even if it looks like a request. None means the
+    default model. Without an `endpoint`, the route is the one of the first request, or completions for texts.
 
-    Raises BulkError if the file is empty or not UTF-8, or looks like requests but has none. Iterating over the lines may raise it.
+    Raises BulkError if the file is empty or not UTF-8, or begins like requests but has none. The iterator may raise it, too.
     """
     begin = file.read(len(_BOM))
     if begin.startswith(_OTHER_BOMS):
@@ -359,25 +358,25 @@ def read_lines(
     file.seek(start)
     head = list(itertools.islice(((at, line) for at, line in enumerate(file, 1) if line.strip()), LOOKED_AT))
     if not head:
-        raise BulkError(f"{name} has no line: each line is a text, or a request in JSON")
+        raise BulkError(f"{name} is empty: write one text, or one request in JSON, per line")
     for number, line in head:
         if b"\0" in line:
-            raise BulkError(f"{name}, line {number}, has a zero octet. If the file {_UTF_16}")
+            raise BulkError(f"{name}, line {number}, has a zero byte. If the file {_UTF_16}")
     requests = [] if texts else [request for _, line in head if (request := _request(line)) is not None]
     file.seek(start)
     if requests:
         routes = (request["url"] for request in requests if request.get("url") in ENDPOINTS)
         return endpoint or next(routes, COMPLETIONS), iter(lambda: file.read(PIECE), b"")
     if not texts and (number := next((at for at, line in head if line.lstrip().startswith(b"{")), 0)):
-        why = "begins like JSON, and no line near it is a request: that has `custom_id`, `method`, `url` and `body`"
-        hint = "Correct the file, or say --texts if each line is a text for the model"
-        raise BulkError(f"{name}, line {number}, {why}. {hint}")
+        reason = "begins like JSON, but is no request: a request has `custom_id`, `method`, `url` and `body`"
+        hint = "Correct the file, or give --texts if each line is a text for the model"
+        raise BulkError(f"{name}, line {number}, {reason}. {hint}")
     endpoint = endpoint or COMPLETIONS
     return endpoint, _made(file, name, model, endpoint)
 
 
 def _request(line: bytes) -> dict[str, Any] | None:
-    """Return the object in a line that is meant as a request, even if the request is faulty; None for other lines."""
+    """Return the JSON object in a line if it looks like a request, even a faulty one; None for other lines."""
     try:
         parsed = msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -390,15 +389,14 @@ def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Itera
     lines: list[bytes] = []
     size = 0
     for number, raw in enumerate(file, 1):
-        request = b""  # Blank lines stay, so that both files have the same line numbers.
+        request = b""  # Blank lines are kept, so the uploaded file has the same line numbers.
         if raw.strip():
             try:
                 text = raw.rstrip(b"\r\n").decode()
             except UnicodeDecodeError:
                 raise BulkError(f"{name}, line {number}, is not UTF-8") from None
             body = {**({"model": model} if model else {}), **_input(text, endpoint)}
-            asked = {"custom_id": str(number), "method": "POST", "url": endpoint, "body": body}
-            request = msgspec.json.encode(asked)
+            request = msgspec.json.encode({"custom_id": str(number), "method": "POST", "url": endpoint, "body": body})
         lines.append(request + b"\n")
         size += len(lines[-1])
         if size >= PIECE:

@@ -1,4 +1,4 @@
-"""`headway check`: find out whether a target is fit to be served, and what its batches cost."""
+"""`headway check`: check that a target follows the rules, and measure how long its batches take."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ _SETTINGS = (
 _DEADLINES = {
     "gpu_timeout_ms": "the slowest batch takes {}",
     "queue_timeout_ms": "a request may have to wait for one such batch ({})",
-    "request_timeout_ms": "a request may wait for one such batch ({}) and ride in the next",
+    "request_timeout_ms": "a request may wait for one such batch ({}) and run in the next",
 }
-"""Why each deadline should be as long as advised."""
-_FAR, _TINY_MS = 0.3, 0.5
-"""Relative distance from a median beyond which the line doesn't fit, and the smallest median in ms that matters."""
+"""Reason for the advised length of each deadline."""
+_MAX_ERROR, _TINY_MS = 0.3, 0.5
+"""Relative error of the fitted line above which it doesn't fit. Medians below _TINY_MS count as _TINY_MS."""
 
 
 @command()
 @click.argument("target", metavar="TARGET",
     help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.")  # fmt: skip
 @option("--input", "texts", multiple=True, metavar="TEXT",
-    help="Text to send, or JSON where the target takes JSON or arrays, or base64 where it takes bytes; repeat it for "
-    "several, which take turns. By default the target's example; without one, each text has a number.")  # fmt: skip
-@option("--inputs", type=Path, metavar="FILE", help="File with one such text a line, besides those of --input.")
+    help="Input to send: a text, JSON for a target that takes JSON or arrays, or base64 for one that takes bytes. Repeatable. "
+    "Default: the target's example, or else numbered texts.")  # fmt: skip
+@option("--inputs", type=Path, metavar="FILE", help="File of further inputs, one per line, each as for --input.")
 @option("--parameters", default="", metavar="JSON", help="Parameters of every input: a JSON object.")
-@option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="Batches of each size.")
+@option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="How many batches of each size to run.")
 @option("--record", type=Path, metavar="FILE",
-    help="Write the run times of batches of many sizes and mixtures of the inputs to FILE, for --batch-times of `headway "
+    help="Also run batches of many sizes and mixtures of the inputs, and write their times to FILE, for --batch-times of `headway "
     "simulate` and `plan`.")  # fmt: skip
 @option("--json", is_flag=True, help="Print the findings as JSON.")
 @with_settings(_SETTINGS)
@@ -66,19 +66,19 @@ def check(
     target: str, settings: Settings, texts: Sequence[str], inputs: Path | None, parameters: str, repeats: int, record: Path | None,
     json: bool,
 ) -> None:  # fmt: skip
-    """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
+    """Load TARGET in a real worker, run batches from 1 input up to the largest size, and report how long they take.
 
-    It checks that the target returns one output for each input, of the kind that it is annotated with, in the order of the inputs
-    (the largest batch is sent in three orders), within the GPU deadline. It prints run times by size, the first inputs beside their
-    answers, the line ℓ(n) = α + βn through the times, and which settings fit.
+    The check fails unless the target returns one output for each input, of the annotated kind, in the order of the inputs (it gets
+    the largest batch in three orders), and within the GPU deadline. The report shows the times by batch size, the first inputs with
+    their outputs, the line ℓ(n) = α + βn fitted to the times, and settings that suit them.
 
-    With --record some 70 batches for each of the --repeats run besides, of which most have few inputs or as many as can be.
+    With --record, 72 further batches run for each of the --repeats. Most of them are small or of the largest size.
 
     Exit codes: 0 fit to serve, 1 it breaks a rule, 3 a bad setting, 4 it cannot be loaded.
     """
     import asyncio
 
-    from headway.cli.trial_inputs import notes_on, read_lines, writing
+    from headway.cli.trial import notes_on, read_lines, writing
     from headway.runtime import log
 
     given = [*(text for text in texts if text), *read_lines(inputs)]
@@ -120,8 +120,7 @@ async def _try_out(
         make_weights,
         worker_name,
     )
-    from headway.cli.trial import Trial
-    from headway.cli.trial_inputs import batches_to_record, choose_inputs
+    from headway.cli.trial import Trial, batches_to_record, choose_inputs
     from headway.config.target import parse_target
     from headway.runtime.counters import TlsCounts
 
@@ -165,11 +164,11 @@ async def _try_out(
 def _retried(retries: int, rested: float) -> str:
     rest = f", and it asked for {rested:.3g} s of rest" if rested else ""
     tries = "1 call was repeated" if retries == 1 else f"{retries} calls were repeated"
-    return f"{tries}, as the API failed{rest}; the times include that"
+    return f"{tries} because the API failed{rest}; the times include this"
 
 
 async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
-    """Return the name of a format in which a remote API answers; empty if there is none, or one was set."""
+    """Return the name of a format that a remote API understands; empty if there is none, or the user has set one."""
     from dataclasses import replace
 
     from headway.app.backends import make_backend
@@ -202,7 +201,7 @@ def _advice(settings: Settings, findings: Findings) -> list[str]:
     if model.beta > 0 and model.alpha < model.beta * largest / 2 and findings.cost.shape is CostShape.NUMBER:
         knee = max(1, round(model.alpha / model.beta * 2))
         advice.append(
-            f"batches beyond about {min(knee, largest)} gain little: most of their time grows with the number of {findings.unit}s"
+            f"batches above about {min(knee, largest)} gain little: their time grows almost in proportion to the {findings.unit}s"
         )
     advice += _weight_advice(settings, findings)
     for name, needed in fitting(full / 1000).items():
@@ -223,7 +222,7 @@ _SHAPES = {CostShape.NUMBER: "number", CostShape.WEIGHT: "length", CostShape.PAD
 
 
 def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> list[str]:
-    """Say what the time of a call depends on, if that is clear: the number of inputs, their length, or number × longest."""
+    """Describe which of three costs fits the times of calls best: by number of inputs, by their length, or by number × longest."""
     cost, shape = findings.cost, findings.cost.shape
     errors = [f"{error:.0%} by {_SHAPES[other]}" for other, error in cost.errors.items()]
     if len({round(error, 2) for error in cost.errors.values()}) == 1:
@@ -256,12 +255,11 @@ def _weight_advice(settings: Settings, findings: Findings) -> list[str]:
 
 
 def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
-    """Say where the fitted line is far from the measured times; empty if it fits."""
     size, ms = max(medians, key=lambda pair: abs(model.seconds(pair[0]) * 1000 - pair[1]) / max(pair[1], _TINY_MS))
     predicted = model.seconds(size) * 1000
-    if abs(predicted - ms) <= _FAR * max(ms, _TINY_MS):
+    if abs(predicted - ms) <= _MAX_ERROR * max(ms, _TINY_MS):
         return ""
-    hint = "Go by the table, or set --repeats higher"
+    hint = "Trust the table instead, or set --repeats higher"
     return f"  the line does not fit: {_ms(predicted)} ms for {size}, where the median is {_ms(ms)} ms. {hint}"
 
 
@@ -298,7 +296,7 @@ def _as_json(target: str, settings: Settings, findings: Findings, advice: list[s
 
 def _as_text(target: str, settings: Settings, findings: Findings, advice: list[str], record: Path | None) -> str:
     from headway.cli.admin import table
-    from headway.cli.trial_inputs import brief
+    from headway.cli.trial import brief
     from headway.runtime.log import escape
 
     medians = [

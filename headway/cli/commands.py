@@ -1,4 +1,4 @@
-"""Commands and options of click, with options under headings, and commands that are imported only when they run.
+"""Click commands whose help has headings, and groups that import a command only when it runs.
 
 The help of a command with many settings shows only the common ones. `--help-all` shows them all.
 """
@@ -15,8 +15,7 @@ from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MANY = 40
-"""Number of options above which a command's help shows only the common ones."""
+MANY = 40  # Number of options above which a command's help shows only the common ones.
 _SINGULAR = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
 OPTIONS = "Options"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -24,7 +23,7 @@ _EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 
 def default_text(default: Any, unit: str = "") -> str:
-    """Return the text that shows a default in the help; empty if there is none."""
+    """Format a default for the help; empty if there is none."""
     if default is None or default is False or default == "":
         return ""
     shown = f"{default:.15g}" if isinstance(default, float) else str(default)
@@ -32,7 +31,7 @@ def default_text(default: Any, unit: str = "") -> str:
 
 
 class Option(click.Option):
-    """Option under a heading of the help, with its default. The short help leaves `rare` options out."""
+    """Option under the heading `group` of the help, with its default. The short help omits `rare` options."""
 
     def __init__(self, names: Sequence[str], group: str = OPTIONS, rare: bool = False, **others: Any) -> None:
         others["help"] = others.get("help", "") + default_text(others.get("default"))
@@ -45,8 +44,7 @@ def option(*names: str, group: str = OPTIONS, **others: Any) -> Callable[[F], F]
     return click.option(*names, cls=Option, group=group, **others)
 
 
-_WHOLE = "headway.whole_help"
-"""Key in the metadata of a context whose help shows all settings."""
+_WHOLE = "headway.whole_help"  # Key in the metadata of a context whose help shows all settings.
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -60,7 +58,7 @@ _HELP_ALL = Option(["--help-all"], is_flag=True, is_eager=True, expose_value=Fal
 
 
 class Command(click.Command):
-    """Command whose help has headings. Its errors say which other command takes an option or target that it doesn't take."""
+    """Command whose help has headings. If the user gives it an option or target of another command, the error names that command."""
 
     def __init__(self, name: str | None, **others: Any) -> None:
         super().__init__(name, context_settings=CONTEXT, **others)
@@ -145,7 +143,7 @@ class CommandGroup(click.Group):
 
 
 def combined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
-    """Combine decorators into one that adds their options in the given order."""
+    """Combine decorators into one. Their options appear in the help in the given order."""
 
     def decorate(function: F) -> F:
         for decorator in reversed(decorators):
@@ -156,8 +154,8 @@ def combined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
 
 
 def _explained(error: click.UsageError, command: str | None) -> click.UsageError:
-    """Add to a usage error of a role's command which command takes the option or target. Return other errors unchanged."""
     from headway.app.roles import ROLES  # Imports all settings, which only a usage error needs.
+    from headway.config.fields import joined
 
     role = next((role for role in ROLES if role.value == command), None)
     if role is None:
@@ -166,12 +164,11 @@ def _explained(error: click.UsageError, command: str | None) -> click.UsageError
         takers = _takers_of(error.option_name)
         if not takers or command in takers:
             return error
-        names = " and ".join(filter(None, (", ".join(takers[:-1]), takers[-1])))
-        message = f"headway {command} has no {error.option_name}: it is a flag of headway {names}."
+        message = f"headway {command} has no {error.option_name}: it is a flag of headway {joined(takers, 'and')}."
     elif not ROLES[role].batchers and (match := _EXTRA.fullmatch(error.message)):
         message = (
-            f"headway {command} takes no TARGET, and was given {match[1]}: workers run it. Start headway worker {match[1]} "
-            f"beside it with the same --broker, or all in one process: headway serve {match[1]}"
+            f"headway {command} takes no TARGET, but got {match[1]}: only workers run targets. Also start headway worker {match[1]} "
+            f"with the same --broker, or run everything in one process: headway serve {match[1]}"
         )
     else:
         return error

@@ -1,4 +1,4 @@
-"""`headway dlq`: dead letters, the inputs that made the model fail."""
+"""`headway dlq`: list, show, replay and purge dead letters, the inputs that made the model fail."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ _MANY = 10_000
 _SHOWN = 60
 
 _ID_HELP = "Request id, with or without req_."
-_tenant = option("--tenant", metavar="NAME", help="Tenant of the letter, if several tenants have one with this id.")
+_tenant = option(
+    "--tenant", metavar="NAME", help="Tenant of the letter, if several tenants have letters with the same id."
+)
 _chosen_ids = combined((
     click.argument("ids", metavar="ID…", nargs=-1, help="Request ids, with or without req_."),
-    option("--all", "all_", is_flag=True, help="Every letter there is, or every one of --tenant."),
+    option("--all", "all_", is_flag=True, help="All letters, or all letters of --tenant."),
     _tenant,
 ))  # fmt: skip
 
 
 @click.group(cls=CommandGroup)
 def dlq() -> None:
-    """Dead letters: the inputs that made the model fail when they ran alone. List, show, replay, purge."""
+    """Dead letters are inputs that made the model fail even when they ran alone. List, show, replay or purge them."""
 
 
 @dlq.command("list")
-@option("--limit", type=click.IntRange(1, _MANY), default=100, metavar="N", help="At most so many, the newest.")
+@option("--limit", type=click.IntRange(1, _MANY), default=100, metavar="N", help="How many letters to list at most.")
 @with_admin
 @as_json
 def list_letters(port: Admin, limit: int, json: bool) -> None:
@@ -51,7 +53,7 @@ def list_letters(port: Admin, limit: int, json: bool) -> None:
 @_tenant
 @with_admin
 def show(port: Admin, id: str, tenant: str | None) -> None:
-    """Show one dead letter, its input included, as JSON."""
+    """Show a dead letter and its input as JSON."""
     click.echo(pretty(port.get(letter_path(id, tenant))))
 
 
@@ -60,9 +62,9 @@ def show(port: Admin, id: str, tenant: str | None) -> None:
 @with_admin
 @as_json
 def replay(port: Admin, ids: Sequence[str], all_: bool, tenant: str | None, json: bool) -> None:
-    """Run dead letters again, one after the other. One that succeeds is removed, one that fails is kept.
+    """Run dead letters again, one after the other. Remove each letter that succeeds, and keep each that fails.
 
-    Exit codes: 0 all succeeded, 1 some did not.
+    Exit codes: 0 all succeeded, 1 some failed.
     """
 
     def again(id: str, tenant: str | None) -> None:
@@ -74,12 +76,12 @@ def replay(port: Admin, ids: Sequence[str], all_: bool, tenant: str | None, json
 
 @dlq.command()
 @_chosen_ids
-@option("--yes", "-y", is_flag=True, help="Do not ask before purging all.")
+@option("--yes", "-y", is_flag=True, help="Purge all letters without asking.")
 @with_admin
 def purge(port: Admin, ids: Sequence[str], all_: bool, tenant: str | None, yes: bool) -> None:
     """Remove dead letters for good.
 
-    Exit codes: 0 all removed, 1 some were not there.
+    Exit codes: 0 all removed, 1 some were not found.
     """
     chosen = _chosen(port, ids, all_, tenant)
     if all_ and chosen and not yes:
@@ -94,7 +96,7 @@ def purge(port: Admin, ids: Sequence[str], all_: bool, tenant: str | None, yes: 
 
 def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | None) -> list[tuple[str, str | None]]:
     if bool(ids) == everything:
-        raise click.BadParameter("name ids, or give --all for every letter: one of the two")
+        raise click.BadParameter("give either ids, or --all for every letter")
     if ids:
         return [(id, tenant) for id in ids]
     letters = port.get("/internal/dlq", {"limit": _MANY})["letters"]
@@ -102,8 +104,7 @@ def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | Non
 
 
 def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
-    """Act on every dead letter, even after one has failed, unless the error concerns all of them. Show each reason with the first
-    id that failed for it, and count the others."""
+    """Call `act` for every dead letter. Stop only after a failure that concerns all letters. Show each reason of failures once."""
     failed = dict[str, list[str]]()
     for id, tenant in chosen:
         try:

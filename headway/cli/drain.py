@@ -1,4 +1,4 @@
-"""`headway drain` and `headway undrain`: take workers out of service, so that their host can be patched, and back."""
+"""`headway drain` and `headway undrain`: take workers out of service, for example to patch their host, and put them back."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from headway.cli.admin import Admin, as_json, pretty, with_admin
 from headway.cli.commands import command, option
 from headway.errors import SettingError
 
-LOOK_AT_DRAIN_EVERY = 0.25
-"""Seconds between two looks at the workers."""
+LOOK_AT_DRAIN_EVERY = 0.25  # Seconds between two requests for the state of the workers.
+# Seconds within which every live worker receives the order, because it sends a heartbeat each second.
 HEARD_WITHIN = 10.0
-"""Seconds in which a worker surely hears of a drain, as it sends a heartbeat each second."""
 DRAINED = "drained"
 
 _name = click.argument("name", metavar="WORKER|PROCESS|HOST", help="Id of a worker or a process, or name of a host.")
-_wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait for batches that run; 0: not at all.")
+_wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait for running batches; 0: not at all.")
 
 
 @command()
 @_name
-@option("--force", is_flag=True, help="Also if a model is left without a healthy worker.")
+@option("--force", is_flag=True, help="Drain even if a model is left without a healthy worker.")
 @_wait
 @with_admin
 @as_json
 def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
-    """Take a worker, or all workers of a process or host, out of service: they claim nothing more, and finish the batches that run.
+    """Take a worker, or all workers of a process or host, out of service. They finish their batches, and claim no more.
 
-    No request fails by it: what waits goes to the other workers, and limits and autoscaler no longer count these. The command
-    returns once nothing runs there. Then patch the host, and either restart its processes, which ends the drain, or undrain it.
+    No request fails: waiting requests go to other workers. Limits and the autoscaler no longer count the drained workers. The
+    command returns once they run no batch. Then patch the host, and either restart its processes, which ends the drain, or undrain
+    it.
 
-    Exit codes: 0 drained; 1 refused, not heard of yet or a batch still runs; 3 a setting is wrong.
+    Exit codes: 0 drained; 1 refused, or a worker has not confirmed or still runs a batch; 3 a bad setting.
     """
     _check(wait)
     answer = port.post(f"/internal/drains/start?{urlencode({'name': name, 'force': str(force).lower()})}")
@@ -53,24 +53,24 @@ def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
 @with_admin
 @as_json
 def undrain(port: Admin, name: str, wait: float, json: bool) -> None:
-    """Let a worker, or all workers of a process or host, work again after a drain. A GPU process that has ended loads its model
+    """Put a drained worker, or all workers of a process or host, back to work. A worker process that has ended loads its model
     first.
 
-    Exit codes: 0 they claim again, or start; 1 refused or not heard of yet; 3 a setting is wrong.
+    Exit codes: 0 the workers claim batches again, or are starting; 1 refused, or a worker has not confirmed; 3 a bad setting.
     """
     _check(wait)
     answer = port.post(f"/internal/drains/end?{urlencode({'name': name})}")
     workers = _wait_for(port, _workers(answer), drained=False, seconds=min(wait, HEARD_WITHIN))
     late = {worker["worker_id"] for worker in workers if worker["status"] == DRAINED}
     apart = [drain["name"] for drain in answer["drains"] if drain["name"] not in (name, drain["process"])]
-    _show(workers, late, json, f"Drains that were asked for apart have ended, too: {', '.join(apart)}" if apart else "")
+    _show(workers, late, json, f"Separately requested drains have ended, too: {', '.join(apart)}" if apart else "")
     if late:
         raise click.exceptions.Exit(1)
 
 
 def _check(wait: float) -> None:
     if not wait >= 0:
-        raise SettingError("--wait", wait, "must be a number of seconds, 0 or more", "Write some, such as 60.")
+        raise SettingError("--wait", wait, "must be a number of seconds, 0 or more", "For example 60.")
 
 
 def _workers(answer: Any) -> set[str]:
@@ -78,7 +78,6 @@ def _workers(answer: Any) -> set[str]:
 
 
 def _wait_for(port: Admin, ids: Collection[str], *, drained: bool, seconds: float) -> list[dict[str, Any]]:
-    """Return the workers with these ids once none of them has to be waited for, or the time is up."""
     until = time.monotonic() + seconds
     while True:
         workers = [worker for worker in port.get("/internal/workers")["workers"] if worker["worker_id"] in ids]
@@ -89,7 +88,6 @@ def _wait_for(port: Admin, ids: Collection[str], *, drained: bool, seconds: floa
 
 
 def _empty(worker: dict[str, Any]) -> bool:
-    """Return True if a worker is drained or gone, and runs nothing."""
     return worker["status"] in (DRAINED, "offline") and not worker["in_flight"]
 
 
@@ -100,7 +98,7 @@ def _show(workers: list[dict[str, Any]], late: Collection[str], json: bool, then
         click.echo(pretty(workers))
         return
     for worker in sorted(workers, key=lambda worker: str(worker["worker_id"])):
-        why = "ordered; not heard of yet" if worker["worker_id"] in late else worker["reason"]
+        why = "ordered, but not confirmed yet" if worker["worker_id"] in late else worker["reason"]
         reason = f": {why}" if why else ""
         click.echo(escape(f"{worker['worker_id']} is {worker['status']}{reason}"))
     if then:

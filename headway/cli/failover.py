@@ -1,4 +1,4 @@
-"""`headway failover`: have a replica of the broker's Redis take over, without losing an accepted request."""
+"""`headway failover`: promote a replica of the broker's Redis without losing an accepted request."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from headway.errors import SettingError
 
 
 @command()
-@option("--within", default=10.0, metavar="SECONDS", help="Most seconds for the catch-up and the takeover of each primary.")  # fmt: skip
-@option("--to", default="", metavar="HOST:PORT", help="Replica that takes over, of one server; else the one that has most.")  # fmt: skip
-@option("--only", default="", metavar="HOST", help="Host whose primaries hand over, of a cluster; else all do.")
+@option("--within", default=10.0, metavar="SECONDS", help="Time limit for the catch-up and takeover of each primary.")  # fmt: skip
+@option("--to", default="", metavar="HOST:PORT", help="Replica to promote, if the broker is one server. Default: the most current.")  # fmt: skip
+@option(
+    "--only",
+    default="",
+    metavar="HOST",
+    help="Replace only primaries on this host of a cluster. Default: all primaries.",
+)
 @with_settings(("broker",))
 def failover(settings: Settings, within: float, to: str, only: str) -> None:
-    """Have a replica of the broker's Redis take over, to patch or restart the primary's host.
+    """Promote a replica of the broker's Redis, for example to patch or restart the primary's host.
 
-    Checks that a replica is connected and in sync, pauses the writes, waits until it has all that was written, has it take
-    over (REPLICAOF, SENTINEL FAILOVER or CLUSTER FAILOVER, by the URL), and checks the new primary. Requests wait meanwhile,
-    for a second or so, and none is refused. When a guard fails, the time is over, or a signal comes before the takeover is
-    asked for, the pause is lifted and nothing has changed; afterwards the takeover is finished first, unless a second signal
-    comes. Whatever happens, writes are paused for no longer than --within and 5 seconds.
+    The command checks that a replica is connected and in sync, pauses writes, waits until the replica has received all of them,
+    promotes it (by REPLICAOF, SENTINEL FAILOVER or CLUSTER FAILOVER, as the URL requires), and checks the new primary. Requests
+    wait for about a second; none is refused. If a check fails, the time limit passes or a signal comes before the promotion begins,
+    the command resumes writes and changes nothing. After that, it completes the promotion, unless a second signal comes. Writes are
+    never paused longer than --within plus 5 seconds.
 
-    The user of the URL must be allowed INFO, CLIENT PAUSE, REPLICAOF and CLUSTER FAILOVER: an administrator, not that of the
-    processes.
+    The user in the URL needs the rights for INFO, CLIENT PAUSE, REPLICAOF and CLUSTER FAILOVER. Give an administrator, not the user
+    of Headway's processes.
 
-    Exit codes: 0 done, 1 refused or given up, 3 a setting is wrong.
+    Exit codes: 0 done, 1 refused or given up, 3 a bad setting.
     """
     import asyncio
 
     from headway.app.brokers import fail_over
 
     if not settings.broker:
-        hint = "Set HEADWAY_BROKER, with an administrator of the servers in it, or --broker."
-        raise SettingError("broker", "", "is needed: the URL of the servers", hint)
+        hint = "Set HEADWAY_BROKER or --broker to the URL of the servers, with an administrator as user."
+        raise SettingError("broker", "", "must be given", hint)
     asyncio.run(fail_over(settings, within, click.echo, to, only))

@@ -1,4 +1,4 @@
-"""Options made from the fields of settings and of what the tools run, so that each is declared only once."""
+"""Command-line options, made from the fields of Settings and of the tools' dataclasses, so that each is declared only once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from headway.errors import SettingError
 _WORDS = {str: "TEXT", int: "N", float: "X"}
 
 OTHERS = ("HEADWAY_ADMIN", "HEADWAY_ADMIN_TOKEN", "HEADWAY_CA", "HEADWAY_CERT", "HEADWAY_CERT_KEY")
-"""Environment variables of commands that are not settings."""
+"""Environment variables that commands read besides the settings'."""
 
-_CONFIG = option("--config", metavar="FILE", help="TOML file of settings; else headway.toml, if there is one here.")
+_CONFIG = option("--config", metavar="FILE",
+    help="TOML file of settings; default: headway.toml in this folder, if it exists. Every setting is a flag, an environment "
+    "variable (--port: HEADWAY_PORT) and a key of the file (port). A flag overrides the environment, which overrides the file.")  # fmt: skip
 
 
 def with_settings(
     names: Iterable[str] = tuple(FIELDS), **fixed: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add `--config` and an option for each setting in `names` to a command, which gets the resulting `settings`. Settings in
-    `fixed` always have that value. `headway.config` parses the values instead of click, so that a bad value gets the same message
-    and exit code wherever it was written."""
+    `fixed` always have that value. `headway.config` parses the values, not click, so a bad value gets the same message and exit
+    code wherever the user wrote it."""
     chosen = tuple(names)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -75,11 +77,11 @@ def _option_of(name: str) -> Option:
 def with_fields(
     kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
 ) -> Callable[[F], F]:
-    """Add an option for each `tool_option` of the dataclass `kind`, or only for those in `names`, to a command. Fields in
-    `required` must be given. `defaults`, in the options' units, override the fields' own."""
-    known = tool_options_of(kind)
-    chosen = known if names is None else names
-    return combined([_of_field(name, known[name], defaults, name in required) for name in chosen])
+    """Add an option to a command for each `tool_option` of the dataclass `kind`, or only for those in `names`. Users must give
+    the options in `required`. `defaults`, in the options' units, override the fields' own."""
+    options = tool_options_of(kind)
+    chosen = options if names is None else names
+    return combined([_of_field(name, options[name], defaults, name in required) for name in chosen])
 
 
 def _of_field(name: str, field: ToolOption, defaults: Mapping[str, Any], required: bool) -> Callable[[F], F]:
@@ -94,6 +96,6 @@ def _of_field(name: str, field: ToolOption, defaults: Mapping[str, Any], require
 
 
 def fields_from(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the fields of `kind`, in the fields' units, from those of options."""
-    known = tool_options_of(kind)
-    return {name: known[name].read(value) for name, value in given.items() if name in known}
+    """Convert the values of options to fields of the dataclass `kind`, in the fields' units."""
+    options = tool_options_of(kind)
+    return {name: options[name].read(value) for name, value in given.items() if name in options}

@@ -16,24 +16,24 @@ from __future__ import annotations
 
 
 class Model:
-    """Turns each text around. Put your model in its place."""
+    """Reverses each text. Replace it with your model."""
 
     def setup(self, device: str) -> None:
-        """Load what is needed, once in each worker. `device` is the GPU that it may use, or "cpu"."""
+        """Load the model, once in each worker. `device` is the GPU that the worker may use, or "cpu"."""
         self.step = -1
 
     def __call__(self, inputs: list[str]) -> list[str | Exception]:
-        """Return as many outputs as there are inputs, in their order; annotated `list[Any]`, they are JSON values.
+        """Return one output for each input, in their order. Outputs annotated as `list[Any]` are JSON values.
 
-        An exception in one place refuses that input; one that is raised fails the whole batch.
+        An exception in the list refuses its input. An exception that is raised fails the whole batch.
         """
-        return [self.one(text) for text in inputs]
+        return [self.reverse(text) for text in inputs]
 
-    def one(self, text: str) -> str | Exception:
+    def reverse(self, text: str) -> str | Exception:
         return text[:: self.step] if text else ValueError("the text is empty")
 '''
 
-TEST = '''"""Answers of the model, in batches as they are formed in service."""
+TEST = '''"""Tests of the model, in the batches that Headway would form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_input_gets_its_own_output() -> None:
         assert run.batches == [["one", "two"], ["three"]]
 
 
-def test_an_input_that_is_refused_costs_the_others_nothing() -> None:
+def test_a_refused_input_does_not_affect_the_others() -> None:
     with batched(Model) as run:
         good, refused = run.many(["one", ""], return_errors=True)
         assert good == "eno"
@@ -58,7 +58,7 @@ def test_an_input_that_is_refused_costs_the_others_nothing() -> None:
 
 if __name__ == "__main__":
     test_each_input_gets_its_own_output()
-    test_an_input_that_is_refused_costs_the_others_nothing()
+    test_a_refused_input_does_not_affect_the_others()
     print("all right")
 '''
 
@@ -70,20 +70,20 @@ import numpy as np
 
 
 class Model:
-    """Weighs four numbers for each of three classes. Put your model in its place."""
+    """Computes scores for three classes from four numbers. Replace it with your model."""
 
-    example = np.zeros(4, np.float32)  # One row: its datatype and shape are what clients may send.
+    example = np.zeros(4, np.float32)  # One row. Rows from clients must have its datatype and shape.
 
     def setup(self, device: str) -> None:
-        """Load what is needed, once in each worker. `device` is the GPU that it may use, or "cpu"."""
+        """Load the model, once in each worker. `device` is the GPU that the worker may use, or "cpu"."""
         self.weights = np.arange(12, dtype=np.float32).reshape(4, 3)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Return as many rows as there are in the batch, in their order. An exception fails the whole batch."""
+        """Return one row of output for each row of the batch, in their order. An exception fails the whole batch."""
         return rows @ self.weights
 '''
 
-NUMPY_TEST = '''"""Answers of the model, in batches as they are formed in service."""
+NUMPY_TEST = '''"""Tests of the model, in the batches that Headway would form."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ if __name__ == "__main__":
 '''
 
 SETTINGS = """\
-# Settings of the commands that are run in this folder. `headway serve --help-all` lists them all.
-# A flag beats the environment (HEADWAY_MAX_BATCH_SIZE), which beats this file.
+# Settings of commands that you run in this folder. `headway serve --help-all` lists all settings.
+# A flag overrides the environment (HEADWAY_MAX_BATCH_SIZE), which overrides this file.
 
-model = "{name}"          # name under which it is served
+model = "{name}"          # name of the model in requests
 max_batch_size = 32       # largest batch that the model takes; `headway check model.py:Model` tries it
 # workers = 2             # worker processes, one for each GPU
 # request_timeout_ms = 4000
@@ -122,9 +122,9 @@ max_batch_size = 32       # largest batch that the model takes; `headway check m
 
 NEXT = """\
 Next:
-{enter}{install}  python3 test_model.py                # tries the model in batches; so does pytest, after: pip install pytest
-  headway check model.py:Model         # loads it, and says what a batch costs
-  headway serve model.py:Model         # serves it, and prints a line to try"""
+{enter}{install}  python3 test_model.py                # tests the model in batches; pytest runs the tests, too
+  headway check model.py:Model         # loads the model, and measures how long batches take
+  headway serve model.py:Model         # serves the model, and prints a command to try"""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -134,29 +134,29 @@ class InitError(HeadwayError):
 
 
 @command()
-@click.argument("name", metavar="NAME", help="Folder to make; its last part names the model.")
-@click.option("--numpy", is_flag=True, help="The target takes and gives arrays of numbers; it needs numpy.")
+@click.argument("name", metavar="NAME", help="Folder to make. The last part of its path becomes the name of the model.")
+@click.option("--numpy", is_flag=True, help="Make a target that takes and returns numpy arrays.")
 def init(name: str, numpy: bool) -> None:
-    """Make a folder NAME with a target, a test of it and a settings file to start from.
+    """Make a folder NAME with a target, its test and a settings file to start from.
 
     headway init shop
 
     headway init iris --numpy
 
-    Nothing that is there is overwritten. What to run next is printed.
+    The command overwrites no file. It prints what to run next.
 
-    Exit codes: 0 done, 1 a file is there already, or the folder cannot be written.
+    Exit codes: 0 done, 1 a file exists already, or the folder cannot be written.
     """
     folder = Path(name)
     model = folder.resolve().name
     if not _NAME.fullmatch(model):
-        raise InitError(f"NAME {name!r}: the model gets this name, of letters, digits or -_. only. Choose another.")
+        raise InitError(f"NAME {name!r}: the name of a model must be letters, digits or -_. only. Choose another.")
     target, test = (NUMPY_MODEL, NUMPY_TEST) if numpy else (MODEL, TEST)
     files = {"model.py": target, "test_model.py": test, "headway.toml": SETTINGS.replace("{name}", model)}
     _write(folder, files)
     click.echo(f"Made in {name}: {', '.join(files)}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {name}\n"
-    install = "  pip install numpy                    # which the model and its test need\n" if numpy else ""
+    install = "  pip install numpy                    # the model and its test need it\n" if numpy else ""
     click.echo(NEXT.format(enter=enter, install=install))
 
 
@@ -164,11 +164,11 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     try:
         taken = [file for file in files if (folder / file).exists() or (folder / file).is_symlink()]
         if taken:
-            there, hint = "is" if len(taken) == 1 else "are", "Choose another NAME, or move what is there."
-            raise InitError(f"{folder}: {', '.join(taken)} {there} there already; nothing was written. {hint}")
+            hint = "Choose another NAME, or move these files."
+            raise InitError(f"{folder}: already there: {', '.join(taken)}. Nothing was written. {hint}")
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
             with (folder / file).open("x", encoding="utf-8") as new:
                 new.write(text)
     except OSError as exc:
-        raise InitError(f"{exc.filename or folder}: {exc.strerror}. Choose another NAME, or correct that.") from None
+        raise InitError(f"{exc.filename or folder}: {exc.strerror}. Choose another NAME, or fix this.") from None

@@ -1,4 +1,4 @@
-"""`headway keys`: API keys and their rights."""
+"""`headway keys`: create, list, revoke and rotate API keys."""
 
 from __future__ import annotations
 
@@ -26,66 +26,69 @@ from headway.ports import KeyStore
 _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
+# Most ended keys that a command also removes. Services may lack write access, and so may be unable to.
 _REMOVED = 10_000
-"""Most long ended keys that a command removes besides its own work. Services may be unable to, with read-only access."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
-_REVOKED = 0.0
-"""Unix time at which a revoked key ends, so that it is invalid whatever a host's clock says."""
+_REVOKED = 0.0  # Unix time at which a revoked key ends. It makes the key invalid by any host's clock.
 
-_key_id = click.argument("id", metavar="ID", help="Id of a key, as keys list shows it.")
+_key_id = click.argument("id", metavar="ID", help="Id of the key, from headway keys list.")
 _expires = option("--expires", default="", metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s.")  # fmt: skip
 
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """API keys: create, list, revoke, rotate. They are kept in a file (--keys) or in the ledger's database (--ledger)."""
+    """Create, list, revoke and rotate API keys. They are stored in a file (--keys) or in the ledger's database (--ledger)."""
 
 
 class KeysError(HeadwayError):
-    """A key cannot be changed as asked for."""
+    """A key cannot be changed as requested."""
 
 
 @keys.command()
-@option("--user", default="", metavar="TEXT", help="Who it is for, unique in the tenant.")
-@option("--tenant", default="", metavar="TEXT", help="Who pays.")
-@option("--tier", default="", metavar="TEXT", help="One of the tiers.")
+@option("--user", default="", metavar="TEXT", help="User of the key, unique within the tenant.")
+@option("--tenant", default="", metavar="TEXT", help="Tenant of the user, such as the company that pays.")
+@option("--tier", default="", metavar="TEXT", help="Tier of the key's requests.")
 @option("--rate", default="", metavar="RATE",
-    help="Requests of this key: 1000/min or 20/s, 0 for no limit; if left out, it counts towards its user's limit.")  # fmt: skip
-@option("--burst", default="", metavar="N", help="Requests at once; if left out, ten seconds' worth of the rate.")
-@option("--models", default="", metavar="A,B", help="The only models it may ask; if left out, all.")
+    help="Rate limit of this key: 1000/min or 20/s; 0: no limit. Default: the key shares the limit of its user.")  # fmt: skip
+@option(
+    "--burst",
+    default="",
+    metavar="N",
+    help="Most requests at once. Default: as many as the rate allows in ten seconds.",
+)
+@option("--models", default="", metavar="A,B", help="Models that the key may use. Default: all.")
 @option("--model-rate", "model_rates", multiple=True, metavar="MODEL=RATE",
-    help="Requests of this key for one model, which count towards its other limit, too: big=60/min. May be repeated.")  # fmt: skip
+    help="Rate limit of this key for one model, such as big=60/min. Its requests also count towards --rate. Repeatable.")  # fmt: skip
 @option("--model-burst", "model_bursts", multiple=True, metavar="MODEL=N",
-    help="Of those, requests at once; if left out, ten seconds' worth of that rate.")  # fmt: skip
+    help="Most requests at once for one model. Default: as many as its rate allows in ten seconds. Repeatable.")  # fmt: skip
 @_expires
-@option("--service", is_flag=True, help="Make a service token for HEADWAY_ADMIN_TOKEN; it is kept nowhere.")
+@option("--service", is_flag=True, help="Make a service token for HEADWAY_ADMIN_TOKEN. Headway does not store it.")
 @with_settings((*_PLACE, "tiers", "default_tier"))
 def create(settings: Settings, service: bool, **given: Any) -> None:
-    """Make a key and print it, this once: only its digest is kept.
+    """Create a key and print it. Headway stores only its digest, so it cannot be shown again.
 
     headway keys create --user alice --tenant acme --tier paid --expires 90d --keys keys.toml
     """
     if service:
         if any(given.values()):
             raise click.BadParameter("a service token has no attributes; give --service alone")
-        _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to it where the service runs.")
+        _hand_out(generate(SERVICE, os.urandom(NOISE)), "Set HEADWAY_ADMIN_TOKEN to this token where the service runs.")
         return
     missing = [f"--{name}" for name in ("user", "tenant", "tier") if not given[name]]
     if missing:
         tiers = f"The tiers are {', '.join(settings.tier_names)}. " if not given["tier"] else ""
-        hint = f"{tiers}Or give --service alone, for a service token."
+        hint = f"{tiers}Or give --service alone to make a service token."
         raise SettingError(", ".join(missing), "", "must be given", hint)
     if given["tier"] not in settings.tier_names:
         raise SettingError("--tier", given["tier"], "is not a tier", f"Use {' or '.join(settings.tier_names)}.")
     text, key = _fresh(_new_key(given))
     _with(settings, _changing(lambda store: store.add(key)), create=True)
-    _hand_out(text, f"Kept in {_place(settings)}. Running gateways know it in a second or two.")
+    _hand_out(text, f"Stored in {_place(settings)}. Running gateways accept the key within about two seconds.")
 
 
 def _new_key(given: Mapping[str, Any]) -> ApiKey:
-    """Make a key from the options of `create`, without id and digest."""
     now, rate, expires, models = time.time(), given["rate"], given["expires"], given["models"]
     only = tuple(_name("--models", part.strip()) for part in models.split(",")) if models else ()
     return ApiKey(
@@ -107,9 +110,10 @@ def _new_key(given: Mapping[str, Any]) -> ApiKey:
 @as_json
 @with_settings((*_PLACE, "user_rate"))
 def list_keys(settings: Settings, json: bool) -> None:
-    """List all keys, oldest first, ended ones included. Their secrets are kept nowhere, and not shown.
+    """List all keys, oldest first, including ended keys. Secrets are not stored, so they are not shown.
 
-    A key without a rate of its own counts towards that of its user, --user-rate: as it is set here, and not where the service runs.
+    A key without its own rate shares the rate of its user. The list shows the --user-rate that is set here, which may differ from
+    the one of the service.
     """
     now = time.time()
     rows = [_shown(key, now) for key in _with(settings, lambda store: store.keys())]
@@ -129,44 +133,44 @@ def list_keys(settings: Settings, json: bool) -> None:
 @_key_id
 @with_settings(_PLACE)
 def revoke(settings: Settings, id: str) -> None:
-    """End a key at once. Services that run refuse it within 5 s."""
-    known = _id(id)
+    """Revoke a key at once. Running services refuse it within 5 s."""
+    key_id = _id(id)
     now = time.time()
 
     async def end(store: KeyStore) -> ApiKey:
-        key = await _existing(store, known)
-        await store.expire(known, _REVOKED)
+        key = await _existing(store, key_id)
+        await store.expire(key_id, _REVOKED)
         return key
 
     key = _with(settings, _changing(end))
     ended = not _live(key, now)
-    click.echo(f"{known} had ended already" if ended else f"{known} revoked: {key.user} of {key.tenant}")
+    click.echo(f"{key_id} had ended already" if ended else f"{key_id} revoked: {key.user} of {key.tenant}")
 
 
 @keys.command()
 @_key_id
-@option("--grace", default="24h", metavar="DURATION", help="How long the old key stays valid.")
+@option("--grace", default="24h", metavar="DURATION", help="How long the old key remains valid.")
 @_expires
 @with_settings(_PLACE)
 def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
-    """Make a key to replace another, with the same rights, and print it. The old one ends after the grace.
+    """Create and print a key that replaces another and has the same rights. The old key ends after --grace.
 
-    The new one lives as long as the old one was meant to, unless --expires says otherwise.
+    The new key is valid for as long as the old key was at first, unless you give --expires.
     """
-    known = _id(id)
+    key_id = _id(id)
     now = time.time()
     overlap = duration("--grace", grace, least=0.0)
     until = now + overlap if overlap else _REVOKED
     lifetime = duration("--expires", expires, least=1.0) if expires else None
 
     async def replace(store: KeyStore) -> None:
-        old = await _existing(store, known)
+        old = await _existing(store, key_id)
         everything = await store.keys()
         _check_rotation(old, everything, now)
         before = next((key.id for key in reversed(everything) if key.replaces == old.id), "")
         if lifetime is None and old.expires_at is not None and before:
             reason = f"{old.id} was replaced by {before} and ends at {_instant(old.expires_at)}"
-            raise KeysError(f"{reason}; say with --expires how long the new one is to live")
+            raise KeysError(f"{reason}; give --expires for the lifetime of the new key")
         span = lifetime if lifetime or old.expires_at is None else old.expires_at - old.created_at
         end = None if span is None else now + span
         text, new = _fresh(msgspec.structs.replace(old, created_at=now, expires_at=end, replaces=old.id))
@@ -174,17 +178,17 @@ def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
             await store.add(new)
         except ValueError as exc:  # Another rotation was faster.
             raise KeysError(str(exc)) from None
-        # Printed before the old key gets its end: if that fails, the new one isn't lost.
+        # The key is printed before the old one is ended, so that it isn't lost if that fails.
         ends = until if old.expires_at is None else min(until, old.expires_at)
         when = f"at {_instant(ends)}" if ends else "at once"
-        _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends {when}.")
+        _hand_out(text, f"Stored in {_place(settings)}. The key replaces {old.id}, which ends {when}.")
         await store.expire(old.id, until)
 
     _with(settings, _changing(replace))
 
 
 def duration(flag: str, text: str, least: float) -> float:
-    """Return the seconds in `90d`, `12h`, `30m` or `45s`. Raises SettingError if it is malformed, or less than `least`."""
+    """Convert a duration such as `90d`, `12h`, `30m` or `45s` to seconds. Raises SettingError if it is malformed, or too short."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if seconds < 0:
@@ -198,8 +202,8 @@ def _model_limits(rates: Sequence[str], bursts: Sequence[str], models: Sequence[
     rate_of, burst_of = _by_model("--model-rate", rates, "60/min"), _by_model("--model-burst", bursts, "5")
     for model, text in burst_of.items():
         if model not in rate_of:
-            reason = "has no effect without a rate for that model"
-            raise SettingError("--model-burst", f"{model}={text}", reason, f"Give --model-rate {model}=60/min, too.")
+            reason = "has no effect without a rate for this model"
+            raise SettingError("--model-burst", f"{model}={text}", reason, f"Also give --model-rate {model}=60/min.")
     limits = []
     for model, text in rate_of.items():
         rate = _rate(text, "--model-rate", f"{model}={text}")
@@ -215,15 +219,15 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
     for text in given:
         model, _, value = text.rpartition("=")
         if not model or not value:
-            raise SettingError(flag, text, "names no model, or nothing for it", f"For example {flag} big={example}.")
+            raise SettingError(flag, text, "lacks a model or a value", f"For example {flag} big={example}.")
         if model in values:
-            raise SettingError(flag, text, f"is a second value for the model {model}", "Give one.")
+            raise SettingError(flag, text, f"is a second value for the model {model}", "Give one value.")
         values[model] = value
     return values
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Return the requests per minute in `1000`, `1000/min` or `20/s`. Errors quote `typed`, if given, instead of `text`."""
+    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed`, if given, not `text`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
@@ -232,15 +236,15 @@ def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Return the requests at once, or None for no text. Errors quote `typed`, if given, instead of `text`."""
+    """Convert the text of a burst to a number, or to None if it is empty. Errors quote `typed`, if given, not `text`."""
     if not text:
         return None
     if not rate:
-        reason = "has no effect without a rate of the key's own"
-        raise SettingError(flag, typed or text, reason, "Give --rate, too, or leave it out.")
+        reason = "has no effect without a rate for this key"
+        raise SettingError(flag, typed or text, reason, "Also give --rate, or leave this out.")
     if not _rate(rate):
-        reason = "has no effect with a rate of 0, which is no limit"
-        raise SettingError(flag, typed or text, reason, "Give a rate above 0, or leave it out.")
+        reason = "has no effect with a rate of 0, which means no limit"
+        raise SettingError(flag, typed or text, reason, "Give a rate above 0, or leave this out.")
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
         raise SettingError(flag, typed or text, "is not a whole number above 0", "For example 50.")
     return float(text)
@@ -253,12 +257,12 @@ def _name(flag: str, text: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Return the id in a text, which may be the whole key."""
+    """Return the id in `text`, which may be a whole key."""
     parsed = parse(text.encode(errors="replace"))
     id = parsed[0] if parsed else text.removeprefix(LIVE.decode())
     if not is_id(id):  # Not shown, because it may be part of a secret.
         hint = "headway keys list shows the ids: 12 letters and digits."
-        raise SettingError("ID", "…", "is not an id of a key", hint)
+        raise SettingError("ID", "…", "is not the id of a key", hint)
     return id
 
 
@@ -270,7 +274,7 @@ async def _existing(store: KeyStore, id: str) -> ApiKey:
 
 
 def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
-    """Raise KeysError unless `old` is live and is the only live one of the keys that replace each other."""
+    """Raise KeysError unless `old` is live, and no other key that it replaces, or that replaces it, is live."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
     family = {old.id}
@@ -283,7 +287,7 @@ def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None
         family |= relatives
     live = [key.id for key in all_keys if key.id in family and _live(key, now)]
     if len(live) >= _MOST_LIVE:
-        raise KeysError(f"{' and '.join(live)} both live, which is the most; wait until one ends, or revoke it")
+        raise KeysError(f"{' and '.join(live)} are both live, which is the most; wait until one ends, or revoke one")
 
 
 def _state(key: ApiKey, now: float) -> str:
@@ -304,9 +308,9 @@ def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
 
 
 def _hand_out(text: str, note: str) -> None:
-    """Print the secret on standard output, where nothing else is, and the note on standard error."""
+    """Print the secret alone on standard output, and the note on standard error."""
     click.echo(text)
-    click.echo(f"{note} It is shown this once.", err=True)
+    click.echo(f"{note} It cannot be shown again.", err=True)
 
 
 def _shown(key: ApiKey, now: float) -> dict[str, Any]:
@@ -331,13 +335,12 @@ def _instant(seconds: float) -> str:
 
 
 def _limit_text(limit: dict[str, float | None]) -> str:
-    """Format a limit, such as `60 (burst 5)`."""
     burst = limit["burst"]
     return f"{limit['rate']:g}" if burst is None else f"{limit['rate']:g} (burst {burst:g})"
 
 
 def _rate_text(rate: float | None, user_rate: float) -> str:
-    """Format the rate that applies to a key: its own, or the rate that all keys of its user share."""
+    """Format the rate of a key, or else the rate that all keys of its user share."""
     text = f"{user_rate if rate is None else rate:g}"
     return f"{'no limit' if text == '0' else text}{' (user)' if rate is None else ''}"
 
@@ -357,7 +360,7 @@ def _place(settings: Settings) -> str:
 
 
 def _changing(work: Callable[[KeyStore], Awaitable[_T]]) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
-    """Wrap `work` so that it then tries to remove keys that ended long ago."""
+    """Return a function that does `work`, and then tries to remove keys that ended long ago."""
 
     async def both(store: KeyStore) -> _T:
         result = await work(store)

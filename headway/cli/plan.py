@@ -1,4 +1,4 @@
-"""`headway plan`: how many GPUs a load and a promise need."""
+"""`headway plan`: find the number of GPUs that a load needs to meet its latency targets."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FIELDS = (
 @option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest 99th percentile of latency.")
 @option("--gpu-hour-cost", type=float, metavar="X", group=_TARGETS, help="Price of one GPU for an hour, in any currency.")  # fmt: skip
 @option("--target-utilisation", type=float, default=0.7, metavar="X", group=_TARGETS,
-    help="For the number of GPUs with room for growth and failures: the share of their capacity that the load may use.")  # fmt: skip
+    help="Share of the capacity that the load may use, for the number of GPUs with room for growth and failures.")  # fmt: skip
 @option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider.")
 @option(
     "--bulk",
     is_flag=True,
     group="Results",
-    help="Also say how many lines of bulk jobs per second fit in beside the load.",
+    help="Also estimate how many lines of bulk jobs per second the spare capacity can run.",
 )
 @option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
@@ -47,14 +47,14 @@ def plan(
 
     headway plan --rate 2000 --batch-ms 100 --p95 300
 
-    The plan simulates Headway's own queue and batching policy with one GPU more each time, from the fewest that can carry the load,
-    until the latency meets the targets. A request without an answer counts as later than any target. The plan also says how sure it
-    is: 95 % confidence intervals over several seeds, the latency with one GPU less, the highest rate that still meets the targets,
-    and whether the result is on the edge: within 3 % or 2 ms of a target.
+    The plan simulates Headway's own queue and batching policy. It begins with the fewest GPUs that can carry the load, and adds one
+    GPU at a time until the latency meets the targets. A request without an answer counts as late. The plan shows 95 % confidence
+    intervals over several seeds, the latency with one GPU less, and the highest rate that still meets the targets. It warns if the
+    result is within 3 % or 2 ms of a target.
 
-    A batch of n inputs takes --batch-ms + n × --beta-ms; `headway check` measures both. With --weights, its weight counts in place
-    of n. With --padded it takes --batch-ms + n × its longest input × --beta-ms, split into as many calls as workers would make; the
-    plan then also says how many GPUs it would take if inputs ran in the order of arrival, all in one call.
+    A batch of n inputs takes --batch-ms + n × --beta-ms; `headway check` measures both. With --weights, the batch's weight replaces
+    n. With --padded, a batch takes --batch-ms + n × its longest input × --beta-ms, split into as many calls as workers would make.
+    The plan then also shows how many GPUs would be needed if inputs ran in the order of arrival, all in one call.
 
     Exit codes: 0 done, 3 a bad setting or a target that cannot be met.
     """
@@ -65,7 +65,7 @@ def plan(
     from headway.simulator.planner import Goal, make_plan
 
     if given["alpha"] is None and given["times"] is None:
-        raise SettingError("--batch-ms", None, "nothing tells how long a batch takes", BATCH_MS_HINT)
+        raise SettingError("--batch-ms", None, "must be given, unless --batch-times is", BATCH_MS_HINT)
     goal = Goal(
         scenario=Scenario(workers=1, **scenario_values(given)), p95=None if p95 is None else p95 / 1000,
         p99=None if p99 is None else p99 / 1000, gpu_hour_cost=gpu_hour_cost, max_gpus=max_gpus,
@@ -94,11 +94,11 @@ def _show(plan: Plan, arrivals: str) -> None:
         share = plan.load * plan.gpus / plan.with_room
         show(f"  with room  {plan.with_room} GPUs: the load is {share:.0%} of their capacity")
     if plan.first_come is not None:
-        show(f"  inputs that ride as they come, all in one call, would need {_gpus(plan.first_come)}")
+        show(f"  in order of arrival, all in one call, inputs would need {_gpus(plan.first_come)}")
     if plan.bulk is not None:
-        show(f"  bulk       {plan.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
+        show(f"  bulk       {plan.bulk:,.0f} lines/s of bulk jobs on the spare capacity")
     if plan.on_the_edge:
-        show("  on the edge: so near to the promise, a real run may miss it")
+        show("  on the edge: this is so close to the target that a real run may miss it")
     if plan.one_more is not None:
         show(f"  one more   {_percentiles(plan.one_more)}")
     if plan.one_less is None:
@@ -107,9 +107,9 @@ def _show(plan: Plan, arrivals: str) -> None:
         show(f"  one less   {_percentiles(plan.one_less)}")
     if (cost := plan.cost) is not None:
         show(f"  cost       {cost.per_hour:,.2f} an hour, {cost.per_million_requests:,.2f} for a million requests")
-    show(f"  sureness   ± is the 95 % confidence interval over {plan.seeds} seeds, {plan.requests:,} requests in all")
+    show(f"  confidence ± is the 95 % confidence interval over {plan.seeds} seeds, {plan.requests:,} requests in all")
     if arrivals != "Poisson":
-        show("             (of this record only, begun at different places: other days may be burstier)")
+        show("             (for this trace only, started at different points: other days may be burstier)")
 
 
 def _gpus(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`headway serve`, `gateway`, `worker` and `controller`: run a role in this process until it ends."""
+"""`headway serve`, `gateway`, `worker` and `controller`: run a role in this process until a signal ends it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ targets_argument = click.argument(
     "targets",
     metavar="[NAME[@VERSION]=]TARGET",
     nargs=-1,
-    help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
-    "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; if left out: all of the file's.",
+    help="module:attribute, path/file.py:attribute, or the URL of a remote batch API. For several models: NAME=TARGET each, or the "
+    "NAME of a table [models.NAME] in the file. For versions of a model: NAME@VERSION=TARGET each. Default: all models of the file.",
 )
 
 
@@ -32,27 +32,27 @@ def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[...
 
 
 def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -> None:
-    """Run the models that the targets or the settings file name. Exit when a signal comes."""
+    """Run the models that the command line or the settings file names, until a signal comes. Then exit."""
     if not targets and not settings.models:
         raise click.BadParameter("it is missing, and no settings file has a table [models.NAME]", param_hint="TARGET")
-    alone = targets[0] if targets and len(targets) == 1 else ""
-    named = settings.models and alone in {*settings.served, *settings.runs}
-    run(settings, role, "" if named else alone)
+    single = targets[0] if targets and len(targets) == 1 else ""
+    is_name = settings.models and single in {*settings.served, *settings.runs}
+    run(settings, role, "" if is_name else single)
 
 
 def run(settings: Settings, role: Role, target: str = "") -> None:
-    """Run a role. Exit when a signal comes."""
+    """Run a role until a signal comes. Then exit."""
     import asyncio
 
     import uvloop
 
-    from headway.app import runner, signals
+    from headway.app import runner
     from headway.runtime import log
 
     # Modules imported by now stay, so the collector need not look at them again.
     gc.freeze()
     gc.enable()
-    signals.ignore_until_ready()
+    runner.ignore_until_ready()
     _open_missing_streams()
     with (
         log.running(settings.log_level, json=settings.log_json) as writer,
@@ -65,7 +65,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
 
 def _flushed() -> bool:
-    """Return True if the last output was accepted. If it wasn't, Python would exit with 120, whatever became of the service."""
+    """Return True if the output could be written. If not, Python itself would exit with 120 instead of the service's code."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -75,7 +75,7 @@ def _flushed() -> bool:
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null in place of closed standard streams. Otherwise a socket would get their numbers."""
+    """Open /dev/null in place of closed standard streams. Otherwise a socket would get one of their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -91,20 +91,17 @@ def _open_missing_streams() -> None:
 def serve(settings: Settings, targets: Sequence[str]) -> None:
     """Serve TARGET: HTTP, queue and GPU workers in one process.
 
-    TARGET is a function that takes a list of strings and returns as many, a class that is built once per
-    worker and then called, or a remote API that takes a batch. It is loaded and tried before the port opens.
+    TARGET is a function that takes a list of strings and returns one output for each, a class that each worker builds once and
+    then calls, or a remote API that takes a batch. Headway loads it and runs a trial batch before the port opens.
 
-    NAME=TARGET for each of several models gives each workers and a queue of its own, and tables [models.NAME] of the file their
-    settings. NAME@VERSION=TARGET is one of several versions of a model, drawn by --version-weights. Without TARGET all models of
-    the file are served.
+    To serve several models, give NAME=TARGET for each. Each model has its own workers and queue, and its settings in a table
+    [models.NAME] of the file. To serve several versions of a model, give NAME@VERSION=TARGET for each; --version-weights divides
+    the requests between them. Without TARGET, Headway serves all models of the file.
 
-    With --broker the queue is in Redis or Valkey, shared with every other process that names the same one; see also
+    With --broker, the queue is in Redis or Valkey, and all processes with the same broker share it; see also
     headway gateway, headway worker and headway controller.
 
-    Every flag is also an environment variable (--max-batch-size: HEADWAY_MAX_BATCH_SIZE) and a key of
-    headway.toml (max_batch_size). A flag beats the environment, which beats the file.
-
-    Exit codes: 0 stopped in good order, 1 the broker or the database of keys does not answer, 3 a bad setting, 4 the target
+    Exit codes: 0 stopped by a signal, 1 the broker or the database of keys does not answer, 3 a bad setting, 4 the target
     cannot be loaded or breaks the rules.
     """
     run_targets(settings, Role.SERVE, targets)
@@ -113,21 +110,20 @@ def serve(settings: Settings, targets: Sequence[str]) -> None:
 @command()
 @with_settings_of(Role.GATEWAY)
 def gateway(settings: Settings) -> None:
-    """Take requests over HTTP and put them into the queue that all processes share. Start as many as you like.
+    """Take requests over HTTP and put them into the queue that all processes share. Start as many gateways as you like.
 
-    A gateway has no TARGET: workers do. It serves all models that workers of the fleet report, as they come and go, keeps nothing
-    on disk, and any balancer may stand before several of them. Ready (/readyz) means that it knows of a healthy worker.
+    A gateway has no TARGET: workers do. It serves every model that a worker of the fleet reports, and stores nothing on disk. Any
+    load balancer can distribute requests to several gateways. /readyz answers 200 once the gateway knows of a healthy worker.
 
-    While the broker is away it asks --fallback itself, if there is one; otherwise requests get 503 at once.
+    While the broker is unreachable, the gateway calls --fallback itself. Without a fallback, requests get 503 at once.
 
     headway gateway --broker redis://127.0.0.1:6379/0 --fallback http://10.0.0.9:9100/batch
 
-    On SIGTERM it takes no new connection, answers what it holds, leaves the fleet and exits.
+    On SIGTERM, the gateway accepts no new connection, answers the requests that it holds, leaves the fleet and exits.
 
-    Every flag is also an environment variable (--broker: HEADWAY_BROKER) and a key of headway.toml (broker). A flag beats the
-    environment, which beats the file. --max-batch-size, --tiers and --shards must be the same for all processes.
+    --max-batch-size, --tiers and --shards must be the same for all processes.
 
-    Exit codes: 0 stopped in good order, 1 the broker or the database of keys does not answer, 3 a bad setting.
+    Exit codes: 0 stopped by a signal, 1 the broker or the database of keys does not answer, 3 a bad setting.
     """
     run(settings, Role.GATEWAY)
 
@@ -136,24 +132,20 @@ def gateway(settings: Settings) -> None:
 @targets_argument
 @with_settings_of(Role.WORKER)
 def worker(settings: Settings, targets: Sequence[str]) -> None:
-    """Run TARGET on this machine's GPUs, one process each, for the gateways that share the broker. Start one a machine.
+    """Run TARGET on this machine's GPUs, in one process for each, for all gateways with the same broker. Start one per machine.
 
-    TARGET is a function that takes a list of strings and returns as many, a class that is built once per GPU and then
-    called, or a remote API that takes a batch. It is loaded and tried before the first batch is claimed. A worker opens
-    no port for clients; its admin port has /readyz (one of its GPUs is healthy) and /metrics.
+    For TARGET, also for several models, see headway serve. Headway loads it and runs a trial batch before the worker claims its
+    first batch. A worker opens no port for clients. On its admin port, /readyz answers 200 once one of its GPUs is healthy.
 
     headway worker model.py:Model --workers 8 --broker redis://10.0.0.1:6379/0
 
-    NAME=TARGET for each of several models gives each workers of its own; see headway serve.
+    On SIGTERM, the worker claims no more batches, finishes those that are running, leaves the fleet and exits. No request fails.
+    If a worker is killed, the fleet notices within seconds, and other workers run its batches again.
 
-    On SIGTERM it claims no more, finishes the batches that run, leaves the fleet and exits: no request fails. One that is
-    killed is missed within seconds, and what it ran is given to another.
+    --max-batch-size, --tiers and --shards must be the same for all processes.
 
-    Every flag is also an environment variable (--broker: HEADWAY_BROKER) and a key of headway.toml (broker). A flag beats
-    the environment, which beats the file. --max-batch-size, --tiers and --shards must be the same for all processes.
-
-    Exit codes: 0 stopped in good order, 1 the broker does not answer, 3 a bad setting, 4 the target cannot be loaded or
-    breaks the rules.
+    Exit codes: 0 stopped by a signal, 1 the broker does not answer, 3 a bad setting, 4 the target cannot be loaded or breaks
+    the rules.
     """
     run_targets(settings, Role.WORKER, targets)
 
@@ -161,17 +153,16 @@ def worker(settings: Settings, targets: Sequence[str]) -> None:
 @command()
 @with_settings_of(Role.CONTROLLER)
 def controller(settings: Settings) -> None:
-    """Look after the fleet: count its workers and tell all what they can carry. Start two; one leads.
+    """Look after the fleet: count its workers and publish their capacity. Start two controllers; one of them leads.
 
-    The leader measures, for each model, how many workers are healthy and what they do at most together,
-    and publishes --target-utilisation of that. It takes back what dead workers held. When it goes, another leads within
-    3 seconds; requests are served all the same while none does.
+    For each model, the leader counts the healthy workers, measures their capacity, and publishes --target-utilisation of it. It
+    also returns the requests of dead workers to the queue. If the leader stops, another controller leads within 3 seconds.
+    Without a leader, the fleet goes on serving requests.
 
     headway controller --broker redis://127.0.0.1:6379/0
 
-    Every flag is also an environment variable (--broker: HEADWAY_BROKER) and a key of headway.toml (broker). A flag beats
-    the environment, which beats the file. --max-batch-size, --tiers and --shards must be the same for all processes.
+    --max-batch-size, --tiers and --shards must be the same for all processes.
 
-    Exit codes: 0 stopped in good order, 1 the broker does not answer, 3 a bad setting.
+    Exit codes: 0 stopped by a signal, 1 the broker does not answer, 3 a bad setting.
     """
     run(settings, Role.CONTROLLER)

@@ -1,4 +1,4 @@
-"""`headway rollout`: give a new version of a model more and more requests, and none if it does worse."""
+"""`headway rollout`: shift requests to a new version of a model step by step, and back if it does worse."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _model = click.argument("model", metavar="MODEL", help="Name of the model.")
 
 @click.group(cls=CommandGroup)
 def rollout() -> None:
-    """Rollouts: a new version gets more and more of a model's requests. Start, watch, promote, abort."""
+    """Rollouts shift a model's requests to a new version step by step. Start, watch, promote or abort them."""
 
 
 @rollout.command()
 @_model
-@click.argument("version", metavar="VERSION", help="New version; workers serve it already.")
+@click.argument("version", metavar="VERSION", help="New version. Workers must already serve it.")
 @option("--steps", default="1,10,50,100", metavar="PERCENT,…", help="Share of the requests in each step, in percent.")
 @option("--every", default="10m", metavar="DURATION", help="How long a step lasts: 30s, 10m or 12h.")
 @option("--rollback-on", default="failures,p95", metavar="TEST,…",
-    help="What ends it: failures, p95, both, or none for an empty text.")  # fmt: skip
-@option("--slower", default=25.0, metavar="PERCENT", help="How much slower its P95 may be.")
-@option("--beside", default="", metavar="VERSION", help="Version to compare with, if several others serve.")
+    help="Tests that end the rollout when they fail: failures, p95 or both. An empty text: no test.")  # fmt: skip
+@option("--slower", default=25.0, metavar="PERCENT", help="How much slower the P95 of the new version may be.")
+@option("--beside", default="", metavar="VERSION", help="Version to compare with, if workers serve several others.")
 @with_admin
 @as_json
 def start(
@@ -34,23 +34,23 @@ def start(
 ) -> None:  # fmt: skip
     """Begin a rollout: the new version gets its first share of the requests at once.
 
-    It gets the next one when a step is over, and none once there is enough evidence that it fails more or is slower.
-    Its processes run on then, for a look.
+    It gets its next share when a step is over. It gets no more requests once there is enough evidence that it fails more often or
+    is slower. Its workers then keep running, so that you can inspect them.
     """
     from headway.cli.keys import duration
 
-    asked = {
+    query = {
         "model": model, "version": version, "steps": steps, "every": duration("--every", every, least=1.0),
         "rollback_on": rollback_on, "slower": slower / 100.0, "beside": beside,
     }  # fmt: skip
-    _show([port.post(f"/internal/rollouts/start?{urlencode(asked)}")], json)
+    _show([port.post(f"/internal/rollouts/start?{urlencode(query)}")], json)
 
 
 @rollout.command()
 @with_admin
 @as_json
 def status(port: Admin, json: bool) -> None:
-    """Show the last rollout of each model, and how both versions do in its present step."""
+    """Show the last rollout of each model, with figures of both versions in the current step."""
     _show(port.get("/internal/rollouts")["rollouts"], json)
 
 
@@ -59,7 +59,7 @@ def status(port: Admin, json: bool) -> None:
 @with_admin
 @as_json
 def promote(port: Admin, model: str, json: bool) -> None:
-    """Immediately give the new version all requests, whatever the state of its rollout."""
+    """Give the new version all requests at once, in any state of its rollout."""
     _show([port.post(f"/internal/rollouts/promote?{urlencode({'model': model})}")], json)
 
 
@@ -68,7 +68,7 @@ def promote(port: Admin, model: str, json: bool) -> None:
 @with_admin
 @as_json
 def abort(port: Admin, model: str, json: bool) -> None:
-    """Give the new version no more requests, and the others what they had, whatever has become of its rollout."""
+    """Give the new version no more requests, and the others their former shares, in any state of the rollout."""
     _show([port.post(f"/internal/rollouts/abort?{urlencode({'model': model})}")], json)
 
 

@@ -1,4 +1,4 @@
-"""`headway simulate`: the production policies under virtual time."""
+"""`headway simulate`: run the production policies in virtual time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headway.simulator.scenario import EVERYBODY, LENGTHS_HINT, POLICIES, USUAL_
 
 _SCALING = "Autoscaler"
 _SETTLING = 75.0
-"""Default warm-up in batch times. A fleet near saturation starts in step, and needs that long to spread its batches."""
+"""Default warm-up in batch times. The workers of a fleet near saturation start in step, and take this long to fall out of step."""
 
 with_lengths = option("--lengths", metavar="LOW-HIGH|FILE", group="Load",
-    help="Lengths of inputs, for a model that pads: evenly between two whole numbers, or as in FILE, with one length per "
-    "line or written by `headway check --record`.")  # fmt: skip
-"""Option for the lengths of inputs, which are the weights of entries for a model that pads."""
+    help="Lengths of inputs, for a model that pads: evenly between two whole numbers, or from FILE, which has one length per line "
+    "or is a record of `headway check --record`.")  # fmt: skip
+"""Option for the lengths of inputs. For a model that pads, lengths are the weights of entries."""
 
 _DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
 _DAY_TAKES = _DAY_ONLY | {
@@ -36,40 +36,38 @@ _DAY_TAKES = _DAY_ONLY | {
 @with_lengths
 @option("--compare", is_flag=True, group="Batching", help="Run every policy on the same arrivals.")
 @option("--autoscale", is_flag=True, group=_SCALING,
-    help="Simulate a day under the autoscaler instead: traffic rises and falls, and once doubles within a minute.")  # fmt: skip
+    help="Simulate a day with the autoscaler instead. Traffic rises and falls, and doubles once within a minute.")  # fmt: skip
 @option("--cold-start-s", type=float, default=60.0, metavar="S", group=_SCALING,
-    help="Seconds from asking for a worker until it serves.")  # fmt: skip
+    help="Seconds that a new worker takes until it serves.")  # fmt: skip
 @option("--scale-rules", default="", metavar="JSON", group=_SCALING, help="Rules of the autoscaler, as in the setting `scale_rules`.")  # fmt: skip
 @option("--scale-to-zero-after-s", type=float, default=0.0, metavar="S", group=_SCALING,
-    help="Also try it with no workers while there were no requests for this many seconds; 0: keep one.")  # fmt: skip
+    help="Also try removing all workers after this many seconds without a request; 0: always keep one.")  # fmt: skip
 @option("--json", is_flag=True, group="Results", help="Print the results as JSON instead of tables.")
 @option("--plot", type=Path, metavar="FILE", group="Results",
-    help="Draw the run into FILE, such as run.png: latency of each tier and fill of the batches over time; .png, .svg or "
-    ".pdf. Needs matplotlib.")  # fmt: skip
+    help="Draw the latency of each tier and the fill of batches over time into FILE (.png, .svg or .pdf). Needs matplotlib.")  # fmt: skip
 @click.pass_context
 def simulate(
     ctx: click.Context, /, compare: bool, autoscale: bool, cold_start_s: float, scale_rules: str, scale_to_zero_after_s: float,
     json: bool, plot: Path | None, **given: Any,
 ) -> None:  # fmt: skip
-    """Try a load, a model and settings without a GPU: simulate requests that go through Headway's own queue.
+    """Try a load, a model and settings without a GPU: simulate requests in Headway's own queue.
 
     headway simulate --rate 200 --workers 2 --batch-ms 100 --promise 400
 
-    The queue, batching policies, admission and retries are the ones that serve; only time, requests, batches and failures are
-    simulated, so a run takes seconds. It prints how many requests were answered, refused and late, their latency, and how full the
-    batches were.
+    The queue, batching policies, admission and retries are those of a real service. Only time, requests, batches and failures are
+    simulated, so a run takes seconds. The report shows how many requests were answered, refused and late, their latency, and how
+    full the batches were.
 
-    A batch of n inputs takes --batch-ms + n × --beta-ms; with --weights, its weight counts in place of n. With --batch-times, it
-    takes as long as batches like it took in a recording of `headway check --record`. --overhead-ms is half before the run, half
-    after it, and part of every latency.
+    A batch of n inputs takes --batch-ms + n × --beta-ms. With --weights, the batch's weight replaces n. With --batch-times, a batch
+    takes as long as similar batches in a record of `headway check --record`. Half of --overhead-ms comes before each batch, half
+    after it; both are part of every latency.
 
-    With --autoscale it simulates a day instead, once under each policy of the autoscaler (`rules` and `plan`), and once with as
-    many GPUs as the busiest minute needs. --rate is then the mean over the day, before the traffic doubles. Arrivals are counted by
-    the second, and waiting requests as one number. The table shows GPU-hours, also as a share of those of `rules`; requests
-    answered within --promise, and requests refused; how often workers were added (ups) and removed (downs); the fewest and most
-    workers; and the load as a share of what the workers could carry. With --scale-to-zero-after-s, both policies also run with no
-    workers in quiet times; the table then adds hours without a worker, starts from zero, requests that waited for such a start
-    within --request-timeout-ms, and requests that got 503.
+    With --autoscale, the command simulates a day instead: under each policy of the autoscaler (`rules` and `plan`), and with as
+    many GPUs as the busiest minute needs. --rate is then the mean over the day, before the traffic doubles. For each run, the table
+    shows the GPU-hours, also as a share of those of `rules`; the requests answered within --promise, and those refused; how often
+    workers were added (ups) and removed (downs); the fewest and most workers; and the load as a share of the workers' capacity.
+    With --scale-to-zero-after-s, both policies also run without workers in quiet times. The table then adds the hours without a
+    worker, the starts from zero, the requests that waited for such a start within --request-timeout-ms, and those that got 503.
 
     Exit codes: 0 done, 3 a bad setting.
     """
@@ -77,7 +75,7 @@ def simulate(
 
     _refuse_idle(ctx, autoscale=autoscale, to_zero=bool(scale_to_zero_after_s))
     if given["alpha"] is None and given["times"] is None and not autoscale:
-        raise SettingError("--batch-ms", "", "nothing tells how long a batch takes", BATCH_MS_HINT)
+        raise SettingError("--batch-ms", "", "must be given, unless --batch-times is", BATCH_MS_HINT)
     if autoscale:
         _simulate_day(given, cold_start_s, scale_rules, scale_to_zero_after_s, json=json)
         return
@@ -90,7 +88,7 @@ def simulate(
 
 
 def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of Scenario's fields from those of options, some of which name files."""
+    """Convert the values of options to fields of Scenario, and read the files that options name."""
     from headway.simulator.batch_times import read_batch_times
     from headway.simulator.traffic import read_trace, read_weights
 
@@ -99,11 +97,11 @@ def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
     values["alpha"] = values["alpha"] or 0.0
     weights, lengths, trace = given["weights"], given["lengths"], given["trace"]
     if lengths and (weights or not (given["padded"] or times)):
-        other = "Give --padded or, of a model whose time goes by weight, --weights instead."
+        other = "Give --padded, or if the model's time depends on the weight, --weights instead."
         hint = "Leave --weights out." if weights else other
         raise SettingError("--lengths", lengths, "is for models that pad", hint)
     if given["padded"] and times:
-        raise SettingError("--padded", True, "cannot go with --batch-times, which tell it", "Leave one of them out.")
+        raise SettingError("--padded", True, "has no effect with --batch-times", "Leave one of them out.")
     if lengths:
         values["weights"] = read_weights(lengths, "--lengths", LENGTHS_HINT)
     else:
@@ -129,7 +127,6 @@ def _scenario(given: Mapping[str, Any]) -> Scenario:
 
 
 def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrivals: str, *, json: bool) -> None:
-    """Simulate a scenario under each policy, and print the results. `arrivals` names the source of its requests."""
     import msgspec
 
     from headway.simulator.engine import simulate as run
@@ -186,7 +183,7 @@ def _simulate_day(
 
     if given["alpha"] is None:
         hint = "Write the fixed part of a batch's time in ms, for example 100."
-        raise SettingError("--batch-ms", "", "--autoscale needs to know how long a batch takes", hint)
+        raise SettingError("--batch-ms", "", "must be given with --autoscale", hint)
     try:
         chosen = rules.read(scale_rules)
     except rules.NoRules as exc:

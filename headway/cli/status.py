@@ -20,11 +20,9 @@ SORTS: dict[str, tuple[str, bool]] = {
     "IN FLIGHT": ("in_flight", True),
     "RESTARTS": ("restarts", True),
 }
-"""Columns by which workers can be sorted, each with its field in an answer, and True if the largest value comes first."""
-FAILED = 0.02
-"""Share of failed inputs from which the table of workers has a column for it."""
-STALE = 10.0
-"""Seconds after which a published capacity is no longer current."""
+"""Columns by which workers can be sorted, with their fields in the answer, and True if the largest value comes first."""
+FAILED = 0.02  # The table of workers has a column for the share of failed inputs if a worker has at least this share.
+STALE = 10.0  # Age in seconds above which the summary shows how old a capacity is.
 
 
 class Sort(NamedTuple):
@@ -41,11 +39,11 @@ BY_NAME = Sort()
 @with_admin
 @as_json
 def status(port: Admin, json: bool) -> None:
-    """Show how a running service is doing: load, queue, capacity, processes, workers.
+    """Show the state of a running service: load, queue, capacity, processes and workers.
 
-    The admin port of any process will do: each knows the whole fleet.
+    You can ask the admin port of any process, because each knows the whole fleet.
 
-    Exit codes: 0 it serves, 1 it does not or cannot be reached.
+    Exit codes: 0 the process serves, 1 it does not, or is unreachable.
     """
     state = look(port)
     click.echo(pretty(state) if json else overview(state))
@@ -54,7 +52,7 @@ def status(port: Admin, json: bool) -> None:
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Return the state of a port's process and of the fleet, as last known if the broker is out of reach. Raises AdminError."""
+    """Return the state of a process and of the fleet, or its last known state if the broker is unreachable. Raises AdminError."""
     state = {**_health(port), "workers": [], "members": [], "capacities": []}
     try:
         if state["status"] == STARTING:  # The broker may not have been checked yet.
@@ -75,7 +73,7 @@ def look(port: Admin) -> dict[str, Any]:
 
 
 def _health(port: Admin) -> dict[str, Any]:
-    """Return the health of a process, even if it doesn't serve for want of its broker."""
+    """Return the health of a process, also from a 503 for an unreachable broker."""
     try:
         health: dict[str, Any] = port.get("/internal/health")
     except AdminError as exc:
@@ -86,12 +84,12 @@ def _health(port: Admin) -> dict[str, Any]:
 
 
 def serves(state: dict[str, Any]) -> bool:
-    """Return True if the process takes requests, or does its role's other work."""
+    """Return True if the process takes requests, or does the work of a role without clients."""
     return state["status"] in ("ok", "degraded")
 
 
 def overview(state: dict[str, Any]) -> str:
-    """Format what `look` returns, for people."""
+    """Format the state that `look` returned."""
     parts = [_summary(state)]
     if state["broker"] and state["members"]:
         parts.append(members_table(state["members"]))
@@ -124,7 +122,7 @@ def _summary(state: dict[str, Any]) -> str:
         lines["waiting"] = f"{waiting or 'nothing'}, oldest {state['queue_oldest_seconds'] * 1000:.0f} ms"
     if lines_waiting := sum(queue["waiting"] for queue in state.get("bulk", ())):
         delayed = sum(queue["delayed"] for queue in state["bulk"])
-        lines["bulk"] = f"{lines_waiting} lines wait for empty seats; {delayed} requests have waited for them so far"
+        lines["bulk"] = f"{lines_waiting} lines wait for spare capacity; they have delayed {delayed} requests so far"
     if "dead_letters" in state:
         lines["dead letters"] = f"{state['dead_letters']}"
     if state["capacities"]:
@@ -155,7 +153,7 @@ def _queue(queue: dict[str, Any]) -> str:
 
 
 def missing_text(model: str, scaling: dict[str, Any]) -> str:
-    """Describe the workers that a model wants and doesn't have yet."""
+    """Describe the workers that the autoscaler has requested for a model that has none yet."""
     late = ", longer than a start should take" if scaling["late"] else ""
     return f"{model}: {scaling['desired']} wanted, on the way for {scaling.get('awaited_seconds', 0.0):.0f} s{late}"
 
@@ -182,8 +180,7 @@ def capacity_text(capacity: dict[str, Any]) -> str:
 
 
 def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapping[str, float] | None = None) -> str:
-    """Return a table of the processes. `width` is the terminal's, 0 for no limit. `rates` has requests per second by process id;
-    None to use the members' own figures."""
+    """Return a table of the processes. A `width` of 0 means no limit. `rates` overrides the requests per second, by process id."""
     head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
         (member["id"], member["role"], member["host"], str(member["pid"]), str(member["pending"]),
@@ -195,7 +192,7 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
 
 
 def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the processes that ended lately, newest first. The list is empty if none has."""
+    """Return a table of the recently ended processes, newest first. The list is empty if there are none."""
     rows = [
         (gone["id"], gone["ending"], f"{gone['age_seconds']:.0f} s ago", gone["role"], gone["host"], str(gone["pid"] or "-"),
          gone["reason"])
@@ -205,19 +202,19 @@ def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the reasons why workers are not healthy, as one text. The list is empty if there are none."""
+    """Return one text with the reasons why workers are not healthy. The list is empty if all are healthy."""
     from headway.runtime.log import escape
 
     states = sorted((str(worker["worker_id"]), worker["status"], worker.get("reason") or "") for worker in workers)
-    lines = [f"{worker} is {status}: {escape(why)}" for worker, status, why in states if why]
+    lines = [f"{worker} is {status}: {escape(reason)}" for worker, status, reason in states if reason]
     return ["\n".join(lines)] if lines else []
 
 
 def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe calls whose time depends on more than the number of inputs, as one text. The list is empty without such calls."""
+    """Describe in one text the models whose calls take time by more than the number of inputs. The list is empty without any."""
     units = {
         "weight": "for each unit of the inputs' weight",
-        "padded": "for each input and unit of the longest's weight, up to which it fills all; inputs of like length ride together",
+        "padded": "for each input, times the weight of the longest; inputs of similar length are batched together",
     }
     lines = {}
     for worker in workers:
@@ -231,8 +228,8 @@ def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the workers' GPUs. The list is empty if no figures are known."""
-    # Processes of earlier versions lack them.
+    """Return a table of the workers' GPUs. The list is empty if no worker reports figures."""
+    # Processes of earlier versions report none.
     gpus = [(worker["worker_id"], gpu) for worker in workers if (gpu := worker.get("gpu_figures"))]
     head = ("WORKER", "GPU", "MEMORY", "COMPUTES", "POWER", "TEMPERATURE", "ECC ERRORS", "XIDS")
     rows = [
@@ -254,7 +251,7 @@ def _figure(value: float | None, form: str, unit: str = "") -> str:
 
 
 def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort = BY_NAME) -> str:
-    """Return a table of the workers. `width` is the terminal's, 0 for no limit."""
+    """Return a table of the workers. A `width` of 0 means no limit."""
     name, descending = SORTS[sort.column]
     workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
     workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)

@@ -1,4 +1,4 @@
-"""The terminal of a command: show that it works, fit text into the terminal, and read single keys."""
+"""Terminal of a command: show progress, fit text into the width and height, and read single keys."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-SILENT = 2.0
-"""Seconds of silence before the first line."""
-EVERY = 0.5
-"""Seconds between updates on a terminal, where a line replaces the one before."""
+SILENT = 2.0  # Seconds of silence before the first line.
+EVERY = 0.5  # Seconds between updates on a terminal, where a line replaces the one before.
 _CLEAR = "\r\x1b[K"
 
 HELP = """Keys
   q      quit
-  ?      this help, and back
+  ?      show or leave this help
   s      sort the workers by the next column
-  r      sort the other way round"""
+  r      reverse the order"""
 
 
 class Waiting:
@@ -35,8 +33,8 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[Waiting]:
-    """Show what a command does while the block runs, from SILENT seconds on. A terminal gets one line, which disappears at the end.
-    Elsewhere, lines come at growing intervals."""
+    """Show `text` and the elapsed seconds on standard error if the block runs longer than SILENT. A terminal gets one line, which
+    disappears at the end. A file or pipe gets lines at growing intervals."""
     work, ended = Waiting(text), threading.Event()
     thread = threading.Thread(target=_show, args=(work, ended), daemon=True)
     thread.start()
@@ -60,8 +58,7 @@ def _show(work: Waiting, ended: threading.Event) -> None:
 
 
 def _write(text: str) -> None:
-    """Write if possible. A command doesn't fail for want of a progress line."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # A command must not fail because its progress can't be shown.
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -79,18 +76,18 @@ def narrowed(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Drop columns of a table, in the order of their headings in `spare`, until it fits `width` (0 for no limit)."""
-    kept = list(range(len(head)))
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in kept]
+    columns = list(range(len(head)))
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in columns]
     for name in spare:
-        if not width or sum(widths[column] for column in kept) + 2 * (len(kept) - 1) <= width:
+        if not width or sum(widths[column] for column in columns) + 2 * (len(columns) - 1) <= width:
             break
-        kept = [column for column in kept if head[column] != name]
-    return tuple(head[column] for column in kept), [tuple(row[column] for column in kept) for row in rows]
+        columns = [column for column in columns if head[column] != name]
+    return tuple(head[column] for column in columns), [tuple(row[column] for column in columns) for row in rows]
 
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[bool]:
-    """Have standard input deliver single keys, without echo. Yields False if there is no keyboard."""
+    """Switch standard input to single keys without echo while the block runs. Yields False if there is no keyboard."""
     import termios
     import tty
 
@@ -108,7 +105,7 @@ def keyboard() -> Iterator[bool]:
 
 
 def key_within(seconds: float, has_keys: bool) -> str:
-    """Return the key that is pressed within some seconds; empty if none is."""
+    """Wait up to `seconds` for a key and return it; empty if the user pressed none."""
     if not has_keys:
         time.sleep(seconds)
         return ""

@@ -1,54 +1,44 @@
-"""`headway top`: the departure board of the dashboard, live in a terminal."""
+"""`headway top`: show the dashboard's board of departing batches live in a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
-from headway.cli.admin import Admin, AdminError, with_admin
+from headway.cli import status
+from headway.cli.admin import Admin, AdminError, table, with_admin
 from headway.cli.commands import command, option
-from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
-from headway.cli.terminal import HELP, fit, key_within, keyboard
+from headway.cli.status import BY_NAME, SORTS, Sort
+from headway.cli.terminal import HELP, fit, key_within, keyboard, narrowed
+from headway.model.board import ARRIVED, GIVEN_BACK, RUNNING, BatchDeparture
 
 if TYPE_CHECKING:
     from rich.console import Console
-import textwrap
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
-from headway.cli.admin import table
-from headway.cli.status import capacity_text, departed_table, members_table, reasons, workers_table
-from headway.cli.terminal import narrowed
-from headway.model.board import ARRIVED, GIVEN_BACK, RUNNING, BatchDeparture
-
-WINDOW = 10.0
-"""Seconds of departures to show, and to compute rates over."""
-BEHIND = 1.0
-"""Seconds by which the lanes lag, so that the slowest process has reported."""
-SILENT = 4.0
-"""Seconds without an event after which the text says so."""
+WINDOW = 10.0  # Length of the lanes, and of the period that rates are computed over, in seconds.
+BEHIND = 1.0  # Seconds by which the lanes lag, so that even the slowest process has reported.
+SILENT = 4.0  # Seconds without an event after which the board says that it hears nothing.
 STRIP = 60
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"
-"""Marks of a batch by its fill, with and without Unicode."""
-NAMED = 4
-"""Most reasons to name in a line. The others are summed up."""
+"""Marks for the fill of a batch, with and without Unicode."""
+NAMED = 4  # Most reasons to name in a line. The rates of the others are added up.
 MOST_EVENTS = 5
-KEPT = 180.0
-"""Seconds for which batches and changes are kept."""
+KEPT = 180.0  # Seconds for which the board keeps batches and changes.
 
 
 class BoardEvent(NamedTuple):
-    """Event of the stream: `start`, `tick`, `dropped`, or `error` with its reason as `data` if the port doesn't answer."""
+    """Event of a port's stream: `start`, `tick` or `dropped`; or `error`, with the reason as `data`, if the port doesn't answer."""
 
     kind: str
     data: Any
@@ -56,7 +46,7 @@ class BoardEvent(NamedTuple):
 
 
 class BoardView:
-    """The board, updated event by event. `ready` is True once there is something to show."""
+    """Board, updated event by event. `ready` is True after the first event with data."""
 
     def __init__(self, unicode: bool = True) -> None:
         self.ready = False
@@ -92,7 +82,7 @@ class BoardView:
             del self._batches[key]
 
     def text(self, at: float, width: int = 0, sort: Sort = BY_NAME) -> str:
-        """Return the board at instant `at`, by the clock of `take`. `width` is 0 for no limit."""
+        """Return the board at time `at`, by the clock of `take`. A `width` of 0 means no limit."""
         if not self.ready:
             return textwrap.fill(self._trouble or "connecting …", width or STRIP * 2)
         snapshot, recent = self._latest.get("snapshot"), self._latest.get("recent")
@@ -103,10 +93,10 @@ class BoardView:
         if snapshot is not None:
             workers, members = snapshot["workers"], snapshot["members"]
             if workers:
-                parts += [workers_table(workers, width, sort), *reasons(workers)]
+                parts += [status.workers_table(workers, width, sort), *status.reasons(workers)]
             if len(members) > 1:
-                parts.append(members_table(members, width, None if recent is None else recent["processes"]))
-            parts += departed_table(snapshot.get("departed", []))
+                parts.append(status.members_table(members, width, None if recent is None else recent["processes"]))
+            parts += status.departed_table(snapshot.get("departed", []))
         parts += self._happened()
         return "\n\n".join(parts)
 
@@ -136,7 +126,7 @@ class BoardView:
             present = sum(worker["status"] in _PRESENT for worker in workers)
             lines["workers"] = f"{healthy} of {present} healthy"
             if snapshot["capacities"]:
-                lines["capacity"] = "; ".join(map(capacity_text, snapshot["capacities"]))
+                lines["capacity"] = "; ".join(map(status.capacity_text, snapshot["capacities"]))
             if scaling := snapshot.get("scaling"):
                 lines["wanted"] = "; ".join(f"{model}: {_wanted(line)}" for model, line in scaling.items())
             lines["dead letters"] = str(snapshot["dead_letters"])
@@ -187,7 +177,7 @@ class BoardView:
         return "\n".join(lines)
 
     def _strip(self, worker: str, begin: float, columns: int) -> str:
-        """Return a worker's lane. A mark shows a running batch and its fill, `x` a failed batch, `!` a new status of the worker."""
+        """Return a worker's lane. Marks show the fill of running batches, `x` a failed batch, `!` a new status of the worker."""
         cells = [" "] * columns
         by_second = columns / WINDOW
         for batch in self._batches.values():
@@ -210,8 +200,8 @@ class BoardView:
             for batch in self._batches.values()
             if _failed(batch)
         ]
-        for instant, worker, _, status, restarts, *cause in self._changes:
-            happened.append((instant, f"{worker} is {status}{after(restarts)}{': '.join(['', *filter(None, cause)])}"))
+        for instant, worker, _, state, restarts, *cause in self._changes:
+            happened.append((instant, f"{worker} is {state}{after(restarts)}{': '.join(['', *filter(None, cause)])}"))
         for instant, model, before, desired, _, reason in self._scalings:
             happened.append((instant, f"{model}: {before} to {desired} workers, {reason}"))
         newest = sorted(happened, reverse=True)[:MOST_EVENTS]
@@ -224,7 +214,7 @@ _PRESENT = frozenset(("healthy", "degraded", "starting", "cold", "failed", "drai
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Format seconds; a dash if not known."""
+    """Format seconds as milliseconds or seconds; a dash if unknown."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
@@ -237,12 +227,12 @@ def _wanted(scaling: Mapping[str, Any]) -> str:
 
 
 def after(restarts: int) -> str:
-    """Return the end of a line about a worker that was restarted; empty for no restarts."""
+    """Format the number of a worker's restarts; empty for none."""
     return f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
 
 
 def largest(rates: Mapping[str, float], form: str) -> str:
-    """Format the NAMED largest rates, and the sum of the others."""
+    """Format the largest rates, NAMED at most, and the sum of the others."""
     ordered = sorted(rates.items(), key=lambda item: -item[1])
     shown = [f"{name} {form.format(rate)}" for name, rate in ordered[:NAMED]]
     others = sum(rate for _, rate in ordered[NAMED:])
@@ -264,7 +254,7 @@ def _plain(text: str) -> str:
 
 
 def taken(events: Iterable[BoardEvent], at: float, unicode: bool = True) -> BoardView:
-    """Return the board of events that all came at instant `at`."""
+    """Return the board after events that all came at time `at`."""
     view = BoardView(unicode)
     for event in events:
         view.take(event, at)
@@ -272,24 +262,23 @@ def taken(events: Iterable[BoardEvent], at: float, unicode: bool = True) -> Boar
 
 
 PATH = "/internal/events"
-AGAIN_AFTER = 1.0
-"""Seconds after which a stream that has ended is opened again."""
+AGAIN_AFTER = 1.0  # Seconds from the end of a stream until it is opened again.
 
 
 @command()
 @with_admin
-@option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between two looks.")
-@option("--once", is_flag=True, help="Print it once, and end; so does a pipe.")
+@option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between two updates.")
+@option("--once", is_flag=True, help="Print the board once and exit, as is the default in a pipe.")
 def top(port: Admin, interval: float, once: bool) -> None:
-    """Show the departure board of a running service and its fleet, again each second, until q or Ctrl-C.
+    """Show the batches, rates and workers of a running service live, until q or Ctrl-C.
 
-    The admin port of any process will do: each knows the whole fleet, and tells the same as its dashboard. Rates and
-    percentiles are of the last 10 s. In a worker's lane a mark is a batch, by how full it is; x is a batch that failed,
-    ! a worker that stopped or came back. A process that goes away is waited for.
+    You can ask the admin port of any process, because each knows the whole fleet. The board shows the same data as the dashboard.
+    Rates and percentiles are those of the last 10 s. In a worker's lane, each mark is a batch and shows its fill; x is a failed
+    batch, and ! a worker that stopped or came back. If the process stops, the board waits for it.
 
-    Keys: q quits, ? helps, s and r sort the workers.
+    Keys: q quits, ? shows help, s and r sort the workers.
 
-    Exit codes: 0 ended by q or Ctrl-C; with --once as headway status: 0 it serves, 1 it does not or cannot be reached.
+    Exit codes: 0 ended by q or Ctrl-C; with --once as for headway status: 0 the process serves, 1 it does not, or is unreachable.
     """
     from rich.console import Console
 
@@ -297,9 +286,9 @@ def top(port: Admin, interval: float, once: bool) -> None:
         raise click.BadParameter("nan is not a number of seconds", param_hint="--interval")
     console = Console()
     if once or not console.is_terminal:
-        state = look(port)
-        if not serves(state):
-            click.echo(overview(state))
+        state = status.look(port)
+        if not status.serves(state):
+            click.echo(status.overview(state))
             raise click.exceptions.Exit(1)
         with contextlib.closing(events(port)) as stream:
             now = time.monotonic()
@@ -309,7 +298,7 @@ def top(port: Admin, interval: float, once: bool) -> None:
 
 
 def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
-    """Yield the events of a port's stream, after the id `last` if the port still has it. Raises AdminError at the stream's end."""
+    """Yield the events of a port's stream, if possible after the one with the id `last`. Raises AdminError when the stream ends."""
     fields: dict[str, str] = {}
     header = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     for line in port.stream(PATH, header):
@@ -319,11 +308,11 @@ def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
         elif "event" in fields:
             yield BoardEvent(fields["event"], msgspec.json.decode(fields["data"]), fields.get("id", ""))
             fields = {}
-    raise AdminError("the process has ended the stream")
+    raise AdminError("the process closed the stream")
 
 
 class BoardFollower:
-    """Reader of a port's stream, in a thread that opens the stream again when it ends."""
+    """Thread that reads a port's stream, and opens it again when it ends."""
 
     def __init__(self, port: Admin, sleep: Callable[[float], None] = time.sleep) -> None:
         self._port, self._sleep = port, sleep
@@ -350,7 +339,7 @@ class BoardFollower:
 
 
 class Keys:
-    """View that the user has chosen by keys. With `helps`, help is shown instead of the board."""
+    """View that the user has chosen with keys. If `helps` is True, help replaces the board."""
 
     def __init__(self) -> None:
         self.sort = BY_NAME
@@ -383,7 +372,7 @@ def _show_live(console: Console, port: Admin, title: str, interval: float) -> No
     follower, view, keys = BoardFollower(port), BoardView(_unicode()), Keys()
     follower.start()
     with Live(console=console, screen=True, auto_refresh=False) as live, keyboard() as has_keys:
-        hint = "q quits, ? helps" if has_keys else "Ctrl-C ends"
+        hint = "q quits, ? shows help" if has_keys else "Ctrl-C quits"
         due = 0.0
         try:
             while True:

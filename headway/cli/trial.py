@@ -1,28 +1,186 @@
-"""Trial of a target in batches of every size, for `headway check`. It checks the rules and fits the cost of a batch."""
+"""Trial of a target in batches of every size, for `headway check`. It checks the rules and fits the cost of a batch.
+
+Inputs come from the command line or the target's example, or else are numbered texts.
+"""
 
 from __future__ import annotations
 
+import base64
+import math
+import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
-from headway.cli.trial_inputs import weights_of
-from headway.core import call_parameters, deadlines
+from headway.config.fields import joined
+from headway.core import call_parameters, deadlines, tensor_json, values
 from headway.core.batch_cost import BatchCost
 from headway.core.service_model import ServiceModel
 from headway.core.tensors import rows_of
 from headway.core.values import shown
 from headway.core.weight_estimate import WeightEstimate
-from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
-from headway.model import Entry, ItemResult, PerCall, Signature, Value
+from headway.errors import BackendError, BatchRaised, BatchTimeout, SettingError, TargetError, WorkerCrashed
+from headway.model import KIND, Entry, ItemResult, PerCall, Signature, Value, ValueKind
 from headway.ports import Backend
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
-from headway.simulator.batch_times import RecordedBatch
+from headway.simulator.batch_times import BatchTimes, RecordedBatch
+
+ROUND = 72  # Recorded batches for each repeat: a multiple of 24, so that each mixture gets each size equally often.
+FULL_EVERY = 4  # Every fourth recorded batch has the largest size, which is the most frequent under load.
+MIXTURES = (None, 0, None, 1, None, 2)
+"""Recorded batches draw in turn from these thirds of the inputs, ordered by weight; None for all inputs."""
+POOR = 0.1  # Relative error above which a recording gets a note.
+_MOST_CHARS, _MOST_MEMBERS = 60, 4
+_HINTS = {
+    ValueKind.JSON: "For example --input '{\"a\": 1}'.",
+    ValueKind.BYTES: "Write them in base64, for example --input aGVhZHdheQ==.",
+    ValueKind.TENSORS: "Write the numbers of a row, or of several, as JSON, for example --input '[1, 2, 3]'.",
+}
+
+
+def choose_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
+    """Return the inputs of the largest batch, made from the given texts or else from the target's example. `largest` counts rows.
+    Raises SettingError if an input is of the wrong kind, or there is none."""
+    chosen = read_inputs(given, largest, signature)
+    return up_to(largest, [chosen[n % len(chosen)] for n in range(largest)])
+
+
+def up_to(largest: int, inputs: Sequence[Value]) -> list[Value]:
+    """Return the first inputs that together have at most `largest` rows, but at least one input."""
+    ends = accumulate(map(rows_of, inputs))
+    return [value for place, (value, end) in enumerate(zip(inputs, ends, strict=True)) if not place or end <= largest]
+
+
+def read_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
+    """Return all inputs to choose from; see `choose_inputs`."""
+    chosen = [_read(text, signature) for text in given]
+    for text, value in zip(given, chosen, strict=True):
+        if (rows := rows_of(value)) > largest:
+            hint = "Give fewer rows, or set --max-batch-size higher."
+            raise SettingError("--input", text, f"has {rows} rows, and a batch has at most {largest}", hint)
+    if not chosen and signature.example is not None:
+        chosen = [signature.example]
+    if not chosen and signature.takes is not ValueKind.TEXT:
+        what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
+        raise SettingError("--input", "", f"is needed: the target takes {what} and has no example", hint)
+    return chosen or [f"headway check {n}" for n in range(largest)]
+
+
+def read_lines(path: Path | None) -> list[str]:
+    """Return the non-empty lines of a file. Raises SettingError if the file cannot be read, or has no such line."""
+    if path is None:
+        return []
+    hint = "Name a text file with one input a line."
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    except OSError as exc:
+        raise SettingError("--inputs", str(path), f"cannot be read: {exc.strerror}", hint) from None
+    except UnicodeDecodeError:
+        raise SettingError("--inputs", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
+    if not lines:
+        raise SettingError("--inputs", str(path), "has no input", hint)
+    return [line.removesuffix("\r") for line in lines]
+
+
+def brief(value: Value) -> str:
+    """Format a value for one line. Cut a long value, and show only the first members of a long array."""
+    text = value if isinstance(value, str) else _brief(values.build(value))
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_brief(name)}: {_brief(member)}' for name, member in value.items())}}}"
+    if isinstance(value, list):
+        shown = ", ".join(map(_brief, value[:_MOST_MEMBERS]))
+        return f"[{shown}]" if len(value) <= _MOST_MEMBERS else f"[{shown}, … {len(value):,} in all]"
+    return f"{value:.6g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
+
+
+def _read(text: str, signature: Signature) -> Value:
+    if signature.takes is ValueKind.TEXT:
+        return text
+    what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
+    if signature.takes is ValueKind.TENSORS:
+        hint = "Write such numbers of a row, or of several, as JSON."  # The example in _HINTS may be what was refused.
+    try:
+        if signature.takes is ValueKind.JSON:
+            return values.read(text.encode())
+        if signature.takes is ValueKind.TENSORS:
+            return tensor_json.tensors_of(values.read(text.encode()), signature.inputs)
+        base64.b64decode(text, validate=True)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
+        raise SettingError("--input", text, f"is not good for a target that takes {what}: {exc}", hint) from None
+    return text
+
+
+def weight(value: Value) -> int:
+    """Return the weight of an input or of each of its rows, in characters, or in octets if it isn't a text."""
+    return max(1, len(value) // rows_of(value))
+
+
+def weights_of(batch: Sequence[Value]) -> list[int]:
+    """Return the weights of all rows in a batch. An input without rows counts as one row."""
+    return [weight(value) for value in batch for _ in range(rows_of(value))]
+
+
+def batches_to_record(given: Sequence[str], largest: int, repeats: int, signature: Signature) -> Iterator[list[Value]]:
+    """Yield `repeats` rounds of ROUND batches of up to `largest` rows, made from the given texts. They have all sizes, and short,
+    middling and long inputs. Their order is random. If the machine slows down, it thus affects all kinds of batches alike."""
+    rng = random.Random(0)  # noqa: S311 - the same batches each time
+    inputs = sorted(read_inputs(given, largest, signature), key=weight)
+    thirds = [inputs[len(inputs) * third // 3 : len(inputs) * (third + 1) // 3] or inputs for third in range(3)]
+    count, spread = ROUND * repeats, math.log(largest + 0.5)
+    plan = []
+    for number in range(count):
+        size = largest if number % FULL_EVERY == FULL_EVERY - 1 else round(math.exp((number + 0.5) / count * spread))
+        third = MIXTURES[(number + number // FULL_EVERY) % len(MIXTURES)]
+        plan.append((min(size, largest), inputs if third is None else thirds[third]))
+    rng.shuffle(plan)
+    for size, pool in plan:
+        yield up_to(size, rng.choices(pool, k=size))
+
+
+def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:
+    """Return notes on what a recording lacks."""
+    notes = []
+    times = BatchTimes(batches)
+    if not given:
+        notes.append("the recorded inputs are not yours: give typical inputs with --inputs FILE")
+    elif len(set(times.weights)) == 1:
+        notes.append("all recorded inputs have the same length: the record says nothing about other lengths")
+    if (error := times.error()) > POOR:
+        hint = "more --repeats help, unless the times vary by chance"
+        notes.append(f"the record predicts the time of a batch only to within {error:.0%}; {hint}")
+    return notes
+
+
+@contextmanager
+def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
+    """Yield a list for batches, and write them to a file when the block ends. Raises SettingError at once for an unusable file."""
+    batches: list[RecordedBatch] = []
+    if path is None:
+        yield batches
+        return
+    try:
+        file = path.open("ab")
+    except OSError as exc:
+        reason = f"cannot be written: {exc.strerror}"
+        raise SettingError("--record", str(path), reason, "Name a file in a directory that is there.") from None
+    with file:
+        yield batches
+        if batches:
+            file.truncate(0)
+            file.write(b"".join(msgspec.json.encode(batch) + b"\n" for batch in batches))
+
 
 log = get_logger(__name__)
 
@@ -30,7 +188,7 @@ MOST_ANSWERS = 5
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A batch of the trial. `size` counts rows, and one for an input without rows."""
+    """A batch of the trial. `size` counts rows. An input without rows counts as one row."""
 
     size: int
     seconds: float
@@ -39,10 +197,10 @@ class Run(msgspec.Struct, frozen=True):
 class Findings(msgspec.Struct):
     """Findings of a trial. Times are in seconds.
 
-    `runs` are batches that succeeded. `recorded` has all batches to record, or none. `answers` are some inputs, each with its
-    output in the largest batch that ran. `cost` is fitted to the lengths or weights of inputs without rows. `weight` is the mean
-    weight by a weight function; 0 if there is none. A target without `faults` is fit to serve. `unit` is `input`, or `row` if an
-    input has several rows. `per_call` are parameters that a call has only once.
+    `runs` are the batches that succeeded. `recorded` is empty if one of its batches failed. `answers` are some inputs, each with
+    its output in the largest batch that ran. `cost` is fitted to the lengths or weights of inputs without rows. `weight` is the
+    mean weight of the inputs by the target's weight function; 0 without such a function. A target without `faults` is fit to serve.
+    `unit` is `input`, or `row` if an input has several rows. Parameters in `per_call` have one value for a whole call.
     """
 
     warm_up: float = 0.0
@@ -63,7 +221,7 @@ class Findings(msgspec.Struct):
 
 
 def _fitted(runs: Sequence[Run]) -> ServiceModel:
-    """Fit a line to the median of each size, so that a single slow run doesn't matter."""
+    """Fit a line to the median time of each size. A single slow run thus has little influence."""
     model = ServiceModel()
     times: dict[int, list[float]] = {}
     for run in runs:
@@ -79,12 +237,12 @@ def sizes(largest: int) -> list[int]:
 
 
 class Trial:
-    """Trial of one backend, which it starts but leaves its owner to stop.
+    """Trial of one backend. It starts the backend; the caller must stop it.
 
     `choose` returns the inputs of the largest batch for the target's signature. `parameters` are JSON, or empty. `timeout` is the
-    longest run of a batch in seconds. `repeats` is the number of batches of each size. `limits` are deadlines in ms by setting,
-    which a slow model is advised to raise. `record` returns the batches to record if the target breaks no rule; None to record
-    none. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
+    longest run of a batch in seconds. `repeats` is the number of batches of each size. `limits` are the deadlines in ms by setting;
+    the trial advises the user of a slow model to raise them. If the target breaks no rule, the batches that `record` returns are
+    recorded. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
     """
 
     def __init__(
@@ -98,10 +256,10 @@ class Trial:
         self._inputs: Sequence[Value] = ()
         self._limits = {"gpu_timeout_ms": timeout * 1000, **limits}
         self._findings = Findings()
-        # Reason, and True if user code raised, to the sizes of the batches that failed; each is one fault.
+        # Sizes of the batches that failed, by reason and by whether user code raised. Each key becomes one fault.
         self._failures: dict[tuple[str, bool], list[int]] = {}
-        self._bad_outputs: set[str | None] = set()  # Errors of outputs that are among the faults.
-        self._overdue = False  # A batch missed the deadline, so larger ones need not be tried.
+        self._bad_outputs: set[str | None] = set()  # Errors of outputs that are already faults.
+        self._overdue = False  # True if a batch missed the deadline. Larger batches are not tried then.
 
     async def run(self) -> Findings:
         """Try everything. Raises TargetError if the target cannot be loaded, or its warm-up batch fails."""
@@ -113,8 +271,8 @@ class Trial:
             raise
         self._inputs, findings.per_call = self._choose(self._backend.signature), self._backend.signature.per_call
         if unseen := call_parameters.unseen(self._parameters, self._backend.signature.sees):
-            why = "its together does not name them" if findings.per_call else "it takes no parameters"
-            findings.notes.append(f"the target does not see: {', '.join(unseen)}; {why}")
+            reason = "its together does not name them" if findings.per_call else "it takes no parameters"
+            findings.notes.append(f"the target does not see the parameters {', '.join(unseen)}: {reason}")
         if _rows(self._inputs) > len(self._inputs):
             findings.unit = "row"
         last: dict[int, list[Value] | None] = {}
@@ -131,10 +289,10 @@ class Trial:
                     findings.notes.append(_UNSTEADY)
                 last[size] = outputs
                 findings.answers = _first_apart(self._inputs[:size], outputs)
-        whole, single = last.get(len(self._inputs)), last[1]
-        if whole is not None and single is not None and _UNSTEADY not in findings.notes:
-            self._check_alone(single[0], whole)
-            await self._check_order(whole)
+        full, single = last.get(len(self._inputs)), last[1]
+        if full is not None and single is not None and _UNSTEADY not in findings.notes:
+            self._check_alone(single[0], full)
+            await self._check_order(full)
         if self._record is not None and not findings.faults and not self._failures:
             await self._record_times(self._record(self._backend.signature))
         await self._tell_failures()
@@ -142,37 +300,38 @@ class Trial:
         return findings
 
     async def _record_times(self, batches: Iterable[Sequence[Value]]) -> None:
-        """Record the times of batches, or none if one of them fails."""
         recorded = []
         for batch in batches:
             timed = await self._run_batch(batch)
             if timed is None or self._outputs(batch, timed[1]) is None:
                 return
-            recorded.append(RecordedBatch(self._weighed(batch), timed[0]))
+            recorded.append(RecordedBatch(self._weights_of(batch), timed[0]))
         self._findings.recorded = recorded
 
-    def _weighed(self, batch: Sequence[Value]) -> list[int]:
+    def _weights_of(self, batch: Sequence[Value]) -> list[int]:
         return weights_of(batch) if self._weights is None else list(self._weights.latest)
 
-    def _check_alone(self, alone: Value, whole: list[Value]) -> None:
-        if alone == whole[0]:
+    def _check_alone(self, alone: Value, full: list[Value]) -> None:
+        if alone == full[0]:
             return
-        if alone in whole:
+        if alone in full:
             self._findings.fault(_DISORDER)
         else:
             self._findings.notes.append("an input alone and the same input in a batch have different outputs")
 
-    async def _check_order(self, whole: list[Value]) -> None:
-        """Send the largest batch in other orders, in which every output must move with its input. The orders are a rotation by one
-        and an exchange of the first two. They generate all orders, so one of them exposes any target that rearranges its outputs
-        in a fixed way."""
-        positions = list(range(len(whole)))
-        if len(set(whole)) == 1 and len(set(self._inputs)) > 1:
-            self._findings.notes.append("all outputs are equal, so their order cannot be checked; try --input")
+    async def _check_order(self, full: list[Value]) -> None:
+        """Send the largest batch in two other orders, and check that each output moves with its input. One order is rotated by one
+        place, the other has the first two inputs exchanged. These two generate all permutations, so at least one of them exposes a
+        target that rearranges its outputs in a fixed way."""
+        positions = list(range(len(full)))
+        if len(set(full)) == 1 and len(set(self._inputs)) > 1:
+            self._findings.notes.append(
+                "all outputs are equal, so their order cannot be checked: try other inputs with --input"
+            )
             return
         for order in (positions[1:] + positions[:1], positions[1::-1] + positions[2:]):
             outputs = await self._batch([self._inputs[position] for position in order])
-            expected = [whole[position] for position in order]
+            expected = [full[position] for position in order]
             if outputs is None or outputs == expected:
                 continue
             if Counter(outputs) == Counter(expected):
@@ -181,7 +340,7 @@ class Trial:
                 self._findings.notes.append(_DEPENDS)
 
     async def _batch(self, inputs: Sequence[Value]) -> list[Value] | None:
-        """Run a batch and return its outputs. Return None, and add a fault, if an input has none."""
+        """Run a batch and return its outputs. If an input has no output, add a fault and return None."""
         timed = await self._run_batch(inputs)
         if timed is None:
             return None
@@ -191,7 +350,7 @@ class Trial:
         return self._outputs(inputs, timed[1])
 
     async def _run_batch(self, inputs: Sequence[Value]) -> tuple[float, Sequence[ItemResult]] | None:
-        """Run a batch and return its seconds and results. Return None, and note the reason, if it failed."""
+        """Run a batch and return its seconds and results. If it fails, note the reason and return None."""
         begun = self._clock()
         try:
             items = await self._backend.run(self._entries(inputs), self._timeout)
@@ -207,7 +366,7 @@ class Trial:
                 await self._backend.start()
             return None
         seconds = self._clock() - begun
-        if self._findings.unit == "input" and (weights := self._weighed(inputs)):
+        if self._findings.unit == "input" and (weights := self._weights_of(inputs)):
             self._findings.cost.observe(weights, seconds)
         return seconds, items
 
@@ -216,7 +375,7 @@ class Trial:
         return [Entry(new_id(), model, text, 0, "check", "check", timeout, timeout, parameters) for text in inputs]
 
     def _failed(self, size: int, error: BackendError) -> bool:
-        """Note a failed batch. Return True if it is the first with this reason."""
+        """Note a failed batch. Return True if no batch failed for this reason before."""
         sizes = self._failures.setdefault((str(error), isinstance(error, BatchRaised)), [])
         if size not in sizes:
             sizes.append(size)
@@ -224,14 +383,12 @@ class Trial:
 
     async def _tell_failures(self) -> None:
         for (reason, raised), failed in self._failures.items():
-            *some, last = map(str, failed)
-            of = f"batches of {', '.join(some)} and {last}" if some else f"a batch of {last}"
+            batches = f"{'batches' if len(failed) > 1 else 'a batch'} of {joined(map(str, failed), 'and')}"
             hint = f". {_OTHER_INPUTS}" if raised and _rows(self._inputs[:1]) in failed else ""
             culprit = await self._culprit(reason) if raised else ""
-            self._findings.fault(f"{of} failed: {reason}{culprit}{hint}")
+            self._findings.fault(f"{batches} failed: {reason}{culprit}{hint}")
 
     async def _culprit(self, reason: str) -> str:
-        """Name the first of several inputs that makes the target raise even alone; empty if none does."""
         inputs = list(dict.fromkeys(self._inputs))
         for value in inputs if len(inputs) > 1 else ():
             try:
@@ -244,7 +401,7 @@ class Trial:
         return ""
 
     def _late(self, size: int) -> str:
-        """Describe a batch that missed its deadline, and name settings for the largest batch if its time is known."""
+        """Describe a batch that missed its deadline. If the time of the largest batch is known, name settings that suit it."""
         seconds = self._findings.warm_up
         if self._findings.runs:
             seconds = max(self._findings.model.seconds(size), self._findings.model.seconds(_rows(self._inputs)))
@@ -267,7 +424,7 @@ class Trial:
         return None if bad else outputs
 
     def _add_first(self, inputs: Sequence[Value], items: Sequence[ItemResult], bad: Sequence[int]) -> None:
-        """Add a fault for the first bad output of a batch. Other bad outputs most likely have the same reason."""
+        """Add a fault for the first bad output of a batch. The other bad outputs most likely have the same reason."""
         position = bad[0]
         error = items[position].error
         if items[position].fault:
@@ -291,7 +448,7 @@ def _rows(inputs: Sequence[Value]) -> int:
     return sum(map(rows_of, inputs))
 
 
-_OTHER_INPUTS = "If it asks for other inputs, give some with --input, or one as its attribute example."
+_OTHER_INPUTS = "If it needs other inputs, give some with --input, or one as its attribute example."
 _DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"
 _DEPENDS = "an input's output depends on the others in its batch, or on their order"
-_UNSTEADY = "the same batch has different outputs from run to run, so their order cannot be checked"
+_UNSTEADY = "the outputs of the same batch differ from run to run, so their order cannot be checked"

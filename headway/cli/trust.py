@@ -1,4 +1,4 @@
-"""How commands reach a service: whom they trust, which certificate they show, and the process that their environment describes."""
+"""Connections of commands to a service: trusted authorities, the client's certificate, and the port that the environment names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 trusting = combined((
     option("--ca", default="", metavar="FILE", envvar="HEADWAY_CA",
-        help="Authorities to trust at https://; if left out: those of SSL_CERT_FILE, or of the system."),
-    option("--cert", default="", metavar="FILE", envvar="HEADWAY_CERT", help="Certificate to show, where the service asks for one."),
-    option("--cert-key", default="", metavar="FILE", envvar="HEADWAY_CERT_KEY", help="Its key; if left out: in the file of --cert."),
+        help="File of authorities to trust at https://. Default: the file in SSL_CERT_FILE, or the system's authorities."),
+    option("--cert", default="", metavar="FILE", envvar="HEADWAY_CERT", help="Client certificate, if the service asks for one."),
+    option("--cert-key", default="", metavar="FILE", envvar="HEADWAY_CERT_KEY", help="Private key of --cert. Default: in the same file."),
 ))  # fmt: skip
 """Options of a command that calls over TLS: `ca`, `cert` and `cert_key`."""
 
-AUTHORITY = "--ca, or by SSL_CERT_FILE"
+AUTHORITY = "--ca, or with SSL_CERT_FILE"
 SHOWN = "--cert"
 _PREFIX = "HEADWAY_"
 _PORT, _HOST = 9000, "127.0.0.1"
@@ -36,8 +36,9 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
     """Return a client's TLS context. Raises SettingError if a file is unusable.
 
-    `ca` is a file of authorities to trust. Without one, only the certificate in the file `own` is trusted, whatever name is in it,
-    or else the system's authorities. `cert` is a certificate to show, or empty. `cert_key` is empty if `cert` includes the key.
+    `ca` is a file of authorities to trust. Without `ca`, the context trusts only the certificate in the file `own`, under any name.
+    Without either, it trusts the system's authorities. `cert` is the client's certificate. `cert_key` is empty if `cert` includes
+    the key.
     """
     import ssl
 
@@ -62,7 +63,7 @@ def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLCon
 
 
 def connect(host: str, port: int | None, timeout: float, tls: ssl.SSLContext | None) -> HTTPConnection:
-    """Return a connection over TLS, or over plain HTTP without a context. It is opened by its first request."""
+    """Return a connection over TLS, or over plain HTTP if `tls` is None. Its first request opens it."""
     from http.client import HTTPConnection, HTTPSConnection
 
     if tls is None:
@@ -89,14 +90,14 @@ def _why(exc: Exception) -> str:
 
 
 class OwnProcess(NamedTuple):
-    """Admin port of a process on this host. `certificate` is a file, or empty if the port speaks plain HTTP."""
+    """Admin port of a process on this host. `certificate` is the name of its file, or empty if the port speaks plain HTTP."""
 
     url: str
     certificate: str
 
 
 def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
-    """Return the process that would start from `environ` and its file, HEADWAY_CONFIG or headway.toml. Raises SettingError."""
+    """Return the admin port that a process with this environment, and its file of settings, would have. Raises SettingError."""
     file = _file(environ.get(f"{_PREFIX}CONFIG", ""))
 
     def value(name: str, default: object) -> str:
@@ -108,7 +109,7 @@ def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
 
 
 def first_certificate(file: str) -> str:
-    """Return the first certificate in a file of a process, which is the process's own, as PEM. Raises SettingError."""
+    """Return the first certificate in a file as PEM. Servers put their own certificate first. Raises SettingError."""
     hint = "Name the authority to trust with --ca."
     try:
         match = _CERTIFICATE.search(Path(file).read_text(errors="replace"))
@@ -136,14 +137,16 @@ def _file(name: str) -> Mapping[str, Any]:
 def _port(text: str) -> int:
     hint = "Name the admin port with --admin, as in --admin http://127.0.0.1:9000."
     if text == "0":
-        raise SettingError("admin_port", text, "lets the system choose a port, which is not known here", hint)
+        raise SettingError(
+            "admin_port", text, "lets the system choose a port, so this command cannot know the port", hint
+        )
     if not (text.isascii() and text.isdigit() and int(text) <= _MOST_PORT):
         raise SettingError("admin_port", text, f"is not a port from 1 to {_MOST_PORT}", hint)
     return int(text)
 
 
 def _reached(host: str) -> str:
-    """Return `host` for a URL, with loopback in place of a wildcard."""
+    """Return `host` as in a URL. A wildcard becomes the loopback address."""
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -1,7 +1,7 @@
 """Clients of a running service: `Client` for threads, `AsyncClient` for asyncio.
 
-A call is one logical request. It is sent as often as needed, under one idempotency key, until it is answered or its time is
-up. Code without I/O, which both clients share, decides what to send and when to retry, and reads the answers.
+A call is one logical request. The client sends it as often as needed, with the same idempotency key, until it gets an answer or the
+call's time is up. Both clients share code without I/O that decides what to send and when to retry, and that reads the answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Numpy arrays in requests and answers, in the binary form of the Open Inference Protocol. No I/O.
 
-A JSON object has the name, datatype and shape of each array. Its length is in Inference-Header-Content-Length. The data of the
-arrays follow, little-endian and row-major. Functions import numpy themselves, so that only programs that send arrays need it.
+A body begins with a JSON object that has the name, datatype and shape of each array. The header Inference-Header-Content-Length has
+the length of this object. The data of the arrays follow, little-endian and row-major. Functions import numpy only when they need it,
+so programs that send no arrays can do without.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from headway.client.messages import (
 )
 
 LENGTH = "Inference-Header-Content-Length"
-INPUT = "INPUT"
-"""Name of an unnamed array. A model with one input takes it under any name."""
+INPUT = "INPUT"  # Name for an array without one. A model with one input accepts any name.
 _LENGTH_BYTES = 4
 _OWN = ("priority", "timeout", "binary_data_output", "triton_enable_empty_final_response")
 
@@ -40,13 +40,13 @@ _DATATYPES = {dtype.lstrip("<"): name for name, dtype in _DTYPES.items()} | {"b1
 
 
 def is_array(value: object) -> bool:
-    """Return True for a numpy array, or an array of another library that numpy accepts."""
+    """Return True for a numpy array, or an array of another library that numpy can convert."""
     kind = type(value)  # numpy's scalars have no length.
     return hasattr(kind, "__array__") and hasattr(kind, "__len__") and not isinstance(value, str | bytes)
 
 
 def holds_arrays(input: object) -> bool:
-    """Return True if an input is an array, or a dict or list with an array in it, and so must be sent as arrays."""
+    """Return True if an input is an array, or a dict or list that contains an array."""
     if is_array(input):
         return True
     held = input.values() if isinstance(input, Mapping) else input if isinstance(input, list | tuple) else ()
@@ -54,8 +54,8 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Return the inputs, and a function to apply to each result. Each row of an array is an input. It is sent as an array of one
-    row, and the function takes the row out of the result. Raises InvalidInput if `inputs` is no collection."""
+    """Return the inputs, and a function to apply to each result. For an array, each input is one row, sent as an array of one row.
+    The function then takes the only row out of the result. Raises InvalidInput if `inputs` is not a collection."""
     if not is_array(inputs):
         return check_inputs(inputs), lambda result: result
     array = as_array("inputs", inputs)
@@ -72,20 +72,19 @@ def _only_row(result: Result) -> Result:
 def inference_of(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> tuple[Request, Callable[[Answer], Result]]:
-    """Return the request for one inference, with arrays or JSON, and the function that reads its answer. Raises InvalidInput."""
+    """Return the request for one inference, as arrays or JSON, and the function that reads its answer. Raises InvalidInput."""
     if holds_arrays(input):
         return array_inference(input, model, parameters, key, outputs), read_arrays
     if outputs is not None:
         kind = type(input).__name__
-        raise InvalidInput(f"outputs = {outputs!r}: are named for arrays, and the input is of type {kind}.")
+        raise InvalidInput(f"outputs = {outputs!r}: can only be given for arrays, but the input is of type {kind}.")
     return inference(input, model, parameters, key), read_result
 
 
 def array_inference(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> Request:
-    """Build the request for one inference with an array, or with several by name. Raises InvalidInput if the arrays or parameters
-    cannot be sent, or numpy is missing."""
+    """Build the request for one inference with an array, or with several arrays by name. Raises InvalidInput."""
     arrays = {name: as_array(label, value) for name, value, label in _named(input)}
     heads, data = [], []
     for name, array in arrays.items():
@@ -95,7 +94,7 @@ def array_inference(
         data.append(content)
     own = json_parameters(parameters) if parameters is not None else {}
     if clashes := [name for name in own if name in _OWN]:
-        reason = "the protocol for arrays has a parameter of this name. Rename it, or send input.tolist()."
+        reason = "the protocol for arrays reserves this name. Rename the parameter, or send input.tolist()."
         raise InvalidInput(f"parameters with `{clashes[0]}`: {reason}")
     body: dict[str, Any] = {"inputs": heads, "parameters": {**own, "binary_data_output": True}}
     if outputs is not None:
@@ -111,20 +110,22 @@ def array_inference(
 
 
 def as_array(what: str, value: Any) -> Any:
-    """Convert a value, which messages call `what`, to a numpy array, if possible without copying. Raises InvalidInput."""
+    """Convert a value to a numpy array, if possible without copying. Errors call the value `what`. Raises InvalidInput."""
     try:
         import numpy
     except ImportError:
-        reason = "arrays are sent by numpy, which is not installed. Run pip install numpy, or send .tolist()."
+        reason = (
+            "to send arrays, the client needs numpy, which is not installed. Run pip install numpy, or send .tolist()."
+        )
         raise InvalidInput(f"{what} of type {type(value).__name__}: {reason}") from None
     try:
         return numpy.asarray(value)
-    except Exception as exc:  # Whatever a library raises, for example for a tensor on a GPU or with a gradient.
-        raise InvalidInput(f"{what} of type {type(value).__name__}: is not an array that numpy takes: {exc}") from None
+    except Exception as exc:  # Libraries raise various errors, for example for a tensor on a GPU or with a gradient.
+        raise InvalidInput(f"{what} of type {type(value).__name__}: numpy cannot convert it: {exc}") from None
 
 
 def read_arrays(answer: Answer) -> Result:
-    """Read the answer to `array_inference`: an array, or several by name. The caller may modify them. Raises ApiError."""
+    """Read the answer to `array_inference`: an array, or several arrays by name. They are writable. Raises ApiError."""
     try:
         length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
         parsed = _decode(answer.body[:length])
@@ -168,28 +169,31 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def _named(input: Any) -> list[tuple[str, Any, str]]:
-    """Return the name of each array of an input, the array, and the label for it in messages."""
+    """Return three things for each array in an input: the array's name, the array, and the array's label in error
+    messages."""
     if is_array(input):
         return [(INPUT, input, "input")]
     if not isinstance(input, Mapping):
-        hint = "Put those of one shape into one by numpy.stack, or call infer_many, which asks for each by itself."
-        raise InvalidInput(f"input with arrays in a list: is not an array. {hint}")
+        hint = "Combine arrays of the same shape with numpy.stack, or call infer_many to send each as its own input."
+        raise InvalidInput(f"input is a list with arrays, not an array. {hint}")
     for name, value in input.items():
         if not isinstance(name, str):
-            raise InvalidInput(f"input with the key {name!r}: arrays are named by text, as in {{'x': array}}.")
+            raise InvalidInput(f"input with the key {name!r}: names of arrays must be text, as in {{'x': array}}.")
         if not is_array(value):
-            reason = "others in the input are arrays. Make it one by numpy.asarray, with its dtype."
+            reason = "must be an array, like others in the input. Convert it with numpy.asarray, with the right dtype."
             raise InvalidInput(f"input[{name!r}] of type {type(value).__name__}: {reason}")
     return [(name, value, f"input[{name!r}]") for name, value in input.items()]
 
 
 def _check_rows(what: str, array: Any) -> None:
     if array.ndim == 0:
-        raise InvalidInput(f"{what} has shape (), so it has no rows. The first axis counts rows; send [value] for one.")
+        raise InvalidInput(
+            f"{what} has shape (), so it has no rows. The first axis must be the rows; send [value] for one row."
+        )
 
 
 def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
-    """Return an array's datatype and its data, which are copied only if their layout in memory differs. Raises InvalidInput."""
+    """Return an array's datatype and data. Copy the data only if their layout in memory differs. Raises InvalidInput."""
     import numpy
 
     _check_rows(what, array)
@@ -210,7 +214,7 @@ def _octets(array: Any) -> bytes | memoryview:
 
 
 def _elements(what: str, array: Any) -> bytes:
-    """Return texts or bytes as data, each element after its length."""
+    """Encode an array of texts or bytes. The length of each element precedes it."""
     pieces: list[bytes] = []
     for value in array.ravel().tolist():
         if not isinstance(value, str | bytes):
@@ -224,7 +228,7 @@ def _elements(what: str, array: Any) -> bytes:
 
 
 def _unpacked(datatype: str, shape: Sequence[int], data: bytes) -> Any:
-    """Return the array of an output. Raises ValueError if the data don't fit its datatype and shape."""
+    """Decode the array of an output. Raises ValueError if the data don't fit the datatype and shape."""
     import numpy
 
     if datatype == "BYTES":
@@ -252,7 +256,7 @@ def _texts(count: int, data: bytes) -> Any:
 
 
 def _brain_floats(bits: Any) -> Any:
-    """Return an array of bfloat16 if a library has registered that with numpy, or of float32, which holds the same values."""
+    """Return an array of bfloat16 if a library has registered this type with numpy, or else of float32 with the same values."""
     import numpy
 
     try:

@@ -9,18 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.arrays import inference_of, several
-from headway.client.call import Attempt, Call, Polling
 from headway.client.client import CONCURRENCY
 from headway.client.errors import ClientError, NotFound, lost, unreachable
 from headway.client.messages import Answer, Request, Result, State, forget, poll, read_outcome, read_task, task
-from headway.client.service import AnyClient, AnyTask
+from headway.client.service import AnyClient, AnyTask, Attempt, Call, Polling
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 
 class AsyncClient(AnyClient):
-    """Client of a Headway service for asyncio, with the arguments and methods of `Client`. Use it in one event loop only.
+    """Client of a Headway service for asyncio, with the same arguments and methods as `Client`. Use it in only one event loop.
 
     async with headway.AsyncClient("http://127.0.0.1:8000") as client:
         print((await client.infer("hello")).output)
@@ -71,7 +70,7 @@ class AsyncClient(AnyClient):
         timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:  # fmt: skip
-        """Run the model on several inputs; see `Client.infer_many`. The first error cancels the other requests."""
+        """Run the model on several inputs; see `Client.infer_many`. Unless `return_errors` is True, an error cancels the others."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
         seconds = self._service.seconds(timeout)
@@ -121,7 +120,7 @@ class AsyncClient(AnyClient):
         return AsyncTask(self, read_task(await self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> AsyncTask:
-        """Return a task that was submitted earlier, perhaps by another process. This makes no request."""
+        """Return the task with an id, which another process may have submitted. This makes no request."""
         return AsyncTask(self, id)
 
     async def _send(self, request: Request, timeout: float) -> Answer:
@@ -165,7 +164,6 @@ class AsyncClient(AnyClient):
             raise lost(service.url, exc) from exc
 
     def _open(self) -> ClientSession:
-        """Return the session. Raises RuntimeError if the client is closed, or belongs to another event loop."""
         import aiohttp
 
         if self._closed:
@@ -176,12 +174,12 @@ class AsyncClient(AnyClient):
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
             self._loop = loop
         if self._loop is not loop:
-            raise RuntimeError("the client belongs to another event loop; make one in each")
+            raise RuntimeError("the client belongs to another event loop; make a client for each loop")
         return self._session
 
 
 class AsyncTask(AnyTask["AsyncClient"]):
-    """An input whose result is fetched later. `task(id)` of any client of the tenant returns it again."""
+    """Submitted input, whose result you fetch later. Any client of the same tenant can get it with `task(id)`."""
 
     async def status(self) -> State:
         """Return the state of the task; see `Task.status`."""
@@ -200,6 +198,6 @@ class AsyncTask(AnyTask["AsyncClient"]):
             await asyncio.sleep(result)
 
     async def cancel(self) -> None:
-        """Cancel the task and forget its outcome; see `Task.cancel`."""
+        """Cancel the task and delete its outcome; see `Task.cancel`."""
         with contextlib.suppress(NotFound):
             await self._client._send(forget(self.id), self._client._service.timeout)

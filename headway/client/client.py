@@ -11,10 +11,9 @@ from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoo
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.arrays import inference_of, several
-from headway.client.call import Attempt, Call, Polling
 from headway.client.errors import ClientError, NotFound, lost, unreachable
 from headway.client.messages import Answer, Request, Result, State, forget, poll, read_outcome, read_task, task
-from headway.client.service import AnyClient, AnyTask
+from headway.client.service import AnyClient, AnyTask, Attempt, Call, Polling
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -29,14 +28,14 @@ class Client(AnyClient):
             print(client.infer("hello").output)
 
     Each request has its own idempotency key, so a retry after a refusal or a lost connection never runs it twice. If a
-    refusal says when to come back, the client waits until then. An unusable argument raises InvalidArgument.
+    refusal says when to retry, the client waits until then. Raises InvalidArgument for an unusable argument.
 
     Arguments:
-        url: address of the service, with the path that a proxy adds before its routes.
+        url: address of the service, including any path that a proxy puts before the routes.
         api_key: API key or JSON Web Token, or None.
-        timeout: seconds for a call in total, including retries and pauses. The service is told, and may allow less.
-        retries: maximum number of retries per call. With 0 a request is sent once, without an idempotency key.
-        connections: maximum number of open connections. Further calls wait for one.
+        timeout: seconds for a call in total, including retries and pauses. The service may allow less.
+        retries: maximum number of retries per call. With 0, a request is sent once, without an idempotency key.
+        connections: maximum number of open connections. Further calls wait for a free one.
         headers: header fields to add to every request.
         ssl_context: certificates to trust, instead of the system's.
     """
@@ -74,8 +73,8 @@ class Client(AnyClient):
         """Run the model on one input.
 
         Arguments:
-            input: a string, or any JSON value that the target takes. Or a numpy array, or a dict of several by name, with one row
-                per item on the first axis. The output then is an array or a dict of several.
+            input: a string, or any JSON value that the target takes. Or a numpy array, or a dict of arrays by name, whose first axis
+                is the rows. The output is then an array or a dict of arrays.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
             timeout: seconds for the call in total; None for the client's.
@@ -83,7 +82,7 @@ class Client(AnyClient):
             outputs: names of the output arrays to return; None for all.
 
         Raises:
-            ClientError: there is no answer, or it is an error; see `headway.client.errors`.
+            ClientError: there is no answer, or the answer is an error; see `headway.client.errors`.
             InvalidInput: the input cannot be sent (also a TypeError and a ValueError).
         """
         request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
@@ -111,19 +110,19 @@ class Client(AnyClient):
         """Run the model on several inputs, one request each, and return the results in their order.
 
         Arguments:
-            inputs: an iterable of inputs. Each row of an array is an input, and its output is one row, without the row axis.
+            inputs: an iterable of inputs. Of an array, each row is an input. Its output is one row, without the row axis.
             model: None for the service's only or default model.
             parameters: a JSON object for each input.
-            timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to come back, as
-                a rate limit does, the client waits within that time, and doesn't count it towards `retries`.
-            concurrency: most requests at once.
-            return_errors: True to return the error of a failed input in its place. Otherwise the first error ends the call once
-                the requests in flight are done, and no others are sent.
+            timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to retry, as with a
+                rate limit, the client waits within this time. Such retries don't count towards `retries`.
+            concurrency: maximum number of requests at once.
+            return_errors: True to return the error of a failed input in its place. Otherwise, the client sends no further requests
+                after an error, and raises the error once the requests in flight are done.
             outputs: names of the output arrays to return; None for all.
 
         Raises:
-            ClientError: an input failed and `return_errors` is False. It is the first error in the order of the inputs, and its
-                `input_index` says which input failed.
+            ClientError: the first error in the order of the inputs, unless `return_errors` is True. Its `input_index` is the index
+                of the input that failed.
             InvalidInput: `inputs` is a text, bytes or a dict; nothing was sent.
             ValueError: `concurrency` is below 1; nothing was sent.
         """
@@ -148,7 +147,7 @@ class Client(AnyClient):
             finished = True
         finally:  # An interrupted caller must not wait for the requests in flight.
             threads.shutdown(wait=finished, cancel_futures=True)
-        # The threads take the inputs in order, so an input that failed comes before all that were cancelled.
+        # The threads take the inputs in order, so failed inputs come before cancelled ones.
         return [_outcome(future) for future in futures] if return_errors else [future.result() for future in futures]
 
     def submit(
@@ -160,13 +159,13 @@ class Client(AnyClient):
         *,
         idempotency_key: str | None = None,
     ) -> Task:
-        """Submit an input as a task, and return as soon as it is queued.
+        """Submit an input as a task. Return the task once the service has queued it.
 
         Arguments:
             input: a string, or any JSON value that the target takes.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
-            timeout: seconds that the task may take in total; None for as many as the service allows.
+            timeout: seconds that the task may take in total; None for the longest time that the service allows.
             idempotency_key: your own key, for requests that another process may send again.
 
         Raises:
@@ -177,7 +176,7 @@ class Client(AnyClient):
         return Task(self, read_task(self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> Task:
-        """Return a task that was submitted earlier, perhaps by another process. This makes no request."""
+        """Return the task with an id, which another process may have submitted. This makes no request."""
         return Task(self, id)
 
     def _send(self, request: Request, timeout: float) -> Answer:
@@ -241,16 +240,16 @@ class Client(AnyClient):
 
 
 class Task(AnyTask["Client"]):
-    """An input whose result is fetched later. `task(id)` of any client of the tenant returns it again."""
+    """Submitted input, whose result you fetch later. Any client of the same tenant can get it with `task(id)`."""
 
     def status(self) -> State:
-        """Return the state of the task. Raises NotFound if the task is unknown, or its outcome is no longer kept."""
+        """Return the state of the task. Raises NotFound if the task is unknown, or its outcome has expired."""
         status, _ = read_outcome(self._client._send(poll(self.id, 0.0), self._client._service.timeout))
         return status
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result of the task. Raises TimedOut after `timeout` seconds, though the task goes on, NotFound if the task
-        is unknown or its outcome no longer kept, and another ApiError if it failed."""
+        """Wait for the result of the task. Raises TimedOut after `timeout` seconds, while the task continues; NotFound if the task is
+        unknown or its outcome has expired; and another ApiError if the task failed."""
         polling = Polling(self.id, timeout, time.monotonic())
         while True:
             request, seconds = polling.next(time.monotonic())
@@ -261,7 +260,7 @@ class Task(AnyTask["Client"]):
             time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and forget its outcome. A task that doesn't run on a GPU yet never will. An unknown task is no error."""
+        """Cancel the task and delete its outcome. If it isn't running on a GPU yet, it never will. An unknown task is no error."""
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 

@@ -5,9 +5,9 @@
     ├── InvalidInput        also a TypeError and a ValueError
     ├── Unreachable         also a ConnectionError
     ├── TimedOut            also a TimeoutError
-    └── ApiError            the service answered with an error; its subclasses are kinds of errors
+    └── ApiError            the service answered with an error; subclasses are the kinds of errors below
 
-Any other error of the service is a plain ApiError. Clients raise what remains after their retries.
+Other errors of the service are a plain ApiError. Clients raise an error only once their retries are used up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from headway.errors import HeadwayError, SettingError
 
 
 class ClientError(HeadwayError):
-    """Root of all errors that a client raises for a call. `hopeless` is True if the same call will fail again. `input_index` is the
-    index of the input of `infer_many` that failed."""
+    """Root of all errors of a call. `hopeless` is True if a retry would also fail. `infer_many` sets `input_index`."""
 
     hopeless: bool = False
     input_index: int | None = None
@@ -31,7 +30,7 @@ class ClientError(HeadwayError):
         return self._place + super().__str__()
 
     def locate(self, index: int, inputs: object) -> None:
-        """Note that the input at `index` failed. The error's text then begins with that."""
+        """Add the index of the failed input to the error and to its text."""
         self.input_index = index
         count = f" of {len(inputs)}" if isinstance(inputs, Sized) else ""
         self._place = f"input {index}{count}, counted from 0: "
@@ -50,16 +49,16 @@ class InvalidInput(ClientError, TypeError, ValueError):
 
 
 class Unreachable(ClientError, ConnectionError):
-    """The service cannot be reached, or the connection was lost before the answer."""
+    """The service is unreachable, or the connection was lost before the answer."""
 
 
 class TimedOut(ClientError, TimeoutError):
-    """The caller's time is up. A task goes on; ask for its result again."""
+    """The caller's time is up. A task continues, so you can ask for its result again."""
 
 
 class ApiError(ClientError):
     """The service answered with an error. `code`, such as `RATE_LIMITED`, is empty if the answer isn't Headway's. Operators can
-    look up the `request_id`. `retry_after` is the seconds until a retry makes sense; None if unknown."""
+    find the `request_id` in the log. `retry_after` is the number of seconds to wait before a retry; None if unknown."""
 
     def __init__(
         self, message: str, *, status: int = 0, code: str = "", request_id: str = "", retry_after: float | None = None,
@@ -75,19 +74,19 @@ class ApiError(ClientError):
 
 
 class BadRequest(ApiError):
-    """The request is malformed; the message says where."""
+    """The request is malformed. The message says where."""
 
 
 class Unauthenticated(ApiError):
-    """The service needs an API key or token, and got none or a bad one."""
+    """The service requires an API key or token, but got none or an invalid one."""
 
 
 class Forbidden(ApiError):
-    """The key is good, but not for this."""
+    """The key is valid, but does not allow this request."""
 
 
 class NotFound(ApiError):
-    """No such model, route, or task of this tenant."""
+    """The model, the route, or the tenant's task does not exist."""
 
 
 class Conflict(ApiError):
@@ -103,23 +102,23 @@ class RejectedByModel(ApiError):
 
 
 class RejectedByPolicy(ApiError):
-    """A rule of the service refuses this input; the message says which."""
+    """A rule of the service refuses this input. The message names the rule."""
 
 
 class RateLimited(ApiError):
-    """The key is over its rate; `retry_after` says when there is room."""
+    """The key has exceeded its rate limit. `retry_after` says when to retry."""
 
 
 class Overloaded(ApiError):
-    """The service has no capacity in time: too much load for this tier, no healthy worker, or it is shutting down."""
+    """The service cannot answer in time: the load is too high for this tier, no worker is healthy, or it is shutting down."""
 
 
 class ModelFailed(ApiError):
-    """The model failed for reasons of its own, and the service's retries are spent."""
+    """The model failed, but not because of the input, and the service has used up its retries."""
 
 
 class DeadlineExceeded(ApiError, TimeoutError):
-    """A deadline of the service passed: in the queue, on the GPU, or in total; the message says which."""
+    """A deadline of the service passed: in the queue, on the GPU, or in total. The message says which."""
 
 
 BY_CODE: dict[str, type[ApiError]] = {
@@ -139,7 +138,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     errors.BACKEND_ERROR: ModelFailed,
     errors.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
-"""Class for each error code; any other code is a plain ApiError."""
+"""Class for each error code. Other codes are a plain ApiError."""
 
 BY_STATUS: dict[int, type[ApiError]] = {
     400: BadRequest,
@@ -151,12 +150,12 @@ BY_STATUS: dict[int, type[ApiError]] = {
     503: Overloaded,
     504: DeadlineExceeded,
 }
-"""Class for the status of an answer that isn't Headway's, such as a proxy's."""
+"""Class for each status of answers that aren't Headway's, such as a proxy's."""
 
 _NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"))
-"""OpenSSL's reasons if the other side doesn't speak TLS. They depend on OpenSSL's version."""
+"""OpenSSL's reasons if the server doesn't use TLS. They depend on OpenSSL's version."""
 _ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")
-"""Ends of OpenSSL's reasons if the client must show a certificate. TLS 1.2 only has the second."""
+"""Ends of OpenSSL's reasons if the server requires a client certificate. TLS 1.2 has only the second."""
 _NOT_TAKEN = ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN", "ALERT_CERTIFICATE_EXPIRED")
 
 
@@ -172,30 +171,29 @@ def lost(url: str, exc: BaseException) -> Unreachable:
 
 
 def tls_fault(exc: BaseException, authority: str, own: str) -> str:
-    """Return why a TLS handshake would fail again; empty for any other error. Hints in it use `authority` and `own` as the names of
-    the options for an authority to trust and for the caller's certificate."""
+    """Explain an error of a TLS handshake that a retry would repeat; empty for other errors. The hints name `authority` and `own` as
+    the options for an authority to trust and for the client's certificate."""
     cause: ssl.SSLError | None = None
     step: BaseException | None = exc
-    while step is not None:  # The last SSLError is Python's own. Libraries may wrap it and lose its reason.
+    while step is not None:  # The last SSLError is Python's own. Libraries may wrap it without its reason.
         cause = step if isinstance(step, ssl.SSLError) else cause
         step = step.__cause__ or step.__context__
     reason = (cause.reason or "") if cause is not None else ""
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {cause.verify_message}. Name its authority by {authority}."
+        return f"its certificate is not trusted: {cause.verify_message}. Name its authority with {authority}."
     if reason in _NO_TLS:
         return f"it does not speak TLS ({reason}). Is it http://?"
     if reason.endswith(_ASKED):
-        return f"it asks its clients for a certificate. Name one by {own}."
+        return f"it requires a client certificate. Name one with {own}."
     if reason.endswith(_NOT_TAKEN):
-        return f"it does not take the certificate that it was shown ({reason}). Name another by {own}."
+        return f"it does not accept the client certificate ({reason}). Name another with {own}."
     return ""
 
 
 def _of_tls(url: str, exc: BaseException) -> Unreachable | None:
-    """Return the error for a handshake that would fail again; None for any other error."""
-    why = tls_fault(exc, "ssl_context", "ssl_context")
-    if not why:
+    fault = tls_fault(exc, "ssl_context", "ssl_context")
+    if not fault:
         return None
-    error = Unreachable(f"no connection to {url}: {why}")
+    error = Unreachable(f"no connection to {url}: {fault}")
     error.hopeless = True
     return error

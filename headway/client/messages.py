@@ -1,4 +1,4 @@
-"""Requests to the service, and the meaning of its answers. No I/O."""
+"""Encode requests to the service, and decode its answers. No I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from headway.client.errors import BY_CODE, BY_STATUS, ApiError, InvalidArgument,
 T = TypeVar("T")
 State = Literal["PENDING", "SUCCESS", "FAILED"]
 
-ROUTE = "/v1/inference"
-"""Path of inferences and tasks, relative to the service's address."""
+ROUTE = "/v1/inference"  # Path of inferences and tasks, relative to the service's address.
 _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
 _OCTETS = "an input of bytes is not JSON; for a target that takes bytes send base64.b64encode(input).decode()"
@@ -27,10 +26,10 @@ class Result(msgspec.Struct, frozen=True):
     """Answer of the model to one input.
 
     Attributes:
-        output: a string, or any JSON value the target returns. For arrays: a numpy array, or a dict of several by name, in which
-            texts are UTF-8 bytes.
+        output: a string, or any JSON value that the target returns. For arrays: a numpy array, or a dict of arrays by name. Texts in
+            arrays are UTF-8 bytes.
         request_id: id of the request in the service's log and ledger.
-        latency_ms: milliseconds in the service, from the complete request to its answer; None for tasks and arrays.
+        latency_ms: milliseconds from the complete request to its answer, measured in the service; None for tasks and arrays.
         tokens_used: None if the target doesn't report them.
         model_version: empty if the service doesn't report it.
     """
@@ -43,8 +42,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """HTTP request of a call, the same for each attempt. With `timed`, each attempt tells the service by `X-Request-Timeout-Ms` how
-    long the caller waits."""
+    """HTTP request of a call, the same for each attempt. With `timed`, each attempt also sends the caller's remaining time."""
 
     method: str
     path: str
@@ -62,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str) -> Request:
-    """Build the request for one inference. The idempotency `key` may be empty. Raises InvalidInput for values that are not JSON."""
+    """Build the request for one inference. The idempotency `key` may be empty. Raises InvalidInput for values other than JSON."""
     return Request("POST", ROUTE, _json_header(key), _body(input, model, parameters), timed=True)
 
 
@@ -88,23 +86,23 @@ def forget(task_id: str) -> Request:
 
 
 def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
-    """Return `inputs`. Raises InvalidInput if it is not iterable, or is one input: a text, bytes or a mapping."""
+    """Return `inputs` unchanged. Raises InvalidInput if it is not iterable, or is a single input: a text, bytes or a mapping."""
     kind, hint = type(inputs).__name__, "For a single input call infer, or give a list: [input]."
     if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
-        raise InvalidInput(f"inputs of type {kind} would be sent piece by piece. {hint}")
+        raise InvalidInput(f"inputs of type {kind} are not a list of inputs. {hint}")
     if not isinstance(inputs, Iterable):
         raise InvalidInput(f"inputs of type {kind} are not a list of inputs. {hint}")
     return inputs
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Raise InvalidArgument if an argument in seconds is not a number above 0."""
+    """Raise InvalidArgument unless an argument in seconds is a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
         raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")
 
 
 def milliseconds(seconds: float) -> str:
-    """Return `seconds` as a value of `X-Request-Timeout-Ms`."""
+    """Format seconds for `X-Request-Timeout-Ms`."""
     return str(max(round(seconds * 1000), 1))
 
 
@@ -202,7 +200,7 @@ def read_task(answer: Answer) -> str:
 
 
 def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
-    """Read the state of a task, and its outcome if there is one, from the answer to `poll`."""
+    """Read the state of a task from the answer to `poll`, and its outcome if the task has ended."""
     parsed = _decoded(_outcome, answer)
     if parsed.error is not None:
         return "FAILED", _error(parsed.error, parsed.error.status, hopeless=False)
@@ -212,7 +210,7 @@ def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
 
 
 def read_error(answer: Answer) -> ApiError:
-    """Return the error in an answer that isn't a success."""
+    """Return the error in an answer with an error status."""
     hopeless = answer.header.get("x-should-retry", "").lower() == "false"
     try:
         problem = _problem(answer.body)
@@ -220,7 +218,7 @@ def read_error(answer: Answer) -> ApiError:
         text = " ".join(answer.body[:_SHOWN_BODY].decode("utf-8", "replace").split())
         kind = BY_STATUS.get(answer.status, ApiError)
         return kind(text or "no content", status=answer.status, retry_after=_pause(answer), hopeless=hopeless)
-    if not problem.status:  # An Open Inference Protocol error: its body has only the message.
+    if not problem.status:  # The body of an Open Inference Protocol error has only the message.
         code, id = (answer.header.get(name, "") for name in ("x-headway-error", "x-request-id"))
         problem = _Problem(code, problem.error, request_id=id)
     error = _error(problem, answer.status, hopeless)
@@ -238,7 +236,6 @@ def _error(problem: _Problem, status: int, hopeless: bool) -> ApiError:
 
 
 def _pause(answer: Answer) -> float | None:
-    """Return the seconds that an answer's header asks to wait; None if it names no number."""
     for field, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(float(answer.header[field]) * unit, 0.0)

@@ -1,4 +1,12 @@
-"""The address of a service, the header fields of every request to it, and the code that both clients share."""
+"""Code without I/O that both clients share: the service to call, and a call with its attempts and pauses.
+
+    attempt ──answer──▶ done
+      ▲        │ refused, failed, or the connection was lost
+      └─pause──┘ while retries and time are left; otherwise the call raises the last error
+
+An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits this long and up to a quarter
+longer, so that clients refused at the same time don't retry at the same time. Long polls fetch the outcome of a task.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +16,141 @@ import ssl
 import time
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from headway.client.call import Call
-from headway.client.errors import InvalidArgument
-from headway.client.messages import ROUTE, Request, check_seconds
+import msgspec
+
+from headway.client.errors import ApiError, ClientError, InvalidArgument, TimedOut
+from headway.client.messages import (
+    ROUTE,
+    Answer,
+    Request,
+    Result,
+    check_seconds,
+    milliseconds,
+    poll,
+    read_error,
+    read_outcome,
+)
 from headway.version import __version__
 
-URL = "http://127.0.0.1:8000"
-"""Address of `headway serve` by default."""
+RETRIED = frozenset((408, 429, 500, 502, 503, 504))  # Statuses after which a retry of the same request may succeed.
+REFUSED = frozenset((429, 503))  # Statuses of requests that the service has not started.
+CONNECT = 5.0
+GRACE = 0.25  # Seconds to wait beyond the caller's time, so that the service's own 504 can arrive.
+# Seconds before the first retry if the service gives no time. Each further pause is four times as long.
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 8.0
+SPREAD = 0.25  # Pauses that the service requests are extended by a random share, up to this one.
+LONGEST_WAIT = 20.0  # Longest wait of a poll in seconds. Proxies usually close silent connections after a minute.
+SPARE = 5.0  # Seconds that a poll may take beyond its wait and the caller's time.
+PAUSE = 1.0  # Seconds between polls if the service answered before the poll's wait was over, although the task is still running.
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """Attempt of a call, with fields to add to the request's header, and time limits in seconds to connect and for the answer."""
+
+    header: dict[str, str]
+    connect: float
+    read: float
+
+
+class Call:
+    """Call with up to `retries` retries, which ends `timeout` seconds from `now`. If it is `patient`, retries after a refusal that
+    says when to retry don't count. `rng` returns random numbers in [0, 1) for the pauses."""
+
+    def __init__(
+        self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float], *, patient: bool = False,
+    ) -> None:  # fmt: skip
+        self.request = request
+        self._timeout = timeout
+        self._until = now + timeout
+        self._left = retries
+        self._tried = 0
+        self._rng = rng
+        self._patient = patient and retries > 0
+
+    def attempt(self, now: float) -> Attempt:
+        """Start an attempt. Raises TimedOut if the call's time is up."""
+        remaining = self._until - now
+        if remaining <= 0:
+            raise self.overdue()
+        self._tried += 1
+        header = {"X-Request-Timeout-Ms": milliseconds(remaining)} if self.request.timed else {}
+        return Attempt(header, min(CONNECT, remaining + GRACE), remaining + GRACE)
+
+    def answered(self, answer: Answer, now: float) -> float | None:
+        """Return None after a success, or else the seconds until the next attempt. Raises ApiError if there is no next attempt."""
+        if 200 <= answer.status < 300:
+            return None
+        error = read_error(answer)
+        if error.hopeless or answer.status not in RETRIED:
+            raise error
+        if self._patient and answer.status in REFUSED and error.retry_after is not None:
+            self._left += 1  # _pause() subtracts it again.
+        return self._pause(error, error.retry_after, now)
+
+    def failed(self, error: ClientError, now: float) -> float:
+        """Return the seconds until the next attempt after one without an answer. Raises `error` if there is no next one."""
+        if error.hopeless:
+            raise error
+        return self._pause(error, None, now)
+
+    def overdue(self) -> TimedOut:
+        return TimedOut(f"no answer within {self._timeout:g} s")
+
+    def _pause(self, error: ClientError, requested: float | None, now: float) -> float:
+        if self._left <= 0:
+            raise error
+        if requested is not None:
+            pause = max(requested, 0.01) * (1.0 + SPREAD * self._rng())
+        else:
+            pause = min(FIRST_PAUSE * 4.0 ** (self._tried - 1), LONGEST_PAUSE) * (0.5 + 0.5 * self._rng())
+        if now + pause >= self._until:
+            if isinstance(error, ApiError):
+                error.message += f"; the call's {self._timeout:g} s end before the next attempt"
+            raise error
+        self._left -= 1
+        return pause
+
+
+class Polling:
+    """Wait for the outcome of a task, for `timeout` seconds from `now`, or without limit if it is None. Raises InvalidArgument."""
+
+    def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self._id = task_id
+        self._timeout = timeout
+        self._until = None if timeout is None else now + timeout
+        self._wait = 0.0
+        self._asked_at = now
+
+    def next(self, now: float) -> tuple[Request, float]:
+        """Return the next poll, and the time limit in seconds for the poll and its retries."""
+        remaining = 2 * LONGEST_WAIT if self._until is None else max(self._until - now, 0.0)
+        self._wait = min(remaining, LONGEST_WAIT)
+        self._asked_at = now
+        return poll(self._id, self._wait), remaining + SPARE
+
+    def answered(self, answer: Answer, now: float) -> Result | float:
+        """Return the task's result, or the seconds until the next poll. Raises ApiError if the task failed, or TimedOut."""
+        _, outcome = read_outcome(answer)
+        if isinstance(outcome, Result):
+            return outcome
+        if isinstance(outcome, ApiError):
+            raise outcome
+        if self._until is not None and now >= self._until:
+            raise TimedOut(f"task {self._id} has no outcome after {self._timeout:g} s; it continues")
+        early = now - self._asked_at < self._wait / 2  # Don't flood a service that doesn't wait.
+        pause = PAUSE if early else 0.0
+        return pause if self._until is None else min(pause, max(self._until - now, 0.0))
+
+
+URL = "http://127.0.0.1:8000"  # Address of `headway serve` by default.
 TIMEOUT = 60.0
 RETRIES = 3
 CONNECTIONS = 100
@@ -27,7 +158,7 @@ CONNECTIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The service and how to call it; see `Client` for the fields. Building it checks them."""
+    """Service and how to call it. See `Client` for the fields. The constructor checks them."""
 
     url: str = URL
     api_key: str | None = field(default=None, repr=False)
@@ -62,7 +193,7 @@ class Service:
 
     @property
     def proxy(self) -> str | None:
-        """Proxy that the environment names for this address; None if the address is on this machine."""
+        """Proxy for this address from the environment; None for an address on this machine."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if _is_loopback(host) or urllib.request.proxy_bypass(host):
@@ -71,20 +202,20 @@ class Service:
         return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
     def seconds(self, given: float | None) -> float:
-        """Return the seconds for a call, by default the client's. Raises InvalidArgument unless they are above 0."""
+        """Return the time limit of a call, by default the client's. Raises InvalidArgument unless it is above 0."""
         if given is None:
             return self.timeout
         check_seconds("timeout", given)
         return given
 
     def key(self, given: str | None) -> str:
-        """Return an idempotency key: the given one, or a new one, which is empty if requests are sent only once."""
+        """Return the given idempotency key, or a new key. It is empty if the client doesn't retry."""
         if given is not None:
             return given
         return str(uuid.uuid4()) if self.retries else ""
 
     def call(self, request: Request, seconds: float, *, patient: bool = False) -> Call:
-        """Start a call that is given up after `seconds`. For `patient` see `Call`."""
+        """Start a call with a time limit. See `Call` for `patient`."""
         return Call(request, seconds, self.retries, time.monotonic(), random.random, patient=patient)
 
     def _check_url(self) -> None:
@@ -122,7 +253,7 @@ class AnyClient:
         return f"{type(self).__name__}({self._service.url!r})"
 
     def _begin(self) -> None:
-        """Set up what this kind of client needs."""
+        """Set up the attributes of this kind of client."""
 
 
 AClient = TypeVar("AClient", bound=AnyClient)

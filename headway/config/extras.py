@@ -1,7 +1,7 @@
-"""Optional packages: the modules that need them, and hints how to install them.
+"""Optional packages, the modules that they provide, and hints how to install them.
 
-A hint names the packages, not the extra `headway[…]`, which only works with a checkout or a wheel at hand. A package index may
-have some other project of that name.
+A hint names the packages, not the extra `headway[…]`. The extra only works with a checkout or a wheel, because a package index may
+have another project called headway.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "policy": ("re2",),
     "bucket": ("fsspec",),
 }
-"""Top-level modules that code for an extra imports."""
+"""Top-level modules that code for each extra imports."""
 
 
 def install_hint(extra: str) -> str:
-    """Return a hint how to install an extra's packages, however Headway itself was installed."""
+    """Return a hint how to install an extra's packages."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"Run pip install {packages}."
 
 
 @contextlib.contextmanager
 def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[None]:
-    """Run a block that imports an extra's packages. If a package is missing, raise SettingError for the setting that needs it.
-    `value` must be fit to be printed."""
+    """Run a block that imports an extra's packages. If a package is missing, raise SettingError for the setting that needs it. The
+    error shows `value`, so it must not contain a secret."""
     try:
         yield
     except ImportError as exc:
-        # A package that lacks a name is broken, not missing. But gRPC raises the same error for a package that it needs.
+        # A package without the imported name is broken, not missing. But gRPC raises the same error for a package that it needs.
         if (exc.name or "").partition(".")[0] not in MODULES[extra] or (type(exc) is ImportError and extra != "grpc"):
             raise
         raise SettingError(setting, value, reason, install_hint(extra)) from exc

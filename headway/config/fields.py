@@ -1,4 +1,4 @@
-"""Descriptions of settings, and of options of tools such as `headway simulate`. Each stands at the field that it describes."""
+"""Descriptions of settings, and of options of tools such as `headway simulate`, as metadata of the fields that they describe."""
 
 from __future__ import annotations
 
@@ -25,32 +25,30 @@ class RolePart(Flag):
 
 
 class Own(Enum):
-    """Scope of a setting's values: the process, each model, or each version of a model."""
+    """Scope of a setting: one value for the process, for each model, or for each version of a model."""
 
     PROCESS = 0
     MODEL = 1
-    VERSION = 2
-    """Only workers use the value, so versions may differ."""
+    VERSION = 2  # Only workers use the value, so versions may differ.
 
 
 class Term(Enum):
-    """How workers report a model's value, if gateways have to know it."""
+    """When workers report a model's value to gateways: never, if it isn't the default, or always."""
 
     NO = 0
     CHANGED = 1
-    ALWAYS = 2
-    """Always report it, as the queue has to use the workers' value."""
+    ALWAYS = 2  # The queue must use the workers' value.
 
 
 def outside(value: float, low: float, high: float, unit: str = "") -> tuple[str, str] | None:
-    """Return the reason and hint for a number that is too low or too high; None for a good one."""
+    """Return the reason and hint for a number outside its bounds, or None for a good number."""
     if low <= value <= high:
         return None
     return f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip(), "Choose a value in that range."
 
 
 class TextForm(msgspec.Struct, frozen=True):
-    """Pattern of a whole text, with the reason and hint for texts that don't match."""
+    """Pattern that a whole text must match, with the reason and hint for other texts."""
 
     pattern: str
     reason: str
@@ -58,10 +56,12 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a setting. `group` is its heading in the help. `within` are the bounds of a number, both allowed. `among` are
-    the only texts allowed; empty if others are, too. Without the setting `needs`, it does nothing. `parts` are the parts of a
-    process that use it; None if every process does. `show` makes a text with a secret fit to be printed. The short help of commands
-    with many settings lists it only if `common` is True."""
+    """Description of a setting.
+
+    `group` is its heading in the help. `within` are the inclusive bounds of a number. `among` are the allowed texts; empty if any
+    text is allowed. The setting has no effect without the setting that `needs` names. `parts` are the parts of a process that use
+    it; None if every process does. `show` removes secrets from a text. The short help lists only `common` settings.
+    """
 
     default: Any
     group: str
@@ -78,7 +78,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     common: bool = False
 
     def fault(self, value: Any) -> tuple[str, str] | None:
-        """Return the reason and hint for a value that is wrong by itself; None for a good value."""
+        """Return the reason and hint for a wrong value, or None for a good one. Other settings are not considered."""
         if self.within is not None and value is not None:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
             low, high = self.within
@@ -102,8 +102,8 @@ def setting(
     default: Any, group: str, help: str, unit: str = "", *, show: Callable[[str], str] | None = None, **attributes: Any
 ) -> Any:
     """Return a field of Settings. See `Setting` for its `attributes`."""
-    fact = Setting(default=default, group=group, help=help, unit=unit, show=show, **attributes)
-    return field(default=default, repr=show is None, metadata={"setting": fact})
+    description = Setting(default=default, group=group, help=help, unit=unit, show=show, **attributes)
+    return field(default=default, repr=show is None, metadata={"setting": description})
 
 
 _NAME = "[A-Za-z0-9_.:/-]{1,128}"
@@ -112,13 +112,13 @@ NAME_OR_NONE = TextForm(f"|{_NAME}", NAME.reason, NAME.hint)
 FUNCTION = TextForm(
     r"[A-Za-z_][A-Za-z0-9_]{0,127}",
     "is neither chars nor the name of a function",
-    "Name a function of the target as its module does, for example tokens.",
+    "Name a function of the target's module, for example tokens.",
 )
 ADDRESS = TextForm(r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
 _ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
 ORIGINS = TextForm(
     rf"|\*|{_ORIGIN}(,\s*{_ORIGIN})*",
-    "must be origins, each of scheme, host and perhaps a port, without a path, or *",
+    "must be * or origins: a scheme, a host and maybe a port each, without a path",
     "For example https://app.example,http://localhost:5173.",
 )
 HOST_NAMES = TextForm(
@@ -131,7 +131,7 @@ REMOTE_MODEL = TextForm(r"[!-~]{0,256}", "must be printable ASCII without spaces
 
 
 def hidden(text: str) -> str:
-    """Return the text to print instead of a secret."""
+    """Return a placeholder for a secret."""
     return "…"
 
 
@@ -142,7 +142,7 @@ def joined(words: Iterable[str], last: str) -> str:
 
 
 def unset_wait() -> str:
-    """Return a text for the help that tells how long each policy waits by default."""
+    """Return a text for the help with the default wait of each policy."""
     policies_by_wait: dict[str, list[str]] = {}
     for name, policy in POLICIES.items():
         if not policy.own_waits:
@@ -152,9 +152,8 @@ def unset_wait() -> str:
 
 
 class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
-    """Option of a tool. `default` and `within` are in the option's unit. `per` of these units make one of the field's unit, such as
-    1000 for an option in ms and a field in seconds. Both bounds in `within` are allowed. `type` is str if the tool parses the
-    text."""
+    """Option of a tool. `default` and the inclusive bounds `within` are in the option's unit. `per` of these units make one unit of
+    the field, for example 1000 for an option in ms and a field in seconds. `type` is str if the tool itself parses the text."""
 
     flag: str
     metavar: str
@@ -192,7 +191,7 @@ def tool_options_of(kind: Any) -> dict[str, ToolOption]:
 
 
 def check_options(owner: object, names: Iterable[str]) -> None:
-    """Raise SettingError if a field of a dataclass is outside the bounds of its option."""
+    """Raise SettingError if one of these fields of a dataclass is outside the bounds of its option."""
     options = tool_options_of(owner)
     for name in names:
         value, option = getattr(owner, name), options[name]

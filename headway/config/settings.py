@@ -1,8 +1,7 @@
-"""The table of settings, and the checks that concern several of them.
+"""The table of settings, and checks that concern several settings.
 
-A refusal names the setting as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or
-`headway.toml: max_batch_size`. So checks put field names between backticks, and `sources.load`, which knows where each value
-came from, replaces them.
+An error names a setting as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. So
+checks put field names between backticks, and `sources.load` replaces them by the names that the user wrote.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from headway.config.fields import (
     setting,
     unset_wait,
 )
-from headway.config.models import ModelSettings
+from headway.config.target import ModelSettings
 from headway.config.urls import broker_fault, database_fault, shown_url
 from headway.core import policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
@@ -48,22 +47,19 @@ from headway.dialects import AUTO, NAMES
 from headway.errors import SettingError
 
 ALL_ROWS = "all"
-LEDGER_ROWS = ("ended", ALL_ROWS)
-"""Values of `ledger_rows`: record requests that have ended, or all that were accepted."""
+LEDGER_ROWS = ("ended", ALL_ROWS)  # Values of `ledger_rows`: record only ended requests, or all accepted requests.
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NONE, LOCAL = "none", "local"
 AUTOSCALE = (NONE, LOCAL)
 SCALE_POLICIES = ("rules", "plan")
 
-MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
-"""Longest deadline of a request, its wait and its batch, in ms."""
+MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)  # Longest deadline of a request, of its wait and of its batch, in ms.
 MAX_BATCH = 4096
 MOST_WORKERS = 256
 MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 PREFIX = "HEADWAY_"
-CHARS = "chars"
-"""Value of `weight` that weighs an input by its characters."""
+CHARS = "chars"  # Value of `weight` for which an input weighs its number of characters.
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -85,17 +81,15 @@ _SCALING = "Autoscaler"
 class Settings:
     """Settings of one process. A wrong value raises SettingError."""
 
-    max_header_bytes: ClassVar[int] = 16_384
-    """Most bytes of the request line and header together."""
+    max_header_bytes: ClassVar[int] = 16_384  # Most bytes of a request line and header together.
     max_parameters: ClassVar[int] = 64
     large_payload_bytes: ClassVar[int] = 64 << 10
-    """Size above which an input or output is stored apart from the broker's queue, so that the queue's steps stay short."""
-    keys_retention_s: ClassVar[float] = 30 * 86_400.0
-    """Seconds for which an ended key stays in the ledger's database."""
+    """Size above which an input or output is stored outside the broker's queue, so that operations on the queue stay short."""
+    keys_retention_s: ClassVar[float] = 30 * 86_400.0  # Seconds for which an ended key stays in the ledger's database.
     arena_bytes: ClassVar[int] = 64 << 20
-    """Most shared memory, taken as needed, between a worker process and its host, for large inputs and outputs."""
+    """Most shared memory for large inputs and outputs, between a worker process and its host. It is allocated as needed."""
     least_drain_s: ClassVar[float] = 30.0
-    """Seconds that a shutdown waits for requests in flight, unless a request or batch may take longer."""
+    """Seconds that a shutdown waits for requests in flight, or longer if a request or batch may take longer."""
     grpc_max_age_s: ClassVar[float] = 300.0
     """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share."""
 
@@ -110,46 +104,46 @@ class Settings:
         "Certificate of all ports, which then use TLS: a PEM file, with the intermediate certificates; read again when it changes.",
         common=True)
     tls_key: str = setting("", _SERVICE,
-        "File of its private key, not encrypted; if left out: it is in the file of `tls_cert`.")
+        "File of the certificate's private key, not encrypted; if left out: the key is in the file of `tls_cert`.")
     tls_client_ca: str = setting("", _SERVICE,
         "File of the authorities that must have signed client certificates; if left out: clients need none.")
     model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME, common=True)
     model_version: str = setting("1", _SERVICE,
         "Version reported in answers.", form=NAME, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.ALWAYS)
     version_weights: str = setting("", _SERVICE,
-        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; if left out: by their workers. SIGHUP reads them again.",
+        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; if left out: by the number of workers. SIGHUP reads them again.",
         needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL)
     default_model: str = setting("", _SERVICE,
-        "With several models, the one for requests that name none; if left out: such requests get 400, unless a model has the name in `model`.",
+        "Model for requests that name none, if there are several; if left out: the model with the name in `model`, or else such requests get 400.",
         common=True)
     chat_template: str = setting("plain", _SERVICE,
-        "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template as models on the Hugging "
-        "Face Hub have it.",
+        "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template, like those of models on the "
+        "Hugging Face Hub.",
         parts=RolePart.GATEWAY, own=Own.MODEL)
     lame_duck_ms: float = setting(0.0, _SERVICE,
-        "When shutting down: how long to keep serving while /readyz says 503 already; at least as long as balancers take to notice.",
+        "How long a shutdown keeps serving while /readyz already answers 503; at least as long as load balancers take to notice.",
         "ms", within=(0, 600_000), parts=RolePart.GATEWAY)
     reload: bool = setting(False, _SERVICE,
         "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
         parts=RolePart.BATCHERS, common=True)
 
     workers: int = setting(1, _WORKERS,
-        "Worker processes, one per GPU; for a remote API: calls in flight at once; if left out: as many as `devices` names.",
+        "Worker processes, one per GPU; for a remote API: most calls in flight; if left out: as many as `devices` names.",
         within=(1, MOST_WORKERS), parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
     devices: str = setting("", _WORKERS,
         "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); if left out: those "
         "that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
         parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
     models_per_gpu: int = setting(0, _WORKERS,
-        "With several models: how many a GPU holds loaded, each in a process of its own. All models then share all GPUs, and one that is "
-        "not loaded is loaded on request. 0: each model has its own workers and GPUs.",
+        "How many of several models a GPU keeps loaded, each in its own process. All models then share all GPUs, and a request for another "
+        "model loads it. 0: each model has its own workers and GPUs.",
         within=(0, 256))
     min_warm: int = setting(0, _WORKERS,
         "With `models_per_gpu`: fewest GPUs on which a model stays loaded.",
         "GPUs", within=(0, MOST_WORKERS), needs="models_per_gpu", own=Own.MODEL)
     start_timeout_ms: float = setting(300_000.0, _WORKERS,
-        "Longest time for a worker to load the target and pass its warm-up batch. A worker that the autoscaler asked for counts as coming "
-        "for twice as long, as it may need a machine first.",
+        "Longest time for a worker to load the target and pass its warm-up batch. The autoscaler waits twice as long for a new worker, which "
+        "may need a machine first.",
         "ms", within=(100, 3_600_000), parts=RolePart.GATEWAY | RolePart.BATCHERS | RolePart.CONTROLLER, own=Own.VERSION)
     recycle_rss_mb: int = setting(0, _WORKERS,
         "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.",
@@ -158,25 +152,25 @@ class Settings:
     max_batch_size: int = setting(32, _BATCHING,
         "Largest batch the target takes.", "inputs", within=(1, MAX_BATCH), own=Own.VERSION, term=Term.ALWAYS, common=True)
     max_batch_weight: int = setting(0, _BATCHING,
-        "Most weight of a batch, besides its number of inputs; a heavier input runs alone; 0: inputs are not weighed.",
+        "Most weight of a batch, in addition to the limit on its inputs; a heavier input runs alone; 0: no limit.",
         within=(0, MOST_WEIGHT), own=Own.MODEL, term=Term.ALWAYS)
     weight: str = setting(CHARS, _BATCHING,
-        "What an input weighs: chars, its number of characters, or the name of a function of the target, such as tokens.",
+        "Weight of an input: chars, its number of characters; or the name of a function of the target, such as tokens.",
         form=FUNCTION, needs="max_batch_weight", own=Own.MODEL, term=Term.ALWAYS)
     max_wait_ms: float | None = setting(None, _BATCHING,
-        f"Longest wait for batch-mates, for {joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
-        f"the wait it aims at; unset: {unset_wait()}.",
+        f"Longest wait for a fuller batch, or for {joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
+        f"the wait to aim at; unset: {unset_wait()}.",
         "ms", within=(0, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     policy: str = setting("paced", _BATCHING,
         f"When a batch leaves: {joined(POLICIES, 'or')}.",
         among=policies.NAMES, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
     max_queue: int = setting(20_000, _BATCHING,
-        "Most entries waiting at once, over all tiers. For each, five records may wait for a slow ledger before more are dropped and "
+        "Most entries that may wait at once, over all tiers. Five times as many records may wait for a slow ledger; more are dropped and "
         "counted.",
         "inputs", within=(1, 10_000_000), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED)
     shed_depths: str = setting("auto", _BATCHING,
-        "Waiting entries above which the lowest tier is refused, and above which all but the highest are, such as 100,500; auto: as many "
-        "as can be answered in time.",
+        "Numbers of waiting entries above which the lowest tier is refused, and above which all but the highest tier are, such as 100,500; "
+        "auto: as many as can be answered in time.",
         own=Own.MODEL, term=Term.CHANGED)
 
     broker: str = setting("", _FLEET,
@@ -187,8 +181,8 @@ class Settings:
     broker_prefix: str = setting("headway", _FLEET,
         "Beginning of all keys in the broker; each installation needs its own.", form=NAME, needs="broker")
     broker_timeout_ms: float = setting(1000.0, _FLEET,
-        "Longest time for a call to the broker before it counts as failed. A worker that is silent for 2 s more is given up, and its batch "
-        "goes to another.",
+        "Longest time for a call to the broker before it counts as failed. If a worker is silent for 2 s longer, its batch goes to another "
+        "worker.",
         "ms", within=(10, 60_000), needs="broker")
     shards: int = setting(1, _FLEET,
         "Queues that each model is split into; 16 is usual when one Redis is too few.", within=(1, 256), needs="broker")
@@ -197,28 +191,28 @@ class Settings:
     expected_workers: int = setting(0, _FLEET,
         "Healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.", "workers", within=(0, 1_000_000))
     fallback: str = setting("", _FLEET,
-        "Function or remote batch API that a gateway calls while the broker is away, written like TARGET, or NAME=TARGET; each of several "
-        "models may have one in its table. Its answers carry `model_version`. Requests that name a version get 503 then, as do all without "
-        "a fallback. A function runs one batch at a time there, an API four.",
+        "Function or remote batch API that a gateway calls while the broker is unreachable: TARGET, or NAME=TARGET. Each of several models "
+        "may have its own in its table. Its answers have `model_version`. Requests that name a version then get 503, as do all without a "
+        "fallback. A function runs one batch at a time, an API four.",
         needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL, common=True)
     target_utilisation: float = setting(1.0, _FLEET,
-        "Share of the measured capacity, 0.1 to 1, above which the lowest tier only gets what the others leave.",
+        "Share of the measured capacity, 0.1 to 1, that requests of the lowest tier may use together with all others.",
         within=(0.1, 1), parts=RolePart.CONTROLLER)
 
     queue_timeout_ms: float = setting(2000.0, _TIMEOUTS,
         "Longest wait in the queue before the first run; by default never longer than the overall time.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED, common=True)
     gpu_timeout_ms: float = setting(3000.0, _TIMEOUTS,
-        "Longest run of one batch; then its worker is killed. A shutdown waits as long, too.",
+        "Longest run of one batch, after which its worker is killed. A shutdown waits at least as long.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     request_timeout_ms: float = setting(4000.0, _TIMEOUTS,
         "Longest overall time for a request, at most 600000. A shutdown waits as long for requests in flight, but at least 30 s.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED, common=True)
 
-    tiers: str = setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
-    default_tier: str = setting("paid", _TIERS, "Tier of every request if there is no file of keys.")
+    tiers: str = setting("enterprise,paid,free", _TIERS, "Comma-separated tiers, the highest first.")
+    default_tier: str = setting("paid", _TIERS, "Tier of every request, if the service uses neither keys nor tokens.")
     reserved_share: float = setting(0.1, _TIERS,
-        "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.",
+        "Share of each batch, 0 to 0.5, reserved for lower tiers while they wait.",
         within=(0, 0.5), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.CHANGED)
     keys: str = setting("", _IDENTITY,
         "API keys: a TOML file, or `ledger` for the ledger's database; without this and `jwt`, anybody may send requests.",
@@ -239,7 +233,7 @@ class Settings:
     ledger_rows: str = setting("ended", _LEDGER,
         "Requests to record: `ended`; or `all`, which are `queued` at first.", among=LEDGER_ROWS, needs="ledger")
     ledger_content: bool = setting(False, _LEDGER,
-        "Record inputs and outputs, too, which are otherwise never written to disk.", needs="ledger")
+        "Also record inputs and outputs. Otherwise, they are never written to disk.", needs="ledger")
 
     bulk_dir: str = setting("", _BULK,
         "Folder for the files of bulk jobs (see docs/bulk.md), or a bucket, such as s3://BUCKET/FOLDER, shared by all gateways. If left out: "
@@ -251,11 +245,11 @@ class Settings:
         within=(1, 1 << 50), parts=RolePart.GATEWAY, needs="bulk_dir")
 
     cache: bool = setting(False, _SHARING,
-        "Keep outputs, and answer the same request of the same tenant with them.", own=Own.MODEL, term=Term.CHANGED, common=True)
+        "Cache outputs, and reuse them for the same request of the same tenant.", own=Own.MODEL, term=Term.CHANGED, common=True)
     collapse: bool = setting(False, _SHARING,
         "Run identical requests that a tenant sends at the same time only once.", own=Own.MODEL, term=Term.CHANGED)
     result_ttl_s: float = setting(600.0, _SHARING,
-        "How long the outcome of a task or of an Idempotency-Key is kept; an output in the cache, half as long.",
+        "How long the outcome of a task or of an Idempotency-Key is kept. Outputs in the cache are kept half as long.",
         "s", within=(1, 86_400), own=Own.MODEL, term=Term.CHANGED)
     task_timeout_ms: float = setting(30_000.0, _SHARING,
         "Longest overall time for a task (Prefer: respond-async), waiting included; by default never shorter than for other requests.",
@@ -285,7 +279,7 @@ class Settings:
         "How long an idle connection stays open.", "ms", within=(10, 3_600_000), parts=RolePart.GATEWAY)
 
     remote_format: str = setting(AUTO, _REMOTE,
-        f"Dialect of the remote API: {joined(NAMES, 'or')}; auto: the one that the path of its URL tells, else list.",
+        f"Dialect of the remote API: {joined(NAMES, 'or')}; auto: by the path of its URL, or else list.",
         among=(AUTO, *NAMES), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     remote_model: str = setting("", _REMOTE,
         "Name of the remote model, for dialects that name it in each request or in the path.",
@@ -307,7 +301,7 @@ class Settings:
         "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it changes; if left out: none.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS)
     remote_key: str = setting("", _REMOTE,
-        "File of its private key, not encrypted; if left out: it is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
+        "File of the certificate's private key, not encrypted; if left out: the key is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
 
     admin_host: str = setting("127.0.0.1", _ADMIN_LOG,
         "Address of the admin port; anything but loopback needs an admin token.", form=ADDRESS)
@@ -317,7 +311,7 @@ class Settings:
         "Service token for admin routes (Authorization: Bearer …), or NEW,OLD while you change it; better set in the environment.",
         show=hidden, form=TOKEN)
     admin_names: str = setting("", _ADMIN_LOG,
-        "Comma-separated host names under which the admin port may be used, besides loopback and IP addresses.",
+        "Comma-separated host names that requests to the admin port may use, besides loopback and IP addresses.",
         form=HOST_NAMES, needs="admin_token")
     promise_ms: float = setting(200.0, _ADMIN_LOG,
         "Latency promised for 95 % of the requests, which the dashboard shows beside the actual one.",
@@ -328,24 +322,24 @@ class Settings:
     access_log: float = setting(0.0, _ADMIN_LOG,
         "Share of the requests, 0 to 1, to log with their outcome and how long each part took.", within=(0, 1), parts=RolePart.GATEWAY)
     trace: bool = setting(False, _ADMIN_LOG,
-        "Record traces, and send them over OTLP to where the variables OTEL_… say.")
+        "Record traces, and send them over OTLP as the OTEL_… variables say.")
 
     autoscale: str = setting(NONE, _SCALING,
-        "Who changes the number of workers: local, the processes that run them, over the devices given; none: the number is only "
-        "published, for an external scaler such as KEDA.",
+        "Who changes the number of workers: local, the processes that run them, within their devices; none: an external scaler such as KEDA, "
+        "which reads the published number.",
         among=AUTOSCALE, parts=RolePart.CONTROLLER | RolePart.BATCHERS)
     scale_policy: str = setting("rules", _SCALING,
-        "How the number is chosen: rules, by `scale_rules`; plan, the fewest that keep `promise_ms` under the measured load, as headway "
-        "plan finds them.",
+        "How the number of workers is chosen: rules, by `scale_rules`; plan, the fewest that keep `promise_ms` under the measured load, as in "
+        "headway plan.",
         among=SCALE_POLICIES, parts=RolePart.CONTROLLER, own=Own.MODEL)
     min_workers: int = setting(1, _SCALING,
-        "Fewest workers of a model; 0: none while it gets no requests, see `scale_to_zero_after_s`.",
+        "Fewest workers of a model; 0: no workers while it gets no requests, see `scale_to_zero_after_s`.",
         "workers", within=(0, MOST_WORKERS_OF_FLEET), parts=RolePart.CONTROLLER | RolePart.BATCHERS, own=Own.MODEL)
     max_workers: int = setting(0, _SCALING,
         "Most workers of a model; 0: with local, as many as there are devices (on the CPU: cores), with none, no limit.",
         "workers", within=(0, MOST_WORKERS_OF_FLEET), parts=RolePart.CONTROLLER | RolePart.BATCHERS, own=Own.MODEL)
     scale_to_zero_after_s: float = setting(0.0, _SCALING,
-        "With `min_workers` 0: time without requests after which a model gives back all of its workers until the next request; 0: never.",
+        "With `min_workers` 0: time without requests after which a model has no workers until its next request; 0: never.",
         "s", within=(0, 86_400), parts=RolePart.CONTROLLER, own=Own.MODEL)
     scale_rules: str = setting("", _SCALING,
         "Rules, in the file a list of tables, else as JSON: "
@@ -357,7 +351,7 @@ class Settings:
     models: tuple[ModelSettings, ...] = ()
     """Models with settings of their own; empty if there is only the model that `model` names."""
     weights_file: str = dataclasses.field(default="", compare=False, repr=False)
-    """File to read the weights of versions from again; empty if they came from elsewhere."""
+    """File from which SIGHUP reads the weights of versions again; empty if they came from elsewhere."""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -369,7 +363,7 @@ class Settings:
 
     @property
     def tier_names(self) -> tuple[str, ...]:
-        """Names of the tiers, highest first."""
+        """Names of the tiers, with the highest first."""
         return tuple(name.strip() for name in self.tiers.split(","))
 
     @property
@@ -383,7 +377,7 @@ class Settings:
 
     @property
     def shed_at(self) -> tuple[int, int] | None:
-        """The two numbers of `shed_depths`; None for auto."""
+        """The two numbers in `shed_depths`; None for auto."""
         if self.shed_depths == "auto":
             return None
         lowest, _, all_but_highest = self.shed_depths.partition(",")
@@ -391,23 +385,23 @@ class Settings:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """Ids in `devices`, one for each worker. A single `cpu` stands for all workers. Empty if none are named."""
+        """Ids in `devices`, one for each worker; empty if the user gave none. A single `cpu` applies to all workers."""
         ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
         return ids * self.workers if ids == ("cpu",) else ids
 
     @property
     def lease_s(self) -> float:
-        """Seconds of silence after which a worker's batch goes to another. They suffice for a slow call and two renewals."""
+        """Seconds of silence after which a worker's batch goes to another worker: enough for a slow call and two renewals."""
         return self.broker_timeout_ms / 1000 + 2
 
     @property
     def ledger_backlog(self) -> int:
-        """Most records that wait for the ledger's database: five for each entry that may wait."""
+        """Most records that may wait for the ledger's database: five for each entry in the queue."""
         return max(100, 5 * self.max_queue)
 
     @property
     def bulk_max_files(self) -> int:
-        """Most files of a tenant: one per MiB on average."""
+        """Most files of a tenant: one for each MiB."""
         return max(10, self.bulk_max_bytes >> 20)
 
     @property
@@ -425,7 +419,7 @@ class Settings:
 
     @property
     def bodies_bytes(self) -> int:
-        """Most memory for received bodies and large or unread answers. The outputs of one request may take half of it."""
+        """Most bytes of received bodies and of large or unread answers. The outputs of one request may take half of them."""
         return self.memory_mb << 18
 
     @property
@@ -439,8 +433,7 @@ class Settings:
 
     @cached_property
     def runs(self) -> Mapping[str, Settings]:
-        """Settings of the workers of each model, by NAME or, for a model with versions here, by NAME@VERSION. A wrong setting of a
-        model raises SettingError, which names it `models.NAME.FIELD`."""
+        """Settings of the workers by NAME of the model, or by NAME@VERSION. Raises SettingError, for example for `models.NAME.FIELD`."""
         if not self.models:
             return MappingProxyType({self.model: self})
         runs = {}
@@ -456,7 +449,7 @@ class Settings:
 
     @cached_property
     def served(self) -> Mapping[str, Settings]:
-        """Settings of each model by name. The model's own override the process's. See `runs`."""
+        """Settings of each model by name. A model's own settings override those of the process. Raises SettingError, as `runs` does."""
         if not self.models:
             return self.runs
         served = {}
@@ -477,7 +470,7 @@ class Settings:
 
     @cached_property
     def default(self) -> str:
-        """Model for requests that name none; empty if there is none."""
+        """Name of the model for requests that name none; empty if such requests are refused."""
         names = self.served
         if self.default_model:
             return self.default_model
@@ -489,7 +482,7 @@ class Settings:
 
     @cached_property
     def drain_s(self) -> float:
-        """Seconds that a shutdown waits for requests in flight, which is at least as long as a request or a batch may take."""
+        """Seconds that a shutdown waits for requests in flight: at least as long as a request or batch may take."""
         longest_batch = max(run.gpu_timeout_ms for run in self.runs.values()) / 1000
         return max(self.least_drain_s, self.longest_request_s, longest_batch)
 
@@ -503,9 +496,9 @@ FIELDS: dict[str, Setting] = {
 }
 """Settings by name, in the order of the help."""
 MODEL_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is not Own.PROCESS)
-"""Settings that each model may have of its own."""
+"""Settings that each model may override."""
 VERSION_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is Own.VERSION)
-"""Settings that each version of a model may have of its own."""
+"""Settings that each version of a model may override."""
 
 _KINDS: dict[str, type] = {
     name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))
@@ -525,8 +518,8 @@ def flag(name: str) -> str:
 
 
 def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
-    """Return settings that were changed but have no effect, each with the setting that it lacks. They are not refused, as
-    processes of several roles may share one file. `versions` is True if versions of a model are named."""
+    """Return changed settings without an effect, each with the setting that it needs. They are no error, because processes of
+    several roles may share a file. `versions` is True if the user named versions of a model."""
     owners = (settings, *settings.served.values())
     versions = versions or any(model.versions for model in settings.models)
     return [
@@ -540,7 +533,7 @@ def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a host."""
+    """Return True if a host name or address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -566,7 +559,7 @@ def _tiers(settings: Settings) -> None:
 
 
 _DEVICE = re.compile(r"cpu|[0-9]{1,4}|(GPU-|MIG-(GPU-)?)[0-9A-Fa-f]+(-[0-9A-Fa-f]+)*(/[0-9]+/[0-9]+)?")
-"""Id of a GPU as CUDA_VISIBLE_DEVICES takes it, or `cpu`."""
+"""Id of a GPU as in CUDA_VISIBLE_DEVICES, or `cpu`."""
 
 
 def _devices(settings: Settings) -> None:
@@ -574,7 +567,7 @@ def _devices(settings: Settings) -> None:
     if not ids:
         return
     if not all(ids):
-        refuse(settings, "devices", "has an empty id in it", "Name one id per worker, for example 0,1.")
+        refuse(settings, "devices", "has an empty id", "Name one id per worker, for example 0,1.")
     for id in ids:
         if not _DEVICE.fullmatch(id):
             hint = "Write a number or a UUID, as nvidia-smi -L lists them, such as 0, GPU-8932f937-… or MIG-…; or cpu."
@@ -591,7 +584,7 @@ def _versions(settings: Settings) -> None:
         for name, on in (("models_per_gpu", settings.models_per_gpu), ("autoscale", settings.autoscale == LOCAL)):
             if model.versions and on:
                 run = f"{model.name}@{model.versions[0].name}"
-                reason = f"goes by models, and model {model.name} has workers of {run} here"
+                reason = f"does not work with several versions of a model in one process, such as {run}"
                 hint = "Leave it out; or run each version in its own process over one broker, with `model_version`."
                 refuse(settings, name, reason, hint)
 
@@ -600,20 +593,20 @@ def _min_warm(settings: Settings) -> None:
     room = settings.models_per_gpu * settings.workers
     if not room:
         return
-    kept = [int(dict(model.values).get("min_warm", settings.min_warm)) for model in settings.models]
+    per_model = [int(dict(model.values).get("min_warm", settings.min_warm)) for model in settings.models]
     names = ["min_warm", *(f"models.{model.name}.min_warm" for model in settings.models)]
-    for name, least in zip(names, [settings.min_warm, *kept], strict=True):
+    for name, least in zip(names, [settings.min_warm, *per_model], strict=True):
         if least > settings.workers:
             reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
             raise SettingError(name, least, reason, "A GPU holds a model once; lower it, or raise `workers`.")
-    if sum(kept) > room or (sum(kept) == room and 0 in kept):
-        reason = f"is too few: {settings.workers} GPUs hold {room} models; `min_warm` keeps {sum(kept)} of them loaded"
+    if sum(per_model) > room or (sum(per_model) == room and 0 in per_model):
+        reason = f"is too low: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(per_model)} of them loaded"
         refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
     for model in settings.models:
         for name, value in model.values:
             if name in ("workers", "devices") and value != getattr(settings, name):
-                reason = f"shares all GPUs among the models, but model {model.name} has {name} of its own"
-                refuse(settings, "models_per_gpu", reason, f"Leave {name} out of its table, or this.")
+                reason = f"shares all GPUs among the models, but model {model.name} has its own {name}"
+                refuse(settings, "models_per_gpu", reason, f"Leave out either {name} of its table, or this.")
 
 
 def _times(settings: Settings) -> None:
@@ -624,7 +617,7 @@ def _times(settings: Settings) -> None:
         reason = f"is longer than `queue_timeout_ms` ({settings.queue_timeout_ms:g} ms)"
         refuse(settings, "max_wait_ms", reason, "Every request would expire before its batch leaves; lower it.")
     if policies.POLICIES[settings.policy].own_waits and settings.max_wait_ms is not None:
-        reason = f"has no effect with `policy` {settings.policy}, which has waits of its own"
+        reason = f"has no effect with `policy` {settings.policy}, which has its own waits"
         refuse(settings, "max_wait_ms", reason, "Leave it out, or choose another policy.")
 
 
@@ -640,19 +633,19 @@ def _admin(settings: Settings) -> None:
         hint = "Make a service token: headway keys create --service."
         refuse(settings, "admin_token", "is a client's key", hint)
     if settings.port and settings.port == settings.admin_port and settings.host == settings.admin_host:
-        refuse(settings, "admin_port", "is the public port too (`port`)", "Give each its own.")
+        refuse(settings, "admin_port", "is also the public port (`port`)", "Choose another.")
 
 
 def _grpc_port(settings: Settings) -> None:
     if settings.grpc_port and settings.grpc_port == settings.port:
-        refuse(settings, "grpc_port", "is the HTTP port too (`port`)", "Give each its own, for example 8081.")
+        refuse(settings, "grpc_port", "is also the HTTP port (`port`)", "Choose another, for example 8081.")
     if settings.grpc_port and settings.grpc_port == settings.admin_port and settings.host == settings.admin_host:
-        refuse(settings, "grpc_port", "is the admin port too (`admin_port`)", "Give each its own, for example 8081.")
+        refuse(settings, "grpc_port", "is also the admin port (`admin_port`)", "Choose another, for example 8081.")
 
 
 def _files(settings: Settings) -> None:
     if settings.keys == "ledger" and not settings.ledger:
-        reason = "is the ledger's database, and `ledger` is not set"
+        reason = "means the ledger's database, but `ledger` is not set"
         refuse(settings, "keys", reason, "Set `ledger`, or name a TOML file of keys.")
     for name, hint in (
         ("input_policy", "Name a TOML file of rules, or leave it out."),
@@ -664,7 +657,7 @@ def _files(settings: Settings) -> None:
             refuse(settings, name, "no such file", hint)
     for name, cert in (("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert"), ("remote_key", "remote_cert")):
         if getattr(settings, name) and not getattr(settings, cert):
-            refuse(settings, name, f"has no effect without `{cert}`", "Name a certificate as well, or leave it out.")
+            refuse(settings, name, f"has no effect without `{cert}`", "Also name a certificate, or leave this out.")
 
 
 def _urls(settings: Settings) -> None:
@@ -675,7 +668,7 @@ def _urls(settings: Settings) -> None:
 
 def _bulk(settings: Settings) -> None:
     if settings.bulk_dir and (settings.broker or "://" in settings.bulk_dir) and not settings.ledger:
-        reason = "needs a database of jobs, which is in no bucket, and which all gateways share; `ledger` is not set"
+        reason = "needs a database for jobs that all gateways share, but `ledger` is not set"
         refuse(settings, "bulk_dir", reason, "Set `ledger`, for example postgresql://USER:PASSWORD@HOST:5432/DATABASE.")
 
 
@@ -684,15 +677,14 @@ def _shed_depths(settings: Settings) -> None:
     if depths is None:
         refuse(settings, "shed_depths", "is neither auto nor two numbers", "For example 100,500.")
     if depths[1] and not 1 <= int(depths[1]) <= int(depths[2]):
-        refuse(settings, "shed_depths", "must be two numbers from 1 on that do not fall", "For example 100,500.")
+        refuse(settings, "shed_depths", "must be two numbers above 0, the lower one first", "For example 100,500.")
 
 
 def _room(settings: Settings) -> None:
-    """Refuse a `memory_mb` that is too small for the largest body. A tenant gets half of the queue's memory, where a character may
-    take four bytes. The quarter for received bodies must hold two."""
+    # A tenant gets half of the memory, where a character may take four bytes. A quarter of it must hold two received bodies.
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.memory_mb < least:
-        reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
+        reason = f"is too little for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
         refuse(settings, "memory_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
 
 
@@ -701,7 +693,7 @@ def _tier_rates(settings: Settings) -> None:
     for part in filter(None, settings.tier_rates.split(",")):
         name, sign, rate = part.strip().partition("=")
         if not sign or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,3})?", rate) or float(rate) <= 0:
-            reason = f"{part.strip()!r} is not TIER=REQUESTS a minute, above 0"
+            reason = f"{part.strip()!r} is not TIER=REQUESTS, with requests per minute above 0"
             refuse(settings, "tier_rates", reason, "For example free=60000,paid=600000.")
         if name not in settings.tier_names:
             reason = f"{name!r} is not one of the tiers {settings.tiers} of `tiers`"
@@ -731,18 +723,18 @@ def _scaling(settings: Settings) -> None:
         reason = f"is more than `max_workers` ({settings.max_workers})"
         refuse(settings, "min_workers", reason, "Lower it, or raise `max_workers`.")
     if settings.min_workers and settings.scale_to_zero_after_s:
-        reason = f"needs `min_workers` 0, and that is {settings.min_workers}"
+        reason = f"needs `min_workers` 0, but it is {settings.min_workers}"
         refuse(settings, "scale_to_zero_after_s", reason, "Set `min_workers` to 0, or leave this out.")
     if settings.scale_to_zero_after_s and settings.models_per_gpu:
-        reason = "gives GPUs back, and with `models_per_gpu` the models share them: those that nobody asks for make room anyway"
+        reason = "has no effect with `models_per_gpu`, where idle models make room for others anyway"
         refuse(settings, "scale_to_zero_after_s", reason, "Leave one of them out.")
     if settings.autoscale == LOCAL and settings.models_per_gpu:
-        reason = "gives each model workers of its own, and with `models_per_gpu` the models share them"
+        reason = "scales the workers of each model, but with `models_per_gpu` all models share the workers"
         refuse(settings, "autoscale", reason, "Leave one of them out.")
 
 
 def is_file(path: Path) -> bool:
-    """Return True if this process can see a file of this name."""
+    """Return True if this process can find a file at this path."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises if the name is too long, or in a closed folder
 
 

@@ -1,4 +1,8 @@
-"""Merge flags, environment and file into Settings. Errors name a setting as its user wrote it."""
+"""Merge flags, environment and file into Settings. Errors name a setting as its user wrote it.
+
+Other settings derive from these: those for fallbacks, and those for models that only their workers know. A model's *terms* are the
+settings that gateways have to know. Workers report them in the registry.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.config.models import MOST_MODELS, SHORT, VERSIONS, ModelSettings, named_targets
+from headway.config.fields import Term
 from headway.config.settings import (
     FIELDS,
     MAX_REQUEST_TIMEOUT_MS,
@@ -23,17 +27,17 @@ from headway.config.settings import (
     is_file,
     kind,
 )
+from headway.config.target import MOST_MODELS, SHORT, VERSIONS, ModelSettings, named_targets, shown_target, split_target
 from headway.core.excerpt import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
-Given = dict[str, tuple[str, Any]]
-"""For each field that a source sets, the name that its user wrote, and the value."""
+Given = dict[str, tuple[str, Any]]  # Name as its user wrote it, and value, for each field that a source sets.
 
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """A parsed file of settings."""
+    """Parsed file of settings."""
 
     path: Path
     content: Mapping[str, Any] = field(repr=False)
@@ -41,7 +45,7 @@ class FileTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Table `[models.NAME]` of a file. `target` may be empty. `own` are its settings, and `spelling` has their names in errors."""
+    """Table `[models.NAME]` of a file. `target` may be empty. `own` are its settings. `spelling` has their names for errors."""
 
     target: str = field(repr=False)
     own: tuple[tuple[str, Any], ...] = field(repr=False)
@@ -49,14 +53,14 @@ class ModelTable:
 
 
 def read_file(file: Path | None, source: str) -> FileTable:
-    """Read a file of settings, or `headway.toml` in the working directory, if there is one. Raises SettingError for `source` if the
-    file is missing, no regular file, or not TOML."""
+    """Read a file of settings, or if `file` is None, `headway.toml` in the working directory, if it exists. Raises SettingError for
+    `source` if the file is missing, not a regular file, or not TOML."""
     path = file or Path("headway.toml")
     if not is_file(path):
         # A folder or a dangling link may be a mount whose source is missing.
         if file is None and not os.path.lexists(path):
             return FileTable(path, {})
-        reason = "is no regular file" if os.path.exists(path) else "no such file"  # noqa: PTH110 - as in `is_file`
+        reason = "is not a regular file" if os.path.exists(path) else "no such file"  # noqa: PTH110 - as in `is_file`
         if file is None:
             hint = "Put a TOML file there, or remove it."
             raise SettingError("the file of settings", str(path.absolute()), reason, hint)
@@ -73,7 +77,7 @@ def read_file(file: Path | None, source: str) -> FileTable:
 
 _MODEL_KEYS = ("target", *SHORT)
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
-"""Heading of a model's table whose name lacks the quotes that it needs."""
+"""Heading of a model's table with a name that needs quotes but has none."""
 
 
 def _toml_hint(text: str, error: str) -> str:
@@ -85,7 +89,7 @@ def _toml_hint(text: str, error: str) -> str:
 
 
 def values_of(file: FileTable) -> Given:
-    """Return the settings of a file, without those in tables of models. Raises SettingError."""
+    """Return the settings of a file, except those in tables of models. Raises SettingError."""
     table = {name: value for name, value in file.content.items() if name != "models"}
     if isinstance(models := table.get("model"), dict):
         names = ", ".join(f"[models.{name}]" for name, own in models.items() if isinstance(own, dict))
@@ -95,18 +99,18 @@ def values_of(file: FileTable) -> Given:
 
 
 def model_tables(file: FileTable) -> dict[str, ModelTable]:
-    """Return a file's tables of models by name. Raises SettingError if a table is malformed, or has a key that is wrong there."""
+    """Return a file's tables of models by name. Raises SettingError if a table is malformed, or has a key that isn't allowed."""
     content = file.content.get("models", {})
     if not isinstance(content, dict) or len(content) > MOST_MODELS:
         hint = f"Write [models.NAME] for each of at most {MOST_MODELS}."
         raise SettingError(f"{file.path}: models", "…", "is no table of models", hint)
     tables = {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in content.items()}
     for name in tables:
-        whole = tables.get(name.partition("@")[0]) if "@" in name else None
-        if whole is not None and (whole.target or "model_version" in whole.spelling):
-            key = "target" if whole.target else whole.spelling["model_version"].split()[-1]
-            hint = "Write it in the tables of its versions alone, or have one table for the model."
-            raise SettingError(f"{whole.spelling['model']} {key}", "…", f"is there beside [models.{name}]", hint)
+        model_table = tables.get(name.partition("@")[0]) if "@" in name else None
+        if model_table is not None and (model_table.target or "model_version" in model_table.spelling):
+            key = "target" if model_table.target else model_table.spelling["model_version"].split()[-1]
+            hint = "Write it only in the tables of the versions, or write one table for the whole model."
+            raise SettingError(f"{model_table.spelling['model']} {key}", "…", f"contradicts [models.{name}]", hint)
     return tables
 
 
@@ -132,21 +136,29 @@ def _values(
     allowed: Collection[str],
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> Given:
-    """Return the settings of a table. `keys` maps settings to their names in the file, where these differ."""
+    """Return the settings in a table. `keys` maps settings to their keys in the file, if these differ."""
     values: Given = {}
     for name, value in table.items():
         spelt = f"{prefix}{keys.get(name, name)}"
         if name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
-            whole = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
-            hint = f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it. {VERSIONS}'
+            full_name = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
+            hint = (
+                f'If this is the name of a model, put it in quotes: [models."{full_name}"]; else remove it. {VERSIONS}'
+            )
             if name == "arguments":
                 hint = 'Write the arguments of a class in its target: target = "path/file.py:Class(size=3)".'
-            raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
+            raise SettingError(spelt, "…", "is a table, but no setting of a model is a table", hint)
         if name not in allowed:
             names = (*allowed, *_MODEL_KEYS) if prefix.endswith("] ") else (*allowed, "models")
             if allowed is VERSION_FIELDS and name in MODEL_FIELDS:
                 raise _belongs_to_model(spelt, name, value, prefix.rpartition("[models.")[2].partition("@")[0])
-            raise _belongs_to_process(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, names)
+            if name not in FIELDS:
+                raise unknown(spelt, name, value, names)
+            reason, hint = (
+                "is a setting of the process, not of a model",
+                "Write it at the top of the file, above all tables.",
+            )
+            raise SettingError(spelt, FIELDS[name].shown(value), reason, hint)
         if name == "scale_rules" and isinstance(value, list):
             values[name] = (spelt, _scale_rules(spelt, value))
         else:
@@ -162,33 +174,28 @@ def _scale_rules(spelt: str, tables: list[Any]) -> str:
         raise SettingError(spelt, "…", f"cannot be read: {exc}", hint) from None
 
 
-def _belongs_to_process(spelt: str, name: str, value: object) -> SettingError:
-    hint = "Write it at the top of the file, above all tables."
-    return SettingError(spelt, FIELDS[name].shown(value), "is a setting of the process, not of a model", hint)
-
-
 def _belongs_to_model(spelt: str, name: str, value: object, model: str) -> SettingError:
     if name == "model_version":
-        return SettingError(spelt, value, "is in the name of its table already", "Remove it.")
+        return SettingError(spelt, value, "is already in the name of its table", "Remove it.")
     reason = "is a setting of the model, not of one of its versions"
     return SettingError(spelt, FIELDS[name].shown(value), reason, f'Write it in a table [models."{model}"].')
 
 
 def unknown(spelt: str, name: str, value: object, allowed: Collection[str] = FIELDS) -> SettingError:
-    """Return the error for a name that is no setting."""
+    """Return the error for a name that is not a setting."""
     table = value if isinstance(value, dict) and "models" in allowed else None
     near = nearest(name, allowed if table is None else ("models",))
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
     if name == "target":
         hint = "Name it on the command line, with the arguments of a class in it: path/file.py:Class(size=3)."
     if not near and table and not table.keys() - FIELDS.keys():
-        hint = f"Settings stand in no table: write {', '.join(table)} at the top of the file, without [{name}]."
+        hint = f"Settings are not in tables: write {', '.join(table)} at the top of the file, without [{name}]."
     value = FIELDS[near[0]].shown(value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
     return SettingError(spelt, value, "there is no such setting", hint)
 
 
 def typed(spelt: str, name: str, value: Any) -> Any:
-    """Return a value of TOML for setting `name`. Raises SettingError if its type is wrong."""
+    """Return a TOML value for the setting `name`. Raises SettingError if its type is wrong."""
     expected = kind(name)
     if expected is float and type(value) is int and abs(value) < 1 << 62:
         return float(value)
@@ -198,14 +205,13 @@ def typed(spelt: str, name: str, value: Any) -> Any:
         str: ("text", 'Put it in quotes: "…".'),
         int: ("a whole number", "Write digits without quotes."),
         float: ("a number", "Write digits without quotes."),
-        bool: ("a truth value", "Use true or false, without quotes."),
+        bool: ("true or false", "Write it without quotes."),
     }[expected]
     raise SettingError(spelt, FIELDS[name].shown(value), f"must be {what}", hint)
 
 
 Targets = Mapping[str, str | None]
-ALIKE = 0.85
-"""Least similarity, 0 to 1 by `difflib`, of a misspelt name to the right one."""
+ALIKE = 0.85  # Least similarity of a misspelt name to the right one, from 0 to 1 by `difflib`.
 
 
 def load(
@@ -217,11 +223,11 @@ def load(
 ) -> Settings:
     """Merge flags, environment and file into Settings. Raises SettingError if a name is unknown, or a value is wrong.
 
-    `flags` has values or texts by field name, and None for a flag that was not given. `HEADWAY_PORT` in `environ` sets `port`, and
-    so on. Empty variables don't count. Without a `file`, `HEADWAY_CONFIG` names it, or it is `headway.toml` in the working
-    directory, if there is one. `spell` returns the name under which the caller gave a field. `targets` are texts: one target, or
-    NAME=TARGET or NAME@VERSION=TARGET for each of several, or names of models in the file. A caller with targets of its own passes
-    a mapping with the models as keys. None means all models in the file.
+    `flags` has values or texts by field name, and None for flags that were not given. `HEADWAY_PORT` in `environ` sets `port`, and
+    so on. Empty variables are ignored. If `file` is None, the file is the one that `HEADWAY_CONFIG` names, or else `headway.toml` in
+    the working directory, if it exists. `spell` returns the caller's name of a field. `targets` are one target, or NAME=TARGET or
+    NAME@VERSION=TARGET for each of several, or names of models in the file. A caller that has the targets as objects passes a
+    mapping with the models as keys. None means all models in the file.
     """
     table = _read_named(file, environ, spell)
     tables = model_tables(table)
@@ -235,7 +241,7 @@ def load(
 def spelling_of(
     name: str, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> str:
-    """Return the name of a setting as its user wrote it, in flags, environment or file; see `load`."""
+    """Return the name of a setting as its user wrote it: as a flag, as a variable, or in the file. See `load`."""
     variable = f"{PREFIX}{name.upper()}"
     if flags.get(name) is not None or environ.get(variable):
         return flag(name) if flags.get(name) is not None else variable
@@ -250,20 +256,19 @@ def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Read the weights of versions from the settings file again, by model, and under "" those of models without a table. Raises
-    SettingError."""
+    """Read the weights of versions from the file again, by model; at "" for models without a table. Raises SettingError."""
     table = read_file(Path(settings.weights_file), "config")
-    whole = str(values_of(table).get("version_weights", ("", ""))[1])
-    weights = {"": whole}
+    default = str(values_of(table).get("version_weights", ("", ""))[1])
+    weights = {"": default}
     for model, own in model_tables(table).items():
-        weights[model] = str(dict(own.own).get("version_weights", whole))
+        weights[model] = str(dict(own.own).get("version_weights", default))
     for text in weights.values():
         replace(settings, models=(), default_model="", version_weights=text)  # Building Settings checks it.
     return weights
 
 
 def load_arguments(values: Mapping[str, Any]) -> Settings:
-    """Return the settings in a function's arguments. Environment and files don't matter."""
+    """Return the settings in a function's arguments, without reading the environment or a file."""
     return _merged([_from_flags(values, str)], str)
 
 
@@ -274,9 +279,8 @@ def _merged(
     targets: Targets | None = None,
     single_target: bool = False,
 ) -> Settings:
-    """Return the settings of several sources, of which a later one beats an earlier one. `targets` are those of named models: ""
-    for the target in the model's table, None for a target that the caller has itself. `single_target` is True for a target without
-    a name."""
+    """Merge sources. A later source overrides an earlier one. `targets` has the targets by model: "" for the target in the model's
+    table, None for an object that the caller has. `single_target` is True for a target without a model's name."""
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
     for given in sources:
@@ -295,7 +299,7 @@ def _merged(
 def _respelt(
     error: SettingError, values: Mapping[str, Any], spelling: Mapping[str, str], tables: Mapping[str, ModelTable]
 ) -> SettingError:
-    """Return an error with its settings named as their user wrote them. `models.NAME.FIELD` is a model's own setting."""
+    """Replace the names of settings in an error by those that the user wrote. `models.NAME.FIELD` is a model's own setting."""
     model, _, name = error.setting.removeprefix("models.").rpartition(".")
     given = {name: spelling[name] for name in values}
     for table in (model.partition("@")[0], model):
@@ -310,7 +314,7 @@ def _respelt(
 
 
 def _chosen(tables: Mapping[str, ModelTable], targets: Targets | None, alone: str | None) -> tuple[ModelSettings, ...]:
-    """Return the models that are named, or all models with a table. `alone` is the model of a single target."""
+    """Return the models that the user named, or else all models with a table. `alone` is the model of a single target."""
     if targets is None and alone is not None:
         return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
     no_table = ModelTable("", (), {})
@@ -321,18 +325,18 @@ def _chosen(tables: Mapping[str, ModelTable], targets: Targets | None, alone: st
         text = table.target if target == "" else target or ""
         before = models.get(name)
         if before is not None and not (versioned and before.versions):
-            hint = f"Give it a version, too, or leave the others out. {VERSIONS}"
-            raise SettingError("TARGET", name, "is named with a version and without one", hint)
+            hint = f"Give a version for each, or leave the others out. {VERSIONS}"
+            raise SettingError("TARGET", name, "is given both with and without a version", hint)
         if versioned:
-            whole = before or ModelSettings(name, "", tables.get(name, no_table).own)
-            models[name] = replace(whole, versions=(*whole.versions, ModelSettings(version, text, table.own)))
+            model = before or ModelSettings(name, "", tables.get(name, no_table).own)
+            models[name] = replace(model, versions=(*model.versions, ModelSettings(version, text, table.own)))
         else:
             models[name] = ModelSettings(name, text, table.own)
     return tuple(models.values())
 
 
 def _with_versions(tables: Mapping[str, ModelTable], targets: Targets | None) -> Targets:
-    """Return targets by model, or by version for a model whose versions have tables. None means the whole file."""
+    """Return the targets by model, or by version for models whose versions have tables. If `targets` is None, use all tables."""
     expanded: dict[str, str | None] = {}
     for name, target in (dict.fromkeys(tables, "") if targets is None else targets).items():
         versions = [table for table in tables if table.startswith(f"{name}@")] if target == "" else []
@@ -361,7 +365,7 @@ def _fit_workers(values: dict[str, Any]) -> None:
 
 
 def _fit_times(values: dict[str, Any]) -> None:
-    """Adjust default times to the overall time, so that the queue's is not longer, and tasks don't end before other requests."""
+    """Adjust the default times to `request_timeout_ms`: the queue's must not be longer, and the tasks' not shorter."""
 
     def default(name: str) -> float:
         value: Any = FIELDS[name].default
@@ -375,8 +379,8 @@ def _fit_times(values: dict[str, Any]) -> None:
 
 
 def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, str]]:
-    """Return variables that look like misspelt settings, each with the name that was probably meant. Other variables with the
-    prefix may be somebody else's, such as those that Kubernetes sets for a Service. `known` are variables that are no settings."""
+    """Return variables that look like misspelt settings, each with the most similar name. Other variables with the prefix may belong
+    to other programs, such as those that Kubernetes sets for a Service. `known` are variables of Headway that are not settings."""
     names = {PREFIX + name.upper() for name in FIELDS} | {f"{PREFIX}CONFIG", *known}
     endings = [name.removeprefix(PREFIX) for name in names]
     misspelt = []
@@ -422,7 +426,7 @@ def _parsed(spelt: str, name: str, text: str) -> Any:
         return text
     if expected is bool:
         if text.lower() not in _TRUTH:
-            raise SettingError(spelt, text, "is not a truth value", "Use true or false.")
+            raise SettingError(spelt, text, "must be true or false", "Write one of them.")
         return _TRUTH[text.lower()]
     try:
         return expected(text)
@@ -431,3 +435,62 @@ def _parsed(spelt: str, name: str, text: str) -> Any:
         unit = FIELDS[name].unit
         hint = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
         raise SettingError(spelt, text, f"is not {what}", hint) from None
+
+
+_REMOTE_CALLS = 4  # Calls in flight to a fallback that is a remote API.
+_ALWAYS = tuple(name for name, field in FIELDS.items() if field.term is Term.ALWAYS)
+TERMS = tuple(name for name, field in FIELDS.items() if field.term is not Term.NO)
+Terms = Sequence[tuple[str, str | int | float | bool]]
+
+
+def fallbacks_of(settings: Settings) -> dict[str, Settings]:
+    """Return the settings of each model with a fallback, with only the target in `fallback`. A target without a model's name is for
+    the default model, or else for the first model. A model's own table overrides it. Raises SettingError for a fallback of a model
+    without settings in this process."""
+    if not settings.broker:
+        return {}
+    served = settings.served
+    targets = {model.name: str(target) for model in settings.models if (target := dict(model.values).get("fallback"))}
+    if settings.fallback:
+        model, target = split_target(settings.fallback) or ("", settings.fallback)
+        if model and model not in served:
+            reason = f"is for the model {model!r}, but this process only has settings for {', '.join(served)}"
+            hint = (
+                f"Write a table [models.{model}] with this fallback in the settings file, or set --model to its name."
+            )
+            raise SettingError("fallback", f"{model}={shown_target(target)}", reason, hint)
+        if model:
+            targets[model] = target
+        else:
+            targets.setdefault(settings.default if settings.default in served else next(iter(served)), target)
+    return {
+        model: replace(own, models=(), fallback=targets[model]) for model, own in served.items() if model in targets
+    }
+
+
+def fallback_batches(fallback: str) -> int:
+    """Return how many batches a gateway runs at once on a fallback. A function runs one, because a gateway's CPUs are scarce."""
+    return _REMOTE_CALLS if "://" in fallback.partition("(")[0] else 1
+
+
+def terms_of(settings: Settings) -> tuple[tuple[str, str | int | float | bool], ...]:
+    """Return the terms of a model from its settings."""
+    terms = [(name, getattr(settings, name)) for name in TERMS]
+    return tuple((name, value) for name, value in terms if name in _ALWAYS or value != FIELDS[name].default)
+
+
+def on_terms(settings: Settings, model: str, terms: Terms) -> Settings:
+    """Add the terms of a model that only its workers know to the process's settings. Leave out terms that contradict these."""
+    values: dict[str, Any] = {name: value for name, value in terms if name in TERMS and _fits(name, value)}
+    longest = values.get("request_timeout_ms", settings.request_timeout_ms)
+    values["queue_timeout_ms"] = min(values.get("queue_timeout_ms", settings.queue_timeout_ms), longest)
+    for subset in (values, {name: value for name, value in values.items() if name in _ALWAYS}, {}):
+        try:
+            return replace(settings, models=(), default_model="", model=model, **subset)
+        except SettingError:
+            continue
+    return settings
+
+
+def _fits(name: str, value: object) -> bool:
+    return isinstance(value, kind(name)) and isinstance(value, bool) == (kind(name) is bool)

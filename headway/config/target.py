@@ -1,4 +1,4 @@
-"""Targets: parse the text that names what is served. No user code is imported here.
+"""Targets: parse the text that names a function, class or remote API to serve. This imports no user code.
 
     module:attr              ModuleTarget, importable from the working directory or the Python path
     path/to/file.py:attr     FileTarget
@@ -6,12 +6,16 @@
     grpc(s)://host:port/NAME RemoteTarget, a model that is called over gRPC
 
 `attr` may be dotted (`app:models.small`). A class may get literal arguments: `path/to/file.py:Model(size='small', layers=3)`.
+
+NAME=TARGET names the model, and NAME@VERSION=TARGET one of several versions of it. A table `[models.NAME]` of the settings file has
+the settings of a model, and may have its target. Its versions share these settings. Models without a table have the settings of the
+process. The command line chooses which models are served: those that it names, or else all models in the file with a target.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +24,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.core import arguments
-from headway.errors import TargetError
+from headway.errors import SettingError, TargetError
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """An attribute of an importable module; both names may be dotted. `arguments` are for its class, as `core.arguments` reads
-    them. `folder` is the folder to import from; empty for the working directory."""
+    """Attribute of an importable module. Both names may be dotted. `arguments` are the arguments of a class, for `core.arguments`.
+    `folder` is the folder to import from; empty for the working directory."""
 
     module: str
     attribute: str
@@ -39,7 +43,7 @@ class ModuleTarget:
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """An attribute of a Python file; `arguments` as in ModuleTarget."""
+    """Attribute of a Python file. See ModuleTarget for `arguments`."""
 
     path: Path
     attribute: str
@@ -50,7 +54,7 @@ class FileTarget:
 
 
 class RemoteTarget(msgspec.Struct, frozen=True):
-    """A remote API. Its query is never shown, as it may hold a secret."""
+    """Remote API. Messages never show the query of its URL, because it may contain a secret."""
 
     url: str
 
@@ -70,8 +74,8 @@ class RemoteTarget(msgspec.Struct, frozen=True):
 
 
 class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
-    """Target of a test that records the inputs of each batch. `subject` is a target for a worker process, or a function, class or
-    other object for a thread of this process."""
+    """Target of a test, which records the inputs of each batch. `subject` is a target for a worker process, or a function, class or
+    other callable for a thread of this process."""
 
     subject: ModuleTarget | FileTarget | Callable[..., Any]
     batches: list[list[Any]]
@@ -91,17 +95,15 @@ SCHEMES: Mapping[str, Callable[[str], Target]] = {
     "https": RemoteTarget,
 }
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")
-"""URL without its scheme."""
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")  # URL without a scheme.
 _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
-"""Target with arguments, which include the closing parenthesis."""
+"""Target with arguments. The group `arguments` includes the closing parenthesis."""
 
 
 def parse_target(text: str) -> Target:
-    """Parse the text of a target. Raises TargetError if it is malformed, its file is missing, or an argument is no literal."""
+    """Parse the text of a target. Raises TargetError if it is malformed, its file is missing, or an argument is not a literal."""
     if (called := _called(text)) is not None:
-        named, rest = called
-        return _with_own_arguments(text, named, rest)
+        return _with_own_arguments(text, *called)
     if "://" in text:
         return _remote(text)
     place, colon, attribute = text.rpartition(":")
@@ -119,7 +121,7 @@ def parse_target(text: str) -> Target:
 
 
 def shown_target(text: str) -> str:
-    """Return the text of a target fit to be printed: a URL without user, password, query and fragment, and no arguments."""
+    """Return the text of a target without secrets: without arguments, and a URL without user, password, query and fragment."""
     if (called := _called(text)) is not None:
         return f"{shown_target(called[0])}(…)"
     scheme, colon, rest = text.partition("://")
@@ -137,7 +139,7 @@ def _call(text: str) -> str:
 
 
 def _called(text: str) -> tuple[str, str] | None:
-    """Split a target at the parenthesis that opens its arguments; None for a target without arguments."""
+    """Split a target into its name and the text after the opening parenthesis, or return None if it has no arguments."""
     match = _CALL.fullmatch(text)
     return None if match is None or "://" in match["named"] else (match["named"], match["arguments"])
 
@@ -156,9 +158,9 @@ def _with_own_arguments(text: str, named: str, call: str) -> Target:
 
 def _error(text: str, reason: str, hint: str) -> TargetError:
     shown = shown_target(text)
-    # The reason may quote a part of the text, which might be a password.
+    # The reason may quote a part of the text, which may be a password.
     if "://" not in text and shown != text and _called(text) is None:
-        reason, hint = "names no function, and no URL without its scheme", "Begin a URL with http:// or https://."
+        reason, hint = "names neither a function nor a URL", "Begin a URL with http:// or https://."
     return TargetError(f"TARGET {shown!r}: {reason}. {hint}")
 
 
@@ -199,3 +201,48 @@ def _remote(text: str) -> Target:
     if not text.isprintable() or " " in text:
         raise _error(text, "holds a space or control character", "Percent-encode it.")
     return SCHEMES[parts.scheme](text)
+
+
+SHORT = {"version": "model_version"}  # Settings for the short keys of a model's table.
+MOST_MODELS = 256
+VERSIONS = 'Versions of one model are NAME@VERSION=TARGET each, or a table [models."NAME@VERSION"] each.'
+"""Hint for two targets with the same name."""
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128}(@[A-Za-z0-9_.:/@-]{0,128})?)=(?P<target>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One of several models, or a version of a model; `name` is then the name of the version. `target` is empty if the process runs
+    none, or if it is a Python object. `versions` is empty if this process names no versions; `model_version` then is the version."""
+
+    name: str
+    target: str = field(default="", repr=False)
+    values: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    versions: tuple[ModelSettings, ...] = ()
+
+
+def split_target(text: str) -> tuple[str, str] | None:
+    """Split NAME=TARGET. Return None if the text names no model."""
+    match = _NAMED.fullmatch(text)
+    return None if match is None or "://" in match["name"] else (match["name"], match["target"])
+
+
+def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the targets on the command line by model; None for a single target without a name. A text that is the name of a table
+    means the model and target of the table, and yields an empty target. If a model has tables for its versions, its name means all
+    these versions. Raises SettingError."""
+    known = {*tables, *(table.partition("@")[0] for table in tables)}
+    if len(texts) == 1 and texts[0] not in known and split_target(texts[0]) is None:
+        return None
+    targets: dict[str, str] = {}
+    for text in texts:
+        name, target = (text, "") if text in known else split_target(text) or ("", text)
+        if not name:
+            hint = "Write NAME=TARGET for each model, for example small=small.py:Model large=large.py:Model."
+            raise SettingError("TARGET", shown_target(text), "needs a name, because there are several models", hint)
+        if name in targets:
+            hint = f"Give each its own name. {VERSIONS}"
+            raise SettingError("TARGET", name, "is the name of two models", hint)
+        targets[name] = target
+    return targets

@@ -9,16 +9,15 @@ from urllib.parse import parse_qsl, unquote
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 """Schemes of a broker's URL. Those with a double s use TLS."""
 OPTIONS = {
-    "ssl_ca_certs": "file of authorities that are trusted besides the system's",
-    "ssl_certfile": "file of this process's own certificate, for a server that asks for one",
-    "ssl_keyfile": "file of its key, if it is another",
-    "ssl_check_hostname": "false: the certificate may be of another host",
-    "sentinel_username": "user for the Sentinels, if they ask; the one before the host is for the server",
-    "sentinel_password": "its password",
+    "ssl_ca_certs": "file of authorities to trust besides the system's",
+    "ssl_certfile": "file of the client's certificate, if the server asks for one",
+    "ssl_keyfile": "file of its key, if it is in another file",
+    "ssl_check_hostname": "false: accept a certificate of another host",
+    "sentinel_username": "user for the Sentinels, if they require one; the user before the host is for the server",
+    "sentinel_password": "password of that user",
 }
-"""Options that may follow a `?`, as NAME=VALUE joined by `&`, and their meanings."""
-LAST_DATABASE = 2**31 - 1
-"""Highest database number that a server understands."""
+"""Options that may follow a `?`, as NAME=VALUE joined by `&`, with their meanings."""
+LAST_DATABASE = 2**31 - 1  # Highest database number that servers accept.
 
 _BROKER_EXAMPLE = "For example redis://127.0.0.1:6379/0."
 _DATABASE_EXAMPLE = "For example sqlite:///headway.db or postgresql://headway@127.0.0.1/headway."
@@ -26,12 +25,13 @@ _ESCAPES = "In a password / is written %2F, ? %3F, # %23, @ %40."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
-Fault = tuple[str, str]
-"""Reason why a URL is wrong, and a hint. Neither quotes the URL, which may hold a password."""
+Fault = tuple[
+    str, str
+]  # Reason why a URL is wrong, and a hint. Neither quotes the URL, because it may contain a password.
 
 
 def broker_fault(url: str) -> Fault | None:
-    """Return the fault of a broker's URL; None for a good one."""
+    """Return the fault of a broker's URL, or None for a good URL."""
     scheme, colon, _ = url.partition("://")
     if not colon or scheme not in BROKER_FAULTS:
         *others, last = BROKER_FAULTS
@@ -55,12 +55,12 @@ def _redis_fault(url: str) -> Fault | None:
     if scheme in SCHEMES[:2] and "," in hosts:
         return "names several hosts", f"Begin it with {scheme}+sentinel:// or {scheme}+cluster://, or name one host."
     if scheme in SCHEMES[:2] and not re.fullmatch("[0-9]*", path):
-        return "names a database that is no number", _BROKER_EXAMPLE
+        return "names a database that is not a number", _BROKER_EXAMPLE
     if scheme.endswith("cluster") and path.strip("/0"):
         return "names a database, but a cluster has only one", "Leave it out."
     database = path.partition("/")[2] if scheme.endswith("sentinel") else path.strip("/")
     if float(database or 0) > LAST_DATABASE:
-        return "names a database that no server has", _BROKER_EXAMPLE
+        return "names a database with too high a number", _BROKER_EXAMPLE
     return _option_fault(scheme, rest)
 
 
@@ -73,7 +73,7 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
             return "has an unknown option", f"Known are {', '.join(OPTIONS)}."
         if name.startswith("ssl_") and not scheme.startswith("rediss"):
             secure = scheme.replace("redis", "rediss")
-            return f"has the option {name} but does not speak TLS", f"Begin it with {secure}://."
+            return f"has the option {name} but does not use TLS", f"Begin it with {secure}://."
         if name.startswith("sentinel_") and not scheme.endswith("sentinel"):
             return f"has the option {name} but names no Sentinels", "Leave it out."
     return None
@@ -85,20 +85,20 @@ BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
 
 
 def database_fault(url: str) -> Fault | None:
-    """Return the fault of a database's URL; None for a good one."""
+    """Return the fault of a database's URL, or None for a good URL."""
     if re.fullmatch(r"sqlite:///.+|postgres(ql)?://.+", url) is None:
         return "is no URL of a database", _DATABASE_EXAMPLE
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite":
-        hint = "Write the path alone, as in sqlite:///headway.db; its name can hold neither."
-        return ("holds a ? or #, and SQLite has no options here", hint) if re.search("[?#]", rest) else None
+        hint = "Write only the path, as in sqlite:///headway.db. Choose a path without these characters."
+        return ("holds a ? or #, but SQLite takes no options here", hint) if re.search("[?#]", rest) else None
     if "#" in rest:
         return "holds a #", _ESCAPES
     if re.split("[/?]", rest)[0].count("@") > 1:
         return "holds more than one @ before its database", _ESCAPES
     if not all(re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65_535 for port in _ports(rest)):
         hint = f"Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE. {_ESCAPES}"
-        return "names a port that is no number from 1 to 65535", hint
+        return "names a port that is not a number from 1 to 65535", hint
     return None
 
 
@@ -117,7 +117,8 @@ def _ports(rest: str) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without user, password and options, to be printed, or … for a malformed URL."""
+    """Return a URL as messages may show it: without its user, password and options. Return … if the URL is
+    malformed."""
     scheme, colon, rest = url.partition("://")
     if scheme == "sqlite" and rest.isprintable():
         return url.partition("?")[0]  # A path, where no password can be.

@@ -1,1 +1,1 @@
-"""The controller: the leading one publishes capacities, scales models and moves rollouts on."""
+"""The controllers of a fleet. The leader publishes capacities, scales models and advances rollouts."""

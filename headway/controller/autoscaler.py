@@ -2,35 +2,129 @@
 
 The decisions are made in `core/scaling`, from the reports of the fleet that this module collects. A model's capacity is published
 with the number of workers and its reason. A new leader resumes from that number, and each process with workers takes its share
-of it. A single process resizes its own pools.
+of it. A single process resizes its own pools. A slot finishes its batch before it is taken away. A slot that fails to start is
+tried again for as long as it is wanted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from headway.config.settings import NONE
+from headway.config.settings import LOCAL, NONE
+from headway.core.capacity import Freshness
 from headway.core.departure import Load
 from headway.core.scaling.scaler import ModelState, ScaleDecision, ScaleLimits, Scaler
-from headway.core.scaling.sizing import MOST_SLOTS, BatchCost
-from headway.fleet.local_scaling import LocalScaling
+from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, shares
 from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo, WorkerStatus
 from headway.model.board import ScalingChange
+from headway.ports import Fleet
 from headway.runtime.counters import ControllerCounts
 from headway.runtime.logger import get_logger
+from headway.runtime.periodic import PERIOD, Periodic, PeriodicResource
+
+
+class Pool(Protocol):
+    """Worker slots whose number can change; see `headway.worker.pool`."""
+
+    @property
+    def size(self) -> int:
+        """Number of slots that serve or are starting."""
+
+    @property
+    def most(self) -> int:
+        """Number of slots that there are devices for."""
+
+    @property
+    def serving(self) -> bool:
+        """True once the pool can be resized."""
+
+    async def resize(self, size: int) -> None:
+        """Serve with `size` slots. Return once the slots that are taken away have finished."""
+
+
+class LocalScaling:
+    """The pools of this process by model, and the size that each was asked for last."""
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self._pools = pools
+        self._asked: dict[str, int] = {}
+        self._resizing: set[asyncio.Task[None]] = set()
+
+    def current(self, model: str) -> int:
+        """Return the size that was asked for last, or else the pool's size; 0 for a model without a pool."""
+        pool = self._pools.get(model)
+        return 0 if pool is None else self._asked.get(model, pool.size)
+
+    def scale(self, model: str, workers: int) -> None:
+        """Start to resize a model's pool, to no more workers than there are devices. Leave a pool alone that has not started yet,
+        as the caller asks again shortly."""
+        pool = self._pools.get(model)
+        if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
+            return
+        self._asked[model] = workers
+        task = asyncio.get_running_loop().create_task(self._resize(model, pool, workers), name=f"resize {model}")
+        self._resizing.add(task)
+        task.add_done_callback(self._resizing.discard)
+
+    async def _resize(self, model: str, pool: Pool, workers: int) -> None:
+        try:
+            await pool.resize(workers)
+        except Exception as exc:
+            log.exception("could not resize a pool of workers", model=model, workers=workers, error=str(exc))
+
+
+class ScalingFollower(PeriodicResource):
+    """Resource that resizes the pools of `models` by the published numbers; see `headway.app.lifecycle.Resource`."""
+
+    def __init__(
+        self, process: str, models: Collection[str], pools: LocalScaling, fleet: Fleet, clock: Callable[[], float]
+    ) -> None:
+        self._process, self._models, self._pools, self._fleet = process, models, pools, fleet
+        self._clock, self._freshness = clock, Freshness(clock())
+        self._warned: set[tuple[str, str]] = set()  # Pairs of a model and a driver that the log has warned about.
+        super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
+
+    async def _follow(self) -> None:
+        capacities, members = await asyncio.gather(self._fleet.capacities(), self._fleet.members())
+        for capacity in capacities:
+            model, scaling = capacity.model, capacity.scaling
+            if model not in self._models or scaling is None or not self._freshness.hear(capacity, self._clock()):
+                continue
+            scalable = {member.id: member.scalable[model] for member in members if model in member.scalable}
+            if self._process not in scalable:
+                continue
+            self._warn_of_other(model, scaling.driver)
+            self._pools.scale(model, shares(scaling.desired, scalable)[self._process])
+
+    def _warn_of_other(self, model: str, driver: str) -> None:
+        """Warn once about a controller with another driver. Such a controller doesn't know that processes scale their own
+        workers."""
+        if driver in ("", LOCAL) or (model, driver) in self._warned:
+            return
+        self._warned.add((model, driver))
+        log.warning(
+            "this process scales its own workers, but its controller is set to another driver; the process still follows "
+            "the controller's number of workers: start both with --autoscale local, and set the bounds and rules on the "
+            "controller",
+            model=model,
+            controller=driver,
+        )
+
 
 log = get_logger(__name__)
 
 SETTLES_AFTER = 3.0
-"""Seconds for which a new leader only listens, as workers and hosts report one by one, before it invents or bounds a number."""
+"""Seconds for which a new leader only listens before it decides, because workers and hosts report one by one."""
 YIELDS_AFTER = 2.0
 """Seconds without requests after which a model gives up its last worker if another model waits for the GPU."""
 LEFT_FOR = 30.0
-"""Seconds for which a model is remembered after all its workers were stopped, as when its host restarts."""
+"""Seconds for which a model is remembered after all its workers were stopped, for example because its host restarts."""
 
 
 class ScaledModel(msgspec.Struct):
@@ -53,8 +147,8 @@ class ScaledModel(msgspec.Struct):
 
 
 class Autoscaler:
-    """Autoscaler of one controller. `pools` are this process's, to be resized; None if other processes follow the published
-    numbers. `limits` returns the bounds of a model; None for a model that is not scaled. `name` is the driver of the scaling, as
+    """Autoscaler of one controller. `pools` are the pools of this process to resize, or None if other processes follow the
+    published numbers. `limits` returns the bounds of a model, or None if it isn't scaled. `name` is the driver of the scaling, as
     the setting names it. Models that are not `named` are forgotten once all their workers have left."""
 
     def __init__(
@@ -63,8 +157,8 @@ class Autoscaler:
     ) -> None:  # fmt: skip
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
+        # Scaling that this process published last for each model, until another controller leads.
         self._own_scalings: dict[str, Scaling] = {}
-        """Scaling that this process published last for each model, until another controller leads."""
         self._models: dict[str, ScaledModel] = {}
 
     def forget(self) -> None:
@@ -91,7 +185,7 @@ class Autoscaler:
         bulk: int = 0,
     ) -> Capacity:  # fmt: skip
         """Decide on one model, and return its capacity with the scaling to publish. `queue` counts the model's waiting entries, and
-        `bulk` its waiting lines of bulk jobs. `workers` and `members` are the whole fleet's."""
+        `bulk` its waiting lines of bulk jobs. `workers` and `members` are all those of the fleet."""
         model = capacity.model
         limits = self._bounded(model, members)
         kept = [worker for worker in workers if worker.model == model and not _left(worker)]
@@ -164,7 +258,7 @@ class Autoscaler:
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
 
     def _may_run_lines(self, model: str, scaler: Scaler, members: Sequence[ProcessInfo]) -> bool:
-        """Return True if bulk lines may keep or start a model's workers, as no other model wants the places of these."""
+        """Return True if bulk lines may keep or start a model's workers, because no other model wants their places."""
         homes = [member.scalable for member in members if model in member.scalable]
         if homes and not any(home[model][1] for home in homes):
             return False
@@ -214,7 +308,7 @@ class Autoscaler:
         if published is not None:
             state.scaler = Scaler(limits, published.desired, now, published.reason, published.start_seconds)
         elif now == state.since or (not current and now < state.since + SETTLES_AFTER):
-            return None  # At the first look, rates are those of an instant.
+            return None  # At the first look, rates cover too short a time.
         else:
             may_have_none = limits.idle_after > 0 and self._name != NONE
             state.scaler = Scaler(limits, current or max(state.live, 0 if may_have_none else 1), now)
@@ -223,7 +317,7 @@ class Autoscaler:
 
 
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
-    """Return True if all workers of a model were told to stop. A lost worker, which has a reason, has not left."""
+    """Return True if all workers of a model were stopped on purpose. A lost worker has a reason, and counts as there."""
     own = [worker for worker in workers if worker.model == model]
     return bool(own) and all(map(_left, own))
 
@@ -233,7 +327,7 @@ def _left(worker: WorkerInfo) -> bool:
 
 
 def start_trouble(workers: Sequence[WorkerInfo]) -> str:
-    """Say why a worker failed to start; empty if none did."""
+    """Return why a worker failed to start, or "" if none did."""
     for worker in workers:
         if worker.status is WorkerStatus.STARTING and worker.start_failed:
             return f"{worker.worker_id} does not start: {worker.reason}"
@@ -249,8 +343,8 @@ def retry_in(workers: Sequence[WorkerInfo]) -> float:
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:
-    """Return the entries per second that clients send to a model, including refused ones. The broker's rate stands in if no gateway
-    reports any, but it misses clients that left before they could be answered."""
+    """Return the entries per second that clients send to a model, including refused ones. If no gateway reports a rate,
+    the broker's rate is used, which misses clients that left before they could be answered."""
     arrivals = [member.arrivals[model] for member in members if model in member.arrivals]
     return sum(map(sum, arrivals)) if arrivals or load is None else load.rate
 

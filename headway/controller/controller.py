@@ -2,6 +2,9 @@
 
 follow ──lead is free──▶ lead ──not renewed in time──▶ follow
          (asked once a second, and less often while the leader renews it)
+
+The leader also advances rollouts, as `core/rollout` decides from the counts of the gateways. It writes these counts to the broker
+now and then, so that the next leader can carry on from them.
 """
 
 from __future__ import annotations
@@ -15,13 +18,25 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.controller.autoscaler import Autoscaler
-from headway.controller.rollouts import RolloutLeader
 from headway.core.capacity import capacity
 from headway.core.departure import Load
 from headway.core.health import OFFLINE_AFTER, REST_EVERY
+from headway.core.rollout import counted, watched
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
-from headway.model import BulkDepth, Capacity, ProcessInfo, QueueName, Rollout, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import (
+    BulkDepth,
+    Capacity,
+    ProcessInfo,
+    QueueName,
+    Rollout,
+    RolloutState,
+    TierDepth,
+    VersionCounts,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.model.board import SlotChange
 from headway.ports import Broker, Fleet
 from headway.runtime.counters import ControllerCounts
 from headway.runtime.logger import get_logger
@@ -34,8 +49,7 @@ PUBLISH_EVERY = 0.5
 """Seconds between two publications while there are requests. Limits lag behind by as much, as they follow publications."""
 GONE_AFTER = OFFLINE_AFTER
 """Seconds without a worker or a setting that names a model, after which its capacity is withdrawn."""
-LEADS_FOR = 2.5
-"""Seconds for which the lead lasts. Each look renews it."""
+LEADS_FOR = 2.5  # Seconds for which the lead lasts. Each look renews it.
 ENDS_SOON = 1.25
 """Once another controller's lead ends within so many seconds, ask for it twice a second. It should have been renewed by then."""
 
@@ -69,20 +83,18 @@ class Controller:
         self.models, self.autoscaler = models, autoscaler
         self._clock, self._pace = clock, pace
         self._led_until = -math.inf
+        # Seconds that another controller's lead had left at the last look; infinite if unknown.
         self._ends_in = math.inf
-        """Seconds that another controller's lead had left at the last look; infinite if unknown."""
         self._say = log.debug if alone else log.info
         self._id, self._broker, self._fleet, self._target_utilisation = id, broker, fleet, target_utilisation
         self._rollouts = RolloutLeader(fleet, counters or ControllerCounts(), clock)
         self._published: dict[str, float] = {}
-        self._last: dict[str, Capacity] = {}
-        """Capacity last published for each model while leading; see `_steady`."""
+        self._last: dict[str, Capacity] = {}  # Capacity last published for each model while leading; see `_steady`.
+        # Capacities that had not changed at the last look, to be published with the next.
         self._unchanged: list[Capacity] = []
-        """Capacities that had not changed at the last look, to be published with the next."""
-        self._calm = False
-        """True if the fleet had nothing to do at the last look."""
+        self._calm = False  # True if the fleet had nothing to do at the last look.
+        # True if the capacity that was logged last was an estimate, by model.
         self._logged_estimate: dict[str, bool] = {}
-        """True if the capacity that was logged last was an estimate, by model."""
         self._periodic = Periodic("controller", self._control, clock, every=self.every)
 
     @property
@@ -147,8 +159,8 @@ class Controller:
             asked["members"] = fleet.members()
         if self.autoscaler is not None:
             asked |= {"depths": broker.depths(), "bulk": broker.bulk_queues()}
-        found = await asyncio.gather(*asked.values())
-        return _Seen(**dict(zip(asked, found, strict=True)))
+        answers = await asyncio.gather(*asked.values())
+        return _Seen(**dict(zip(asked, answers, strict=True)))
 
     async def _publish(self, seen: _Seen, rollouts: Mapping[str, Rollout]) -> None:
         workers, loads = seen.workers, seen.loads
@@ -156,7 +168,7 @@ class Controller:
         loads_by_model: dict[str, Load] = {}
         rates: dict[str, float] = {}
         for queue, load in loads.items():
-            # Versions of a model mostly cost the same. The one that has run most is known best.
+            # Versions of a model mostly cost the same. The version with the most batches is known best.
             rates[queue.model] = rates.get(queue.model, 0.0) + load.rate
             if queue.model not in loads_by_model or load.departures > loads_by_model[queue.model].departures:
                 loads_by_model[queue.model] = load
@@ -213,7 +225,7 @@ class Controller:
             log.info(event, model=capacity.model, items_per_second=rate, workers=capacity.healthy)
 
     def _become(self, leader: bool, known: bool = True) -> None:
-        """Note whether this controller leads. `known` is False if the leader is unknown."""
+        """Note that this controller leads or follows. `known` is False if the leader is unknown."""
         if not leader and self.autoscaler is not None:
             (self.autoscaler.forget if known else self.autoscaler.interrupt)()
         if leader is not self.leads:
@@ -233,3 +245,103 @@ def _steady(capacity: Capacity) -> Capacity:
     if capacity.scaling is None:
         return capacity
     return replace(capacity, scaling=replace(capacity.scaling, utilisation=None, rate=0.0))
+
+
+KEEP_EVERY = 2.0  # Seconds of counts that may be lost with a leader.
+# Maximum seconds that count between two looks, because nobody watches while the broker is out of reach.
+LONGEST_LOOK = 5.0
+STEP = "step"  # Label of the metric for a new step. The state is the label of other changes.
+
+_Tallies = dict[tuple[str, str, str], VersionCounts]  # Counts by gateway, model and version.
+
+
+class RolloutLeader:
+    """The rollouts of the fleet, in a controller that may lead it."""
+
+    def __init__(self, fleet: Fleet, counters: ControllerCounts, clock: Callable[[], float]) -> None:
+        self._fleet, self._counters, self._clock = fleet, counters, clock
+        self._held: dict[str, Rollout] = {}
+        self._kept_at: dict[str, float] = {}
+        self._seen: _Tallies | None = None  # Counts of the gateways at the last look; None before the first.
+        self._looked_at = 0.0
+
+    @property
+    def asks(self) -> bool:
+        """True if the next look needs the fleet's processes, because a rollout is running or it is the first look."""
+        return self._seen is None or any(rollout.running for rollout in self._held.values())
+
+    def begin(self) -> None:
+        self._held.clear()
+        self._seen = None
+
+    async def look(self, kept: Sequence[Rollout], members: Sequence[ProcessInfo]) -> Mapping[str, Rollout]:
+        """Advance the rollouts that the broker keeps, and return them by model for publication."""
+        now = self._clock()
+        seconds, self._looked_at = min(now - self._looked_at, LONGEST_LOOK), now
+        first, news = self._seen is None, self._news(members)
+        lost = self._held.keys() - {rollout.model for rollout in kept}
+        for rollout in kept:
+            held = self._held.get(rollout.model)
+            if held is None or held.revision != rollout.revision:
+                self._held[rollout.model] = rollout
+                self._kept_at[rollout.model] = now
+                if not first:
+                    self._report(held, rollout)
+        for model, rollout in [*self._held.items()]:
+            after = rollout
+            if rollout.running and not first:
+                new = news.get((model, rollout.version), VersionCounts())
+                old = news.get((model, rollout.beside), VersionCounts())
+                after = watched(rollout, seconds, new, old)
+            await self._keep(rollout, after, now, lost=model in lost)
+        if not self.asks:
+            self._seen = {}
+        return self._held
+
+    async def _keep(self, before: Rollout, after: Rollout, now: float, *, lost: bool) -> None:
+        """Write a rollout back if it has changed. If an operator has changed it meanwhile, the next look follows the operator."""
+        moved = (before.state, before.step) != (after.state, after.step)
+        if moved or lost or (after.running and now - self._kept_at[after.model] >= KEEP_EVERY):
+            after = replace(after, revision=after.revision + 1)
+            if not await self._fleet.keep_rollout(after):
+                return
+            self._kept_at[after.model] = now
+            if moved:
+                self._report(before, after)
+        self._held[after.model] = after
+
+    def _news(self, members: Sequence[ProcessInfo]) -> Mapping[tuple[str, str], VersionCounts]:
+        """Return the counts of all gateways since the last look, by model and version. A restarted gateway counts from zero."""
+        before, news = self._seen or {}, dict[tuple[str, str], VersionCounts]()
+        self._seen = dict(before)  # A gateway that is silent for a while may come back.
+        for member in members:
+            for model, versions in member.versions.items():
+                for version, counts in versions.items():
+                    key = member.id, model, version
+                    self._seen[key] = counts
+                    last = before.get(key, VersionCounts())
+                    more = _since(counts, last if last.count <= counts.count else VersionCounts())
+                    news[model, version] = counted(news.get((model, version), VersionCounts()), more)
+        return news
+
+    def _report(self, before: Rollout | None, after: Rollout) -> None:
+        if before is not None and _place(before) == _place(after):
+            return
+        model, version, state = after.model, after.version, after.state
+        self._counters.rollout_changes[model, STEP if after.running else state.value] += 1
+        status = f"at {after.percent:g} %" if after.running else state.value
+        change = SlotChange(f"rollout of {model}@{version}", model, status, 0, cause=after.reason)
+        self._counters.departures.changed(change)
+        write = log.error if state is RolloutState.ROLLED_BACK else log.info
+        write(f"a rollout is {status}", model=model, version=version, beside=after.beside, reason=after.reason)
+
+
+def _place(rollout: Rollout) -> tuple[object, ...]:
+    """Return the identity of a rollout and its progress, to compare them."""
+    return rollout.version, rollout.beside, rollout.steps, rollout.state, rollout.step
+
+
+def _since(counts: VersionCounts, last: VersionCounts) -> VersionCounts:
+    grown = {bucket: count - last.latencies.get(bucket, 0) for bucket, count in counts.latencies.items()}
+    latencies = {bucket: count for bucket, count in grown.items() if count > 0}
+    return VersionCounts(counts.answered - last.answered, counts.failed - last.failed, latencies)

@@ -10,8 +10,8 @@ accepted entry and makes it late.
 
 In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do, too, and
 many admitted entries would be a little late, so the margin covers two standard deviations of the wait. A full batch is admitted all
-the same, as otherwise GPUs would run half full. What is ahead of an entry doesn't delay it if the next batches of the free GPUs
-hold both. The queue admits such an entry whatever its deadline.
+the same, as otherwise GPUs would run half full. Entries ahead don't delay a new entry if the next batches of the free GPUs have
+room for all of them. The queue admits such an entry whatever its deadline.
 
 The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that drains at a fixed rate has
 a depth for every wait."""
@@ -29,12 +29,14 @@ MIN_MARGIN = 0.005  # Shortest margin in seconds: part of a deadline kept for ev
 MARGIN_SHARE = 0.02  # The margin as a share of the deadline, if that is more than MIN_MARGIN.
 WAIT_DEVIATIONS = 2.0  # Standard deviations by which a wait may exceed its mean without making an entry late.
 LEAST_SHARE = 0.01  # Smallest share of the drain for computing the wait of a tier, even if the tier gets less.
-MIN_WAIT = 0.001  # Shortest wait in seconds that a refused client is told.
+MIN_WAIT = 0.001  # Shortest wait in seconds that a refusal names.
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Refusal of an entry. If the request has too many inputs even for an empty queue, `most` is the number that would be admitted.
-    If at the known pace not even one would be answered in time, it is negative, and so many are tried anyway."""
+    """Refusal of an entry.
+
+    `most` isn't 0 if the request has too many inputs even for an empty queue. It is the number of inputs that would be admitted. It
+    is negative if at the known pace not even one input would be answered in time. Then `-most` inputs are admitted anyway."""
 
     wait: float  # Seconds until the entry would be admitted.
     tier_only: bool  # True if the highest tier would be admitted now.
@@ -73,7 +75,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Return how much may be ahead of `entry` in `tier`, by size."""
+        """Return the largest size of the entries ahead with which `entry` is still admitted to `tier`."""
         batch_seconds = self.batch_seconds
         wait = entry.queue_timeout
         if entry.timeout - batch_seconds < wait:
@@ -103,7 +105,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Return None to admit an entry, or its refusal, given the size of what is ahead and of the highest tier (`first`)."""
+        """Return the refusal of an entry; None to admit it. `ahead` is the size of the entries ahead, `first` of tier 0."""
         if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out, so an entry with nothing ahead of it may try.
         allowed = self.allowed(tier, entry)

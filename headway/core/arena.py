@@ -1,5 +1,5 @@
 """Places of large values in an arena, which is memory that a worker's process and its host share. The owners of the memory ask here
-where a value goes, and whether a place named by the other side is possible.
+where a value goes, and check the places that the other side names.
 
 One batch at a time has the arena. Its values lie in a row from the start: first the inputs, placed by the host, then the outputs,
 placed by the worker. The next batch starts over, so that memory that was touched once is used again. The generation of a place is
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-ALIGNMENT = 64  # Offsets of places are multiples of so many bytes, which suits arrays of numbers.
+ALIGNMENT = 64  # Offsets of places are multiples of this number of bytes, which suits arrays of numbers.
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,7 +23,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte."""
+        """Offset just after the last byte."""
         return self.offset + self.length
 
 
@@ -37,7 +37,7 @@ class Allocator:
         self.used = used  # Bytes taken at the beginning of the arena.
 
     def take(self, length: int) -> Place | None:
-        """Return a place for so many bytes; None if there is no room."""
+        """Return a place for `length` bytes; None if there is no room."""
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         if offset + length > self._size:
             return None
@@ -46,7 +46,7 @@ class Allocator:
 
 
 def sound(places: Iterable[Place], size: int, generation: int, used: int) -> bool:
-    """Return True if places are possible: in order, inside the arena behind the `used` bytes, without overlap, and of this batch."""
+    """Return True if places are valid: in order, inside the arena behind the `used` bytes, without overlap, and of this batch."""
     for place in places:
         if place.generation != generation or place.length < 0 or not used <= place.offset <= place.end <= size:
             return False

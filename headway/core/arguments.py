@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MOST_CHARS = 100_000  # Limit on the characters of such a text.
+MOST_CHARS = 100_000  # Limit on the characters of the text.
 
 
 class NoArguments(ValueError):
@@ -67,7 +67,7 @@ def _written(value: object, name: str) -> str:
         return "[" + ", ".join(_written(each, name) for each in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
-            raise NoArguments(f"argument {name} holds a nan, which no literal is")
+            raise NoArguments(f"argument {name} holds a nan, which has no literal")
         return "1e999" if value > 0 else "-1e999"
     if value is None or isinstance(value, str | int | float):
         return repr(value)

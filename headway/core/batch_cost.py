@@ -5,8 +5,8 @@
     padded   α + β·n·max w     all inputs are padded to the longest
 
 All three are fitted to the calls that ran, and the one with the best recent forecasts holds. The line by number holds until another
-is clearly better, so that a model whose batches always take the same time keeps it. A batch of a model that pads is sorted and cut
-if that saves time, by dynamic programming over the places of the cuts.
+line is clearly better, so that a model whose batches always take the same time keeps it. A batch of a model that pads is sorted and
+cut if that saves time, by dynamic programming over the places of the cuts.
 
 If every batch contains an input of the greatest length, the line by number fits, too. So now and then a batch runs in two calls on
 trial, the lighter inputs first, if α is known to be small, or can't be known as all batches are full. If the lighter inputs take
@@ -25,13 +25,13 @@ NUMBER_ERROR = 0.03  # Mean relative error of forecasts below which the line by 
 BETTER = 0.8  # Error of another line, relative to the current line, at which the other line takes over.
 RECENT = 0.05  # Weight of the newest call in the mean error of a line.
 KNOWN_CALLS = 16  # Calls that must run before a line other than that by number can hold.
-# Calls between two trials: at first; at most while trials show a gain, and at least once one didn't; at most.
-FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
+FIRST_TRIALS = 8  # Calls between the first two trials.
+MORE_TRIALS = 256  # Limit on the calls between two trials that show a gain, and minimum after a trial without gain.
+LAST_TRIALS = 8192  # Limit on the calls between two trials.
 MORE = 1.5  # Growth of the distance between trials after one that showed a gain. It doubles after others.
 AS_FORETOLD = 0.75  # Time of the lighter inputs, relative to the forecast by number, from which a trial shows no gain.
 SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
-# Mean batch, relative to the largest, from which all are about as large, so that their times say little about smaller ones.
-FULL = 0.95
+FULL = 0.95  # Mean size, relative to the largest, from which batches say little about smaller batches.
 NOTICED = 0.1  # Relative change of a line from which it is reported again.
 MOST_CALLS = 4  # Limit on the calls of a batch.
 LEAST_SAVED = 0.1  # Smallest share of a batch's time that a cut must save.
@@ -58,8 +58,9 @@ class BatchCost:
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Return True if a batch may run in two calls on trial that spare so many inputs of the greatest length. If the model pads,
-        two calls then take no longer than one, by the slope of the line by number. Without a slope, this is unknown."""
+        """Return True if a batch may run in two calls on trial. That spares padding worth `spared` inputs of the greatest length.
+        By the slope of the line by number, it takes no longer than one call if the model pads. Without a slope, full batches are
+        tried."""
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
@@ -121,7 +122,7 @@ class BatchCost:
         return self.line_of(self.shape)
 
     def line_of(self, shape: CostShape) -> CostLine:
-        """Return the line of a shape, even if it doesn't hold."""
+        """Return the line of a shape, even while another shape holds."""
         line = self._lines[shape]
         longest = max(self._padded / self._inputs, 1.0) if self._inputs else 1.0  # It is a divisor elsewhere.
         return CostLine(shape, line.alpha, line.beta, longest, self.errors[shape])
@@ -200,13 +201,13 @@ LOOKED_AT = 8  # One in so many calls is observed then.
 
 
 class Calls:
-    """Learns in the child process what a target's calls cost. Cuts batches if the model pads, unless `whole` is set."""
+    """Learns in the child process what a target's calls cost. Cuts batches into calls if the model pads, unless `whole` is set."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()
         self._whole = whole
         self._seen = 0
-        self._told: CostLine | None = None
+        self.reported: CostLine | None = None  # Line that `news` returned last.
 
     @property
     def cuts(self) -> bool:
@@ -229,9 +230,9 @@ class Calls:
             self._cost.observe(part, seconds)
 
     def news(self) -> CostLine | None:
-        """Return the line that holds, if it differs from the last one returned."""
+        """Return the line that holds, if it differs enough from the line returned last."""
         line = self._cost.line
-        if not is_news(line, self._told) or (self._told is None and line.shape is CostShape.NUMBER):
+        if not is_news(line, self.reported) or (self.reported is None and line.shape is CostShape.NUMBER):
             return None
-        self._told = line
+        self.reported = line
         return line

@@ -8,8 +8,8 @@ closed ──threshold failures in a row──▶ half open ──success──�
 Failures in a row may be the fault of the inputs. So the first probe comes at once, before any rest, and should use an input that is
 known to work. A failure that is certainly not the inputs' fault, such as a missing connection, counts without others in a row.
 
-Half open, one run at a time has the permit to be the probe. A permit expires, so that a lost probe doesn't keep others out for good.
-"""
+While the breaker is half open, one run at a time has a permit to be the probe. A permit expires, so that a lost probe doesn't keep
+others out for good."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Breaker:
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
 
     def allow(self, now: float, within: float) -> bool:
-        """Return True if another run may start. Half open, that run is the probe, which keeps others out for `within` seconds."""
+        """Return True if another run may start. If half open, this run is the probe, and keeps others out for `within` seconds."""
         state = self.state(now)
         if state is State.CLOSED:
             return True
@@ -92,7 +92,7 @@ class Breaker:
         self._open_until = max(self._rest_until, self._open_until or self._rest_until)
 
     def lost(self, now: float) -> None:
-        """Note that the backend doesn't answer properly. Only the first such instant is kept."""
+        """Note that the backend doesn't answer properly. Only the first such instant counts."""
         if self._silent_since is None:
             self._silent_since = now
 

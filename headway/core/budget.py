@@ -1,7 +1,7 @@
 """Budgets that owners share, such as connections or bytes in flight, so that the greediest owner leaves something for the others.
 
 Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g / (1 + g) of
-all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free, which is enough for owners that need little. So
+all. Each of n greedy owners gets g / (1 + n · g), and 1 / (1 + n · g) stays free, which is enough for owners that need little. So
 nothing is reserved while nobody is greedy, and no share has to be configured."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bulk entries: a class below all tiers, for seats that would be empty and GPUs that would be idle.
 
-A bulk entry never makes a batch of others leave, and is part of no figure that decides about others, such as depth, arrivals or
-admission. It rides in one of two ways:
+A bulk entry never makes a batch of other entries leave. It is part of no figure that decides about others, such as depth, arrivals
+or admission. It rides in one of two ways:
 
     seats   in a batch that leaves anyway, once all others are packed
     whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
@@ -18,11 +18,11 @@ seconds without a request the fleet counts as idle, and bulk gets all GPUs.
 
 The credit starts at FIRST_CREDIT, so that no job waits long beside idle GPUs. While the credit pays for a bet, a single GPU may
 begin a whole batch even if that leaves no GPU to others. For that, nothing may wait, and at most one request may be expected during
-the batch. The earlier rate says little after SETTLED seconds without a request, so that this suffices.
+the batch. The earlier rate says little after SETTLED seconds without a request, which then count as proof enough.
 
 Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, with entries of one shape. If a batch fails,
 whoever sent its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (The idea
-of such a class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
+of a bulk class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from headway.core.departure import LEEWAY
 from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
 from headway.core.packing import Nearness
 
-STRETCH = 1.03  # A full batch counts as equally long as the departing batch if it takes at most so many times longer.
+STRETCH = 1.03  # Ratio of their times up to which a full batch counts as no longer than the departing batch.
 WITHIN = 0.8  # Share of the promised latency within which a batch with bulk entries should be back.
 QUIET = 30.0  # Seconds without an entry of others after which a fleet counts as idle.
 FIRST_CREDIT = 1.0  # Initial credit.
@@ -46,13 +46,13 @@ SETTLED = 0.5  # Seconds without an entry of others after which their earlier ra
 SPACING = 0.8
 LOOK = 0.05  # Seconds after which a whole batch that may not leave yet is looked at again.
 MOST_PAGES = 64  # Limit on the pages of large entries in a whole batch, unless there is only one.
-APART_AHEAD = 256  # Limit on the entries searched for ones to ride apart with the first.
-BATCHES_WAITING = 4  # Limit on waiting entries, in full batches for each GPU. The sender holds back further ones.
+APART_AHEAD = 256  # Limit on the entries searched for companions of the first entry that rides apart.
+BATCHES_WAITING = 4  # Limit on waiting entries, in full batches for each GPU. The sender holds back further entries.
 _WEIGHT = attrgetter("weight")
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
-    """Forecast for the time of a whole batch that would leave now."""
+    """Forecast for a whole batch if it leaves now: how long the batch runs, and what other entries come meanwhile."""
 
     seconds: float  # Expected run time of the batch in seconds.
     rate: float  # Arrivals of others per second.
@@ -111,8 +111,8 @@ class BulkClass:
     def fill_near(
         self, count: int, weight: float, members: int, heaviest: int, near: Nearness, padded: float = 0.0
     ) -> list[QueuedEntry]:
-        """Take entries closest in weight to the heaviest of a batch, if the model pads inputs. Lighter ones go first. Heavier ones
-        ride only while the batch, padded, weighs no more than `padded`."""
+        """Take entries closest in weight to the heaviest of a batch, if the model pads inputs. Lighter entries go first. Heavier
+        entries ride only while the batch, padded, weighs no more than `padded`."""
         taken: list[QueuedEntry] = []
         for queued in self._by_nearness(heaviest, near.most):
             longest = max(queued.weight, heaviest)
@@ -136,7 +136,8 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries, up to a weight from the heaviest down, then from the lightest up. Equals keep their turns."""
+        """Return the next entries. Entries of at most the given weight come first, the heaviest first. Then come the
+        heavier entries, the lightest first."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
@@ -198,11 +199,11 @@ class BulkClass:
         self.busy, self.ended = self.busy - 1, now
 
     def earn(self, entries: int) -> None:
-        """Note that entries of others left."""
+        """Note that entries of others left, and earn credit for them."""
         self.credit = min(self.credit + self._delayed * entries, self._most_credit)
 
     def charge(self, entries: int, now: float) -> None:
-        """Note that entries of others waited for a GPU with a whole batch. The first ones after a silence are free."""
+        """Note that entries of others waited for a GPU with a whole batch. Entries that come first after a silence are free."""
         self.delayed += entries
         if now <= self._excused:
             return
@@ -240,8 +241,9 @@ class BulkClass:
 
 
 def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
-    """Return the size up to which bulk entries may fill a batch, whose run time is `alpha` + `beta` × size in seconds, and whose
-    size without them is `size`. Its oldest member has waited for `waited` of the `promise` (0 for none), both in seconds."""
+    """Return the size up to which bulk entries may fill a batch. The batch has size `size` without bulk entries. A
+    batch takes `alpha` + `beta` × its size seconds. The oldest entry of the batch has waited for `waited` seconds.
+    `promise` is the promised latency in seconds, or 0 for none."""
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
     return max(size, min(limit, (WITHIN * promise - waited - alpha) / beta))

@@ -1,8 +1,8 @@
 """Parameters that apply to a whole call of a target: only requests with equal values ride together.
 
 Values are compared in a normal form, and the call gets that form, so no answer depends on which requests share the call: 5.0 is 5,
--0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer and a number with a fraction may be the
-same double, so 2⁵³ and 2⁵³.0 are not equal."""
+-0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer and a number with a fraction may
+be the same double, so 2⁵³ and 2⁵³.0 are not equal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that apply to a whole call. They are all that any worker of the model names."""
+    """Return the parameters that apply to a whole call. These are all that any of the workers of the model names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:
@@ -54,7 +54,7 @@ def unseen(parameters: bytes, sees: PerCall) -> list[str]:
 
 
 def values_of(parameters: bytes, names: PerCall) -> bytes:
-    """Return the parameters with these names in normal form, if any. Long values (CANONICAL) and extreme ones stay as written."""
+    """Return the parameters with these names in normal form, if any. Long values (CANONICAL) and extreme values stay as written."""
     if not parameters:
         return b""
     members = _members(parameters)
@@ -70,7 +70,7 @@ def values_of(parameters: bytes, names: PerCall) -> bytes:
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:
     """Return a number that requests share if they may run in one call, given their parameters and the number `shape` of their rows.
-    As others may have the same number by chance, or by a client's intent, the process that runs a batch compares the values."""
+    Other requests may have this number by chance, or by intent, so the process that runs a batch compares the values."""
     values = values_of(parameters, names)
     if not values:
         return shape

@@ -1,4 +1,4 @@
-"""Capacity of a model's workers, from what each does in full batches."""
+"""Capacity of a model's workers, from what each worker does in full batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORGOTTEN_AFTER = 120.0  # Seconds after which an unpublished capacity, such as 
 
 STALE_AFTER = 10.0  # Seconds without a new publication after which the last capacity is no longer believed.
 
-LEAST_BELIEVED = 0.5  # Part of a single input's run time within which surely none comes back, as slots differ.
+LEAST_BELIEVED = 0.5  # Share of a single input's run time within which no answer comes, however fast the slot.
 
 
 def capacity(
@@ -66,9 +66,9 @@ class Freshness:
 def pace(load: Load) -> float:
     """Return the entries of mean size per second that one slot does in full batches; 0 if unknown.
 
-    As for admission, the line is trusted up to REACH times the largest batch seen, and level from there. Otherwise two small batches,
-    one of them slow by accident, could predict a capacity of next to nothing, and a throttle based on it would never let a larger batch
-    form."""
+    As for admission, the line is trusted up to REACH times the largest batch seen, and level from there. Otherwise two small
+    batches, one of them slow by accident, could predict a capacity of next to nothing, and a throttle based on it would never let a
+    larger batch form."""
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 _AMPLE = 2.0  # Ratio of an ample deadline to what it must cover.
 MOST_MS = 600_000  # Longest deadline that the settings allow, in ms.
-HELD_SHARE = 0.95  # A request is held if a worker comes up within this share of its time; the rest is for the run.
+HELD_SHARE = 0.95  # Share of its time for which a request may be held for a starting worker. The rest is for the run.
 
 
 def fitting(seconds: float) -> dict[str, int]:
-    """Return suitable deadlines in ms, by setting, for a model whose batches take so many seconds.
+    """Return suitable deadlines in ms, by setting, for a model whose batches take `seconds`.
 
     A request may arrive just after a batch has left: it waits for that batch to end, and rides in the next."""
     batch = _rounded(_AMPLE * seconds)
@@ -20,8 +20,8 @@ def fitting(seconds: float) -> dict[str, int]:
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Return the flags that raise deadlines which are too short for batches of so many seconds; empty if none is. `limits` has
-    deadlines in ms, by setting. Missing ones are not checked."""
+    """Return the flags that raise deadlines which are too short for batches of `seconds`; empty if none is. `limits` has
+    deadlines in ms, by setting. Missing deadlines are not checked."""
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 

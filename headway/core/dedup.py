@@ -1,6 +1,6 @@
 """One answer for several requests of a tenant: tasks, idempotency keys, identical requests.
 
-`headway.model.DedupKey` says what a dedup key means. A *flight* is the state of one:
+`headway.model.DedupKey` says what a dedup key means. A *flight* is the state of a dedup key:
 
                     ┌── join ──▶ followers
     (none) ─begin─▶ in flight ──end──▶ kept ─────▶ (none)
@@ -10,11 +10,12 @@ The original of a flight may itself follow another: the first entry under an ide
 outcomes pass along chains. An original that nobody waits for any more runs on while it has followers. Under an idempotency key it
 always runs on, as its client may ask again.
 
-The flight of identical requests belongs to the newest code of its queue at that time, and only outputs of that code are kept. So
+A flight of identical requests belongs to the code that was newest when the flight began. Only outputs of that code are kept. So
 answers and runs of older code don't count for requests that come once a worker with other code is there.
 
-If an original is too late, its followers, which came later, needn't be. They and their own followers are offered again in the order
-in which they joined, so that the first of them is the next original. A follower that waits for a task gets the task's failure."""
+If an original is too late, its followers may be in time, as they came later. They and their own followers are offered again in the
+order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the task's
+failure."""
 
 from __future__ import annotations
 
@@ -84,15 +85,17 @@ def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
 
 
 def is_task(entry: Entry) -> bool:
-    """Return True if the outcome of an entry can be fetched by its id, so not if the entry only waits for a task."""
+    """Return True if an entry is a task, whose outcome can be fetched by its id. An entry that only
+    waits for a task is not a task."""
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
 def follower(
     id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
 ) -> Entry:
-    """Make an entry that never runs, but gets the outcome of a task within `seconds`, wherever the task was submitted. `model` and
-    `version` are those of the task's queue; empty if unknown."""
+    """Make an entry that never runs, but waits up to `seconds` for the outcome of the task with the id `task`. The task
+    may have been submitted at any gateway. `model` and `version` name the task's queue; they are empty if it is
+    unknown."""
     keys = (DedupKey(DedupKind.TASK, task),)
     return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
 
@@ -140,7 +143,7 @@ class Dedup:
         self._codes: dict[QueueName, list[str]] = {}  # Codes of the workers of each queue, the newest first.
         self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
-        self._due: list[tuple[float, int, QueuedEntry]] = []  # Heap of followers, and some former ones, by deadline.
+        self._due: list[tuple[float, int, QueuedEntry]] = []  # Heap of present and former followers, by deadline.
         self._numbers = itertools.count()
 
     @property
@@ -148,8 +151,9 @@ class Dedup:
         return bool(self._begun)
 
     def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
-        """Note the codes of a queue's healthy workers. A new code becomes the newest. Codes of `cold` workers count while none is
-        healthy. If there are neither, the last codes stay."""
+        """Note the codes of a queue's healthy workers. A new code becomes the newest. The codes in `cold`, of workers
+        whose model isn't loaded, come after those of healthy workers. If there are no codes at all, the last codes
+        stay."""
         healthy, known = set(codes), self._codes.get(queue, [])
         there = healthy.union(cold)
         if there:
@@ -160,7 +164,7 @@ class Dedup:
         return queued in self._followed
 
     def original_of(self, queued: QueuedEntry) -> QueuedEntry:
-        """Return the entry that runs for another, or the entry itself."""
+        """Return the entry that runs for an entry, which may be the entry itself."""
         while (flight := self._followed.get(queued)) is not None and flight.original is not None:
             queued = flight.original
         return queued
@@ -170,8 +174,8 @@ class Dedup:
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
-        """Look for a shared answer. Returns None if there is none, so that the entry must run, and a failure if it is refused.
-        Otherwise it has joined, or its outcome is among the replies."""
+        """Look for a shared answer. Returns None if the entry must run, and a failure if it is refused. Otherwise the entry has
+        joined a flight, or its outcome is among the replies."""
         flight_to_join = None
         for dedup_key in queued.entry.dedup_keys:
             flight = self._flight(queued, dedup_key, now)
@@ -201,7 +205,8 @@ class Dedup:
         return Consequences()
 
     def begun_anew(self, entry: Entry) -> list[_Flight]:
-        """Return new flights for an entry whose dedup keys are all new, for `start`; none if it must `join`."""
+        """Return new flights for `start`, if all dedup keys of an entry are new. Returns an empty list if the entry
+        must `join`."""
         flights = []
         for dedup_key in entry.dedup_keys:
             flight = self._new_flight(entry, dedup_key)
@@ -283,7 +288,7 @@ class Dedup:
         return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """Return the entry with the dedup key of the kept task that has the same id, if any. Another body counts as misuse of the id."""
+        """Return the entry with the dedup key of the kept task with its id, if any. Another body counts as misuse of the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
             return msgspec.structs.replace(entry, dedup_keys=dedup_keys)
@@ -316,7 +321,7 @@ class Dedup:
         return self._due[0][0] if self._due else math.inf
 
     def leave(self, queued: QueuedEntry) -> Consequences:
-        """Note that a follower has its own outcome, and no longer waits for its original's."""
+        """Note that a follower has its own outcome, and no longer waits for the outcome of its original."""
         flight = self._unfollow(queued)
         consequences = Consequences()
         if flight is not None and flight.original is not None:
@@ -331,7 +336,8 @@ class Dedup:
         return flight
 
     def _key(self, entry: Entry, dedup_key: DedupKey) -> FlightKey:
-        """Return the key of a flight. An idempotency key counts for one model, a task's id for all."""
+        """Return the key of a flight. The same idempotency key means different flights for different models. A task's
+        id means one flight, whatever the model."""
         kind, key = dedup_key.kind, dedup_key.key
         if kind is DedupKind.KEY:
             key = f"{entry.model}\0{key}"

@@ -1,7 +1,7 @@
 """Departure: the moment at which a batch leaves.
 
-A policy turns the measured load into a `Rule`, a handful of numbers, and `decide` applies the rule to what waits. So a policy is a
-few lines of arithmetic, its rule can be applied in another process, and each departure has a reason:
+A policy turns the measured load into a `Rule`, a handful of numbers, and `decide` applies the rule to the waiting entries. So a
+policy is a few lines of arithmetic, its rule can be applied in another process, and each departure has a reason:
 
     full      as many wait as the rule's batch size
     deadline  the most urgent member would be too late if it waited longer
@@ -9,17 +9,26 @@ few lines of arithmetic, its rule can be applied in another process, and each de
     headway   the slot's gap since the last departure is over
     early     waiting wouldn't change the batch, as less than one more arrival is expected
 
-If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take what exceeds the
-next batch of the fast slots, or what the fast slots are late for."""
+If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take entries beyond
+the next batch of the fast slots, or those for which the fast slots are late.
+
+`Past` holds the recent arrivals of a queue, and estimates the number of clients that wait for their answers. Arrivals are noted
+when their batch leaves, all at once, so that a request costs nothing extra. A fixed number of clients, each of which asks again
+once answered, differs from an open load in two ways. At the end of a batch the number of waiting or running entries nearly always
+equals the number of clients, whereas with Poisson arrivals it varies as much as its mean. And arrivals follow soon after a batch,
+with its answers, whereas other arrivals come at any time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from math import exp
 from typing import Protocol
 
 import msgspec
 
-from headway.core.past import Past
+from headway.core.fair_queue import QueuedEntry
+from headway.core.suspects import CallerKey, Group
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
 # Reasons of batches without a rule: entries that ran before, or whose caller rides apart; only bulk entries.
@@ -79,8 +88,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """Numbers that decide when the next batch leaves. If `company` is not 0, only a batch of at least that size heeds a silence
-    (`quiet`), which starts at the last end of a batch if that is later than the last arrival."""
+    """Numbers that decide when the next batch leaves. If `company` isn't 0, only a batch of at least that size leaves after a
+    silence (`quiet`). The silence starts at the last arrival or at the last end of a batch, whichever is later."""
 
     size: int  # Size at which a batch leaves at once.
     headway: float | None = None  # Shortest time in seconds between departures; None if the policy doesn't space them.
@@ -93,14 +102,14 @@ class Rule(msgspec.Struct, frozen=True):
     tolerance: float = math.inf  # Seconds that a full batch may leave ahead of schedule; infinite if not spaced.
     gather: float = 0.0  # Seconds for which others may join the oldest member, although the headway is over.
     quiet: float = 0.0  # Seconds without an arrival after which the batch waits no longer.
-    company: float = 0.0  # Smallest size at which the batch heeds silence; 0 for any.
+    company: float = 0.0  # Smallest size at which a batch leaves after a silence; 0 for any.
     team: float = 0.0  # Slots that take turns, if slots differ; else 0.
     speed: float = 0.0  # Batches that these run together in the time of one on a slot of factor 1.
     slowest: float = math.inf  # Factor above which a slot only helps out.
     batch: float = 0.0  # Expected run time in seconds of a batch of the usual size on a slot of factor 1.
 
     def gap(self, running: float) -> float:
-        """Return the shortest time in seconds between departures, given the size of the largest batch on a GPU. 0 if departures aren't spaced."""
+        """Return the least seconds between departures, given the size of the largest batch on a GPU; 0 if not spaced."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
@@ -156,7 +165,7 @@ class Policy(Protocol):
 
 
 def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
-    """Apply a rule to what waits, with a GPU free at instant `now`."""
+    """Apply a rule to the waiting entries, with a GPU free at instant `now`."""
     if view.depth == 0:
         return Hold(math.inf)
     helps = view.factor > rule.slowest
@@ -207,3 +216,150 @@ def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
     if view.depth >= rule.company:
         gathered = min(gathered, view.newest + rule.quiet)
     return max(view.last_departure + rule.gap(view.running) * part, gathered)
+
+
+FEWEST = 1000  # Minimum number of arrivals in a record.
+MOST = 6000  # Limit on arrivals in a record.
+DECAY = 0.9  # Weight of the past, for the number of clients, at each observed end of a batch.
+ENOUGH = 24  # Batches after which clients may be recognised.
+EVERY = 4  # One in so many ends of batches is observed, to save time.
+REGULAR = 0.06  # Ratio of variance to mean below which the number of waiting or running entries counts as constant.
+SOON = 0.3  # Clients ask again within this share of the time between two ends of batches.
+STILL_SOON = 0.6  # The same for clients already recognised, as batches of several slots may end nearly together.
+
+
+class Past:
+    """Arrivals of the last seconds, and the number of clients."""
+
+    __slots__ = (
+        "_arrived", "_ends", "_from", "_gaps", "_soon", "_squares", "_sum", "_weight", "clients", "each", "last_end", "long", "tells",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._arrived: list[float] = []
+        self._from = -math.inf  # Instant from which arrivals are noted.
+        self._ends = 0
+        self.last_end = 0.0  # Instant at which a batch last came back.
+        self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
+        self.clients = 0  # Number of clients that wait for their answers; 0 for an open load.
+        self.each = 1.0  # Mean size of an entry, to convert a batch's size into entries; 1 unless they have rows.
+        self.long = False  # True if the record has enough arrivals.
+        self.tells = False  # True once a look-ahead can learn from it: after a long record, or any clients.
+
+    def left(self, arrived: Sequence[float], now: float) -> None:
+        noted = self._arrived
+        if now >= self._from and len(noted) < MOST:
+            noted += arrived
+            if len(noted) >= FEWEST:
+                self.long = self.tells = True
+
+    def ended(self, waiting: int, running: RunningBatches, newest: float, now: float) -> None:
+        """Note the end of a batch, which is still among `running`, given the instant of the latest arrival."""
+        self._ends += 1
+        if self._ends % EVERY:
+            self.last_end = now
+            return
+        together = waiting + running.size / self.each
+        self._weight = self._weight * DECAY + 1.0
+        self._sum = self._sum * DECAY + together
+        self._squares = self._squares * DECAY + together * together
+        if newest >= self.last_end:  # Equal if answers take no time.
+            self._gaps = self._gaps * DECAY + now - self.last_end
+            self._soon = self._soon * DECAY + newest - self.last_end
+        self.last_end = now
+        mean = self._sum / self._weight
+        constant = self._squares / self._weight - mean * mean < REGULAR * mean
+        soon = self._soon < (STILL_SOON if self.clients else SOON) * self._gaps
+        closed = self._ends >= ENOUGH and constant and soon
+        self.clients = round(mean) if closed else 0
+        self.tells = self.tells or closed
+
+    def take(self, seconds: float) -> list[float]:
+        """Take the sorted record if it spans so many seconds or is full, else an empty list. `resume` starts the next record."""
+        arrived = self._arrived
+        if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
+            return []
+        self.resume(math.inf)
+        arrived.sort()
+        return arrived
+
+    def resume(self, at: float = -math.inf) -> None:
+        """Start a new record with batches that leave from instant `at` on."""
+        self._arrived = []
+        self._from = at
+        self.long = False
+
+
+class Departure(msgspec.Struct):
+    """A batch that has departed, without the `late` entries, which could no longer be answered in time. The last `bulk` members are
+    bulk entries. `failures`, `alone` and `rest` come from its group; see `core.suspects.Group`. `attempts` includes this run."""
+
+    worker: str
+    members: list[QueuedEntry]
+    reason: str
+    left_at: float
+    late: list[QueuedEntry] = msgspec.field(default_factory=list)
+    failures: int = 0
+    attempts: int = 1
+    alone: int = 0
+    rest: Group | None = None
+    quarantine: CallerKey | None = None
+    size: float = 0.0  # See `QueueLimits.size`.
+    bulk: int = 0
+    parted: bool = False  # See `core.packing.Packed`.
+
+    @property
+    def whole(self) -> bool:
+        """True if it has only bulk entries; see `core.bulk`."""
+        return self.bulk > 0 and self.bulk == len(self.members)
+
+
+class FailureOutcome(msgspec.Struct):
+    """Outcome of a failed batch: the number of entries that run again, and the entries that end."""
+
+    again: int = 0
+    dead: list[QueuedEntry] = msgspec.field(default_factory=list)
+    spent: list[QueuedEntry] = msgspec.field(default_factory=list)  # Out of retries.
+    late: list[QueuedEntry] = msgspec.field(default_factory=list)  # Too late to run again.
+    bulk: list[QueuedEntry] = msgspec.field(default_factory=list)  # Retried by their sender.
+
+
+BUSY_TIME = 5.0  # Time constant of the busy share, in seconds.
+
+
+class RunningBatches:
+    """Batches on GPUs."""
+
+    __slots__ = ("_since", "_sizes", "utilisation")
+
+    def __init__(self) -> None:
+        self.utilisation = 0.0  # Busy share of the slots over the last seconds, 0 to 1, as of the last call.
+        self._sizes: list[float] = []
+        self._since = 0.0
+
+    @property
+    def busy(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def largest(self) -> float:
+        """Size of the largest batch; 0 if none runs."""
+        return max(self._sizes, default=0.0)
+
+    @property
+    def size(self) -> float:
+        return sum(self._sizes)
+
+    def left(self, size: float, slots: int, now: float) -> None:
+        self._note(slots, now)
+        self._sizes.append(size)
+
+    def back(self, size: float, slots: int, now: float) -> None:
+        self._note(slots, now)
+        self._sizes.remove(size)
+
+    def _note(self, slots: int, now: float) -> None:
+        share = min(1.0, len(self._sizes) / slots) if slots else 0.0
+        weight = 1.0 - exp(-max(0.0, now - self._since) / BUSY_TIME)
+        self.utilisation += (share - self.utilisation) * weight
+        self._since = now

@@ -13,7 +13,7 @@ RECENT_BYTES = 16 << 20  # Approximate limit in bytes on whole notices in Redis,
 HISTORY_SECONDS = 1800  # Seconds for which the fleet's counts and figures are kept.
 STEP = 2  # Seconds of one row.
 WATCH_SECONDS = 5.0  # Seconds after a look for which the board counts as watched.
-RECORD_SECONDS = 3.0  # Seconds for which a process may record the fleet's figures, unless it renews that.
+RECORD_SECONDS = 3.0  # Seconds for which a process may record the fleet's figures, unless it renews this right.
 
 
 def counts(notice: Notice) -> bool:

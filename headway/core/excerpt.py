@@ -1,4 +1,4 @@
-"""Words in errors: excerpts of what a client wrote, and the known names closest to one that is unknown."""
+"""Wording of errors: excerpts of what a client wrote, and the known names that are closest to an unknown name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ MOST_CHARS = 200  # Limit on an excerpt in characters as written to the log, esc
 
 
 def excerpt(text: str) -> str:
-    """Return `text`, or its beginning and an ellipsis if it would take more than MOST_CHARS characters. The ellipsis isn't counted.
-    A character beyond printable ASCII counts as its JSON escape."""
+    """Return `text`. If it would take more than MOST_CHARS characters, return its beginning and an ellipsis, which
+    isn't counted. A character beyond printable ASCII counts as its JSON escape."""
     if len(text) <= MOST_CHARS // 2 and text.isascii() and text.isprintable():
         return text
     room = MOST_CHARS

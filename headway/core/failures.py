@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from headway import errors
 from headway.core.admission import Refused
-from headway.core.culprits import APART_SECONDS, KNOWN_SECONDS
 from headway.core.excerpt import excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
+from headway.core.suspects import APART_SECONDS, KNOWN_SECONDS
 from headway.core.tensor_json import NoNumber
 from headway.core.tensors import NoTensors
 from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
@@ -50,9 +50,9 @@ def refusal(refused: Refused) -> Failure:
     apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed, or outputs too large for one batch"
     if refused.most:
         message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
-        many = f"up to {refused.most} may be; send fewer at a time"
+        many = f"at most {refused.most} can; send fewer at a time"
         if refused.most < 0:
-            many = f"one batch takes longer. Give it more time; up to {-refused.most} at once are tried all the same"
+            many = f"one batch alone takes longer. Allow more time; up to {-refused.most} at once are tried anyway"
         return Failure(
             errors.PAYLOAD_TOO_LARGE, f"{message}{refused.apart * f' and while {apart}'}: {many}", None, LIST
         )
@@ -89,7 +89,7 @@ def over_burst(count: int, burst: float, wait: float) -> Failure:
 
 
 def by_policy(rule: str) -> Failure:
-    """Return a refusal: a rule of the input policy, which is named, refuses the input."""
+    """Return a refusal: the named rule of the input policy refuses the input."""
     return Failure(errors.REJECTED_BY_POLICY, f"the input policy refuses this input: rule {rule!r}", None, POLICY)
 
 
@@ -109,7 +109,7 @@ def no_model(model: str, served: Iterable[str]) -> Failure:
 
 
 def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
-    """Return a refusal: the model has no such version that takes requests."""
+    """Return a refusal: the model lacks this version, or the version takes no requests."""
     versions = ", ".join(sorted(there)) or "none yet"
     message = (
         f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {versions}"
@@ -151,7 +151,7 @@ def no_default(served: Iterable[str]) -> Failure:
 
 
 def none_served_for(models: Iterable[str]) -> Failure:
-    """Return a refusal: the caller names no model, and may only use some that aren't served."""
+    """Return a refusal: the request names no model, and the models that its caller may use aren't served."""
     only = ", ".join(sorted(models))
     message = (
         f"the request names no model, and no model that this credential is for is served here; it is only for: {only}"
@@ -174,8 +174,8 @@ def not_loaded(model: str, rest: float) -> Failure:
 
 
 def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
-    """Return a refusal: the model had no worker, as nobody asked for it, and one that is being started should be there in `rest`
-    seconds. If its start takes longer than usual, `overdue` is the seconds so far."""
+    """Return a refusal: the model had no worker, as nobody asked for it. A worker is being started, and expected in `rest` seconds.
+    If its start takes longer than usual, it has taken `overdue` seconds so far."""
     begun = "one is being started" if not overdue else f"the one that was asked for {overdue:.0f} s ago is overdue"
     message = (
         f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and {begun}; "
@@ -322,7 +322,7 @@ def lost_output() -> Failure:
 
 
 def item_failure(item: ItemResult) -> Failure:
-    """Return the failure of a single input for which the black box gave no output."""
+    """Return the failure of an input for which the target gave no output."""
     if item.elsewhere:
         return Failure(errors.NO_WORKERS, item.error or "no worker runs this version of the model", 1.0, "no_workers")
     if item.crowded:

@@ -7,10 +7,10 @@ for broadband applications", INFOCOM 1994), with whole numbers as tags and a buc
 counter applies the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
 A large entry costs as many rounds as it has pages: its tenant's next entry waits for that many rounds. The large entry itself is
-served when its first round comes, not its last. So a single large entry of a tenant that sends little waits no longer than a small
-one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in
-proportion to its weight, and several light ones of a tenant share a round. Its place in the batch is its minimum cost: a batch that
-is full by number costs as many rounds as one that is full by weight."""
+served in the first of these rounds, not the last. So a single large entry of a tenant that sends little waits no longer than a
+small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in
+proportion to its weight, and several light entries of a tenant share a round. Its place in the batch is its minimum cost: a batch
+that is full by number costs as many rounds as one that is full by weight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import msgspec
 
 from headway.model import Entry
 
-# States of an entry: waits for its first departure, runs, failed or was handed back, has left, waits for another's outcome.
+# States of an entry: waits for its first departure, runs, waits for another run, has left, follows another entry.
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
@@ -63,7 +63,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
-    """Admit an entry at instant `now`, with a cost in rounds, and another weight if given."""
+    """Admit an entry at instant `now`, with a cost in rounds. `weight` replaces the entry's own weight, if given."""
     weight = entry.weight if weight is None else weight
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
@@ -101,7 +101,7 @@ class TierQueue:
         self._dropped = 0  # Dropped entries that are still in the rounds.
         self.depth = 0  # Number of queued entries.
         self.weight = 0  # Their weight.
-        self.mean = 0.0  # Mean weight of recent arrivals, even refused ones; 0 before the first.
+        self.mean = 0.0  # Mean weight of recent arrivals, including refused entries; 0 before the first.
         self.shaped = False  # True if some may ride only with entries of their shape, if entries are weighed.
 
     def counted(self) -> Counter[str]:
@@ -109,7 +109,7 @@ class TierQueue:
 
     @property
     def tenants(self) -> int:
-        """Number of tenants with entries since the queue was last empty."""
+        """Number of tenants that have had entries in the queue since it was last empty."""
         return len(self._latest)
 
     def push(self, queued: QueuedEntry) -> None:
@@ -136,7 +136,7 @@ class TierQueue:
         self.weight += sum(map(_WEIGHT, entries))
 
     def _push_rough(self, queued: QueuedEntry) -> None:
-        """Give a place to an entry that may cost more or less than a round, or follow some that do."""
+        """Give a place to an entry that may cost more or less than one round, or that comes after such entries."""
         tenant, cost = queued.entry.tenant, queued.cost
         latest = max(self._latest.get(tenant, 0), self._next - 1)
         queued.round = latest // 1 + 1
@@ -146,7 +146,7 @@ class TierQueue:
             self._rough = max(self._rough, math.ceil(latest))
 
     def tidy(self) -> None:
-        """Let go of entries that have left. Call it after some have."""
+        """Drop entries that have left. Call this after some have left."""
         if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that still waits, many may have left.
             self._arrivals = deque(queued for queued in self._arrivals if queued.state == QUEUED)
 
@@ -216,8 +216,8 @@ class TierQueue:
         return None
 
     def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
-        """Take the first entry of the tenant whose next ones, by shape, make the fewest batches of this number and weight. If the
-        entry whose turn it is rides with any other, it goes first. Entries out of turn are free, as with `_pop_alike`."""
+        """Take the first entry of the tenant whose next entries, by shape, make the fewest batches of this number and weight. If
+        the entry whose turn it is can ride with any other, it goes first. Entries out of turn are free, as in `_pop_alike`."""
         ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
         if not ahead or not ahead[0].entry.shape:
             return self.pop()
@@ -409,7 +409,7 @@ class DeadlineQueue:
                 heapq.heappush(self._heap, (due, self._order, queued))
 
     def tidy(self) -> None:
-        """Let go of entries that have left. Call it after some have."""
+        """Drop entries that have left. Call this after some have left."""
         if len(self._line) + len(self._heap) > self._full_at:
             self._line = deque(queued for queued in self._line if queued.state == QUEUED)
             self._heap = [due for due in self._heap if due[2].state == QUEUED]

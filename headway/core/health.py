@@ -1,10 +1,11 @@
 """Freshness of a worker, judged by the age of its last heartbeat.
 
-A killed worker falls silent. Three missing heartbeats are enough to believe that, so that limits tighten within 3 s. Publishing the
-lower capacity, and reading it, takes half a second each. A process that only stood still for that long counts again from its next
-heartbeat, and keeps its batches until their leases end.
+A killed worker falls silent. After three missing heartbeats, 1.5 s after its last one, a worker no longer counts as
+healthy. So limits tighten within 3 s: it takes half a second to publish the lower capacity, and half a second to read
+it. A worker that was only suspended counts again from its next heartbeat, and keeps its batches until their leases end.
 
-A resting worker says so, and its heartbeats are half as frequent. After a missing one it gets the same second."""
+A resting worker says so in its heartbeats, and sends half as many. It counts as healthy until 2 s after its last one.
+In both cases a worker is given one second after the first missing heartbeat."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ import msgspec
 
 from headway.model import Departed, EndKind, ProcessInfo, WorkerInfo, WorkerStatus
 
-HEARTBEAT_EVERY = 0.5  # Seconds between heartbeats of a working worker, and, at the same ticks, between looks at them.
-REST_EVERY = 1.0  # Seconds between heartbeats, and between looks, at rest: a third of a lease.
-STANDBY_EVERY = 2.0  # Seconds between heartbeats, and between looks, of a process that rests; see `headway.fleet.pace`.
+HEARTBEAT_EVERY = 0.5  # Seconds between heartbeats of a working worker, and between checks of heartbeats.
+REST_EVERY = 1.0  # Seconds between heartbeats, and between checks, at rest: a third of a lease.
+# Seconds between heartbeats, and between checks, of a process that rests; see `headway.fleet.pace`.
+STANDBY_EVERY = 2.0
 REST_AFTER = 3.0  # Seconds after its last batch, or its last change, from which a worker rests.
 DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a working worker isn't believed any more.
 OFFLINE_AFTER = 10.0
@@ -53,7 +55,7 @@ def degraded_at(worker: WorkerInfo) -> float:
 
 
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
-    """Return a worker's entry in the registry as to be believed at instant `now`."""
+    """Return a worker's registry entry with the status to believe at instant `now`."""
     status = judged(worker.status, now - worker.last_heartbeat, worker.every)
     if status is worker.status:
         return worker
@@ -61,7 +63,7 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Return the processes that aren't silent, relative to the newest heartbeat, as after an outage of the broker all are old."""
+    """Return the processes that aren't silent. Age counts from the newest heartbeat, as all are old after a broker outage."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [member for member in members if newest - member.last_seen < SILENT_AFTER + member.every - REST_EVERY]
 

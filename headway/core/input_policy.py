@@ -38,7 +38,7 @@ CHARACTERS: Mapping[str, str] = {
 LEAST_RUN = 8  # Smallest limit on the longest run, as a search for shorter runs takes longer.
 MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise, as sorting them takes quadratic time.
 GROWTH = 3  # Limit on the growth of a piece of text when normalised, as some characters stand for 18 others.
-PIECE = 1024  # Characters of such a piece.
+PIECE = 1024  # Characters of a piece of text.
 MOST_TEXTS = 10_000  # Limit on different texts in one JSON value, as each is checked by itself.
 TOO_MANY = "too-many-texts"  # Rule name for refusing a JSON value with more texts; no rule of a file has it.
 

@@ -23,7 +23,7 @@ Steps = Generator[int, None, T]  # Work that yields whenever others may have a t
 
 PAGE = 1 << 14  # Bytes of a page. A string is never cut, so a page with a long one is longer.
 SHORT = 1 << 13  # Size in bytes up to which a JSON text is read in one go.
-MAX_LEVELS = 102  # Deepest nesting of a text, as a value may have 100 levels within the members of a body.
+MAX_LEVELS = 102  # Deepest nesting of a text: 100 levels of a value, inside the members of a body.
 _LONGEST = 1 << 17  # Limit on bytes outside strings without a comma, which could only be one number or white space.
 _TOKENS = 1 << 9  # Limit on brackets and commas handled singly between two yields.
 _TOKEN_BYTES = 24  # Bytes of flat JSON that take as long as one of these.
@@ -100,7 +100,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """Return where the page from here ends (at a comma, or the end of the text), and its content without strings."""
+        """Return the end of the page that starts here (at a comma, or the end of the text), and its content without strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:
@@ -144,7 +144,7 @@ def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> in
 
 
 def _end_of_string(text: bytes, begin: int) -> int:
-    """Return the end of a long string that begins here, or of the text if it has none. Escaped quotes are rare."""
+    """Return the end of a long string that begins here; the end of the text if the string has none. Escaped quotes are rare."""
     at = begin
     for _ in range(_TOKENS):
         if (at := text.find(b'"', at + 1)) < 0:

@@ -1,6 +1,6 @@
 """Ledger records of requests, with names that a database accepts. Inputs and outputs are included only on demand.
 
-Thousands of refusals a second for one caller don't fill the ledger:
+Refusals are counted together, so that thousands a second for one caller don't fill the ledger:
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
@@ -100,7 +100,7 @@ class _Minute(msgspec.Struct):
 
 
 class RefusalCounts:
-    """Refusals being counted."""
+    """Counts of refusals, by caller, tier and code."""
 
     def __init__(self) -> None:
         self._minutes: dict[tuple[str, str, str, str], _Minute] = {}  # In the order in which they end.
@@ -115,7 +115,9 @@ class RefusalCounts:
             self._minutes[key] = _Minute(now + MINUTE)
             return False
         counted = minute.counted
-        minute.counted = _plain(record) if counted is None else _together(counted, record)
+        minute.counted = (
+            msgspec.structs.replace(record, input=None, output=None) if counted is None else _together(counted, record)
+        )
         return True
 
     def ended(self, now: float = inf) -> Iterator[LedgerRecord]:
@@ -126,10 +128,6 @@ class RefusalCounts:
                 return
             if (counted := self._minutes.pop(key).counted) is not None:
                 yield counted
-
-
-def _plain(record: LedgerRecord) -> LedgerRecord:
-    return msgspec.structs.replace(record, input=None, output=None)
 
 
 def _together(counted: LedgerRecord, record: LedgerRecord) -> LedgerRecord:

@@ -2,9 +2,9 @@
 
 Even gaps are best nearly always, but no formula is best everywhere: with two GPUs of which one is slower, with bursts that each
 fill a batch, with clients that all wait for their answers. So now and then the arrivals of the last seconds run through a small
-model of the queue (`core.rehearsal`) under each rule. If another rule answers sooner, it holds until the next look. The 95th
-percentile of latency depends on large bursts, which are few in one look. So latencies are kept in histograms in which older ones
-fade.
+model of the queue (`Rehearsal`) under each rule. If another rule answers sooner, it holds until the next look. The 95th
+percentile of latency depends on large bursts, which are few in one look. So latencies are kept in histograms in which old
+latencies fade.
 
 The arrivals of clients that wait for answers depend on these, so they can't be replayed. Instead, the model has as many clients,
 each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it. So
@@ -23,8 +23,7 @@ from statistics import NormalDist
 
 from msgspec.structs import replace
 
-from headway.core.departure import Dispatch, Load, QueueSnapshot, Rule, decide
-from headway.core.past import Past
+from headway.core.departure import Dispatch, Load, Past, QueueSnapshot, Rule, decide
 from headway.core.service_model import ArrivalRate
 from headway.core.slot_factors import FACTORS, USUAL, scale
 
@@ -39,9 +38,9 @@ _BLOCK, _BLOCKS = 64, 16
 def _draws(even: bool) -> list[float]:
     """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly.
 
-    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). With `even` they
-    come in blocks of the same quantiles, each in another order, so that a few batches have the usual mean. Such draws would make a queue
-    under load too short."""
+    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). With `even` they come in blocks of the same
+    quantiles, each in another order, so that a few batches have the usual mean. Such draws would make a queue under load too
+    short."""
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
         keyed = []
@@ -107,7 +106,7 @@ class Rehearsal:
                 yield
 
     def _come(self, before: float) -> float:
-        """Let the next arrivals come, up to the next event and a full batch. Returns the instant of the last."""
+        """Let the next arrivals come, up to the next event and a full batch. Returns the instant of the last arrival."""
         depth = self._next - self._first
         most = self._next + max(min(depth // COARSE, self._load.max_batch - depth), 1)
         self._take(
@@ -204,7 +203,7 @@ LOOKS = 4  # Looks before the first choice.
 DECAY = 0.9  # Weight of the histograms at each look.
 MARGIN = 1.03  # Factor by which another rule must be better to be chosen. It then stays while it is better at all.
 CLIENTS_MARGIN = 1.01  # The same for clients, whom the model predicts well, relative to the current rule.
-TURN = 149  # Number of draws by which each look starts after the previous look.
+TURN = 149  # Random numbers by which each look starts after the previous one.
 FINENESS = 100  # Buckets of a histogram for each e-fold of latency.
 RATES = 20.0  # Steps of rounded arrival rates for each e-fold. A rule is made for each.
 GROUP = 8  # Arrivals after which the rate is read again.
@@ -216,7 +215,7 @@ LATER, LATEST = 1.5, 1000
 
 
 class Latencies:
-    """Histogram of latencies in which older ones fade."""
+    """Histogram of latencies in which old latencies fade."""
 
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
@@ -238,13 +237,13 @@ class Latencies:
 
 
 class LookAhead:
-    """Chooses between rules, of which the first is the default. For clients that wait for their answers, it tries `of_clients` in
-    order, which begin with the same rule."""
+    """Chooses between `rules`, of which the first is the default. For clients that wait for their answers, it tries the rules
+    `of_clients` in order, which begin with the same rule."""
 
     def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
         self._rules, self._rules_of_clients = rules, of_clients or rules
         self._usual = self.chosen = next(iter(rules))  # Names of the default and of the rule that holds.
-        self._looks = self._quiet = 0  # Looks so far, and the last ones in a row that kept the usual rule.
+        self._looks = self._quiet = 0  # Looks so far, and how many of the last in a row kept the usual rule.
         self._mean = 0.0  # Mean rate of the last look's arrivals.
         self._even = 0.0  # Mean rate of the last even record; 0 if there was none.
         self._latencies = {name: Latencies() for name in rules}

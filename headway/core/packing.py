@@ -1,12 +1,12 @@
 """Packing: which entries make up a batch, by tier, tenant, number, weight and pages.
 
 A batch is full if the next entry would exceed its number or weight. The next entry of a tier is the one whose turn it is. Lighter
-entries don't overtake it, but other tiers may use the remaining room. An entry heavier than a whole batch runs alone. If entries have
-rows or call parameters, a batch has entries of one shape, and its next entry is the next of that shape.
+entries don't overtake it, but other tiers may use the remaining room. An entry heavier than a whole batch runs alone. If entries
+have rows or call parameters, a batch has entries of one shape, and its next entry is the next of that shape.
 
-A batch keeps room for lower tiers, but their next entry may be too big for it, or of a different shape. The room is then owed to them,
-and added to what the next batch keeps, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and Varghese,
-"Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
+A batch keeps room for lower tiers, but their next entry may be too big for it, or of a different shape. The room is then owed to
+them, and added to what the next batch keeps, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and
+Varghese, "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Nearness(msgspec.Struct, frozen=True, gc=False):
     fixed: float  # Weight that takes as long as the fixed part of a batch.
     most: int  # Number of a tier's next entries among which the nearest are searched.
     cost: Cost  # Returns the rounds that a place costs if padded to a weight.
-    by_age: bool = False  # True if the tier whose oldest has waited longest goes first, if it would get a place anyway.
+    by_age: bool = False  # True if the tier with the oldest entry goes first, if it would get a place anyway.
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -43,8 +43,11 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     owed: float = 0.0  # Weight owed to lower tiers besides.
     pages: float = math.inf  # Limit on the pages of all large entries together, except for a single one.
     rows: bool = False  # True if entries have rows or call parameters, so only entries of one shape ride together.
-    fewest: bool = False  # True if entries of shapes begin with the tenant whose next ones make the fewest batches.
-    hopeless: float = -math.inf  # The batch's end. While more waits than fits, an entry due before it is dropped.
+    # True if a batch with shapes begins with the tenant whose next entries make the fewest batches.
+    fewest: bool = False
+    hopeless: float = (
+        -math.inf
+    )  # Instant at which the batch ends. If more waits than fits, entries due before then are dropped.
 
 
 class Packed(msgspec.Struct):
@@ -66,7 +69,7 @@ class BatchRoom(msgspec.Struct, gc=False):
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch, highest tier first. Entries that ride become RUNNING. Hopeless ones become GONE while more waits than fits."""
+    """Fill a batch, highest tier first. Entries that ride become RUNNING. If more waits than fits, hopeless entries become GONE."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows
@@ -75,7 +78,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
     left, pages = terms.weight, terms.pages
     if weighs:
         left -= len(packed.members)
-    most: float | None = None
+    page_limit: float | None = None
     members, served, owed, promised = packed.members, 0, terms.owed, 0.0
     top = waiting[0] if waiting else None
     allowed, ended, blocked = tier_queues, False, False
@@ -92,12 +95,12 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
             ended = False
             if empty and terms.fewest and tier_queue.shaped:
                 queued = tier_queue.pop_of_fewest(terms.limit, terms.weight)
-            elif most is None and (empty or not picks):
+            elif page_limit is None and (empty or not picks):
                 queued = tier_queue.pop()
             else:
                 heaviest = math.inf if empty else room.weight - room.kept
                 shape = (members or packed.late)[-1].entry.shape if terms.rows else None
-                queued = tier_queue.pop(math.inf if most is None else most, heaviest, shape)
+                queued = tier_queue.pop(math.inf if page_limit is None else page_limit, heaviest, shape)
             if queued is None:
                 blocked |= tier_queue is not top
                 allowed = [other for other in allowed if other is not tier_queue]
@@ -108,7 +111,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 served += queued.weight if tier_queue is not top else 0
             if queued.pages > 1 and pages < math.inf:
                 pages -= queued.pages
-                most = max(pages, 1.0)
+                page_limit = max(pages, 1.0)
             if contended and queued.due < terms.hopeless:
                 queued.state, queued.attempts = GONE, 0
                 packed.late.append(queued)
@@ -117,8 +120,8 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 if weighs:
                     left -= queued.weight
         promised, owed = max(promised, room.promised), 0.0
-        if not members:  # All taken ones were too late, so entries that didn't fit beside them may fit now.
-            allowed, pages, most = tier_queues, terms.pages, None
+        if not members:  # All taken entries were too late, so that entries that didn't fit beside them may fit now.
+            allowed, pages, page_limit = tier_queues, terms.pages, None
     if (blocked or left <= 0.0) and not (
         members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top  # A batch of a lower tier.
     ):
@@ -130,9 +133,9 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
     """Fill a batch with the entry whose turn it is and the entries nearest in weight, or as `pack` does if all fit.
 
-    Tiers go in order and lower ones have their share. But lighter entries of any tier ride before heavier ones, which would pad all
-    others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy entries
-    would make the batch much longer, light and heavy ones ride apart, those with the oldest entry first."""
+    Tiers go in order, and lower tiers have their share. But lighter entries of any tier ride before heavier entries, which would
+    pad all others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy
+    entries would make the batch much longer, light and heavy ones ride apart, those with the oldest entry first."""
     late = list[QueuedEntry]()
     while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
         bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
@@ -149,7 +152,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
 
 
 def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
-    """Return the greatest weight of light entries, if separating them from heavy ones saves time; else None."""
+    """Return the greatest weight of light entries, if it saves time to separate these from heavy entries; else None."""
     weights = sorted([queued.weight for tier_queue in tier_queues for queued in tier_queue.in_turn()])
     count, longest = len(weights), weights[-1]
     spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
@@ -219,8 +222,8 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may ride with the first of a batch: equal and lighter ones, and heavier ones, nearest in weight
-    first. Equally near ones keep their turns."""
+    """Entries of each tier that may ride with the first of a batch: equal and lighter entries, and heavier entries, nearest in
+    weight first. Equally near entries keep their turns."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
@@ -231,7 +234,7 @@ class _Candidates:
         self._free: set[QueuedEntry] = set()
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
-        """Take the nearest entry of a tier among the heavier ones, or the others, within these limits."""
+        """Take the nearest entry of a tier, within these limits, from the heavier entries or from all others."""
         if tier_queue not in self._lines:
             self._lines[tier_queue] = self._around(islice(tier_queue.in_turn(), self._near.most))
         for queued in self._lines[tier_queue][heavier]:
@@ -256,7 +259,7 @@ class _Candidates:
         return iter(sorted(lighter, key=self._distance)), iter(sorted(heavier, key=self._distance))
 
     def _distance(self, queued: QueuedEntry) -> int:
-        """Return the steps in weight from the first entry of the batch; 0 for equal ones."""
+        """Return the steps in weight from the first entry of the batch."""
         return int(abs(queued.weight - self._weight) / self._step)
 
 
@@ -277,7 +280,7 @@ def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, serve
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
-    """Return True if all entries of a queue weigh one, can ride with any other, and fill a batch by count."""
+    """Return True if all entries of a queue weigh 1, can ride with any other, and fill a batch by number."""
     return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 

@@ -19,11 +19,24 @@ from operator import attrgetter, ne
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
-from headway.core.batch import Departure, FailureOutcome, RunningBatches
 from headway.core.budget import GREED
 from headway.core.bulk import BATCHES_WAITING, BulkClass, Forecast, seats
-from headway.core.culprits import LONE_ROOM, CallerKey, Culprits, caller_of
-from headway.core.departure import APART, BULK, LEEWAY, RETRY, Hold, Load, Policy, QueueSnapshot, Rule, decide
+from headway.core.departure import (
+    APART,
+    BULK,
+    LEEWAY,
+    RETRY,
+    Departure,
+    FailureOutcome,
+    Hold,
+    Load,
+    Past,
+    Policy,
+    QueueSnapshot,
+    Rule,
+    RunningBatches,
+    decide,
+)
 from headway.core.fair_queue import (
     BATCH_PAGES,
     GONE,
@@ -38,12 +51,22 @@ from headway.core.fair_queue import (
     queued_at,
 )
 from headway.core.packing import Nearness, Terms, pack, pack_nearest
-from headway.core.past import Past
 from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, Rng, backoff, is_over, stays_whole
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.slot_factors import PADDED_DOUBT, SlotFactors
-from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
+from headway.core.suspects import (
+    APART_PRICE,
+    FIRST,
+    LONE_ROOM,
+    QUARANTINE,
+    CallerKey,
+    Choice,
+    Culprits,
+    Group,
+    Suspects,
+    caller_of,
+)
 from headway.model import MOST_OUTPUT, Cause, Entry
 
 WAIT_WEIGHT = 0.2  # Weight of the newest departure in the average wait.
@@ -53,7 +76,7 @@ UNKNOWN_WAIT = 1.0  # Seconds that a refused client is told to wait while the mo
 QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine, in batches for each GPU, while others wait.
 # Limit in entries while nobody else waits, if that is more. A step over Redis reads all of them.
 QUARANTINE_ALONE = 2048
-# Limit, in batches, on the waiting entries searched for ones nearest to the first, or of callers that now ride apart.
+# Limit, in batches, on the waiting entries among which those nearest to the first, or of callers set apart, are searched.
 NEAR_BATCHES = 8
 SEARCH_LOAD = 2  # An entry in a quarantine counts as so many, since it may fail and run again.
 MOST_KINDS = 64  # Limit on the kinds of entries, by tier and timeouts, in `_sure`.
@@ -108,7 +131,7 @@ class ModelQueue:
 
     @property
     def depth(self) -> int:
-        """Waiting entries, including failed ones that will run again."""
+        """Number of waiting entries, including failed entries that will run again."""
         return self._fresh + len(self._coming) + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
@@ -232,7 +255,7 @@ class ModelQueue:
         return most
 
     def _take_in(self) -> None:
-        """Give places to entries that were only noted."""
+        """Give places to entries that `offer_small` has only noted."""
         coming = self._coming
         if not coming:
             return
@@ -255,7 +278,7 @@ class ModelQueue:
             self._waiting.update(tenants)
 
     def _weigh_ones(self, entries: Sequence[QueuedEntry], tier_queue: TierQueue) -> None:
-        """Let entries cost what a weight of 1 costs, and count in the mean weight of their tier."""
+        """Set the cost of entries of weight 1, and count them in the mean weight of their tier."""
         tier_queue.shaped = tier_queue.shaped and tier_queue.depth > 0
         cost = self.limits.cost(entries[0].entry)
         for queued in entries:
@@ -273,7 +296,7 @@ class ModelQueue:
         return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Return True if a tenant would have more than GREED times the places left, see `core.budget`, or none is left."""
+        """Return True if no place is left, or a tenant would have more than GREED times the places left; see `core.budget`."""
         if self._waiting is None:
             self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
@@ -355,7 +378,7 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry by what will really be served before it, if everything that waits in its tier and above is too much.
+        """Judge an entry by the entries that will be served before it, if all that wait in its tier and above are too many.
 
         Waiting entries count at their tier's average weight. An entry is admitted if it fits on free GPUs."""
         gate = self._gate_now(now)
@@ -487,7 +510,7 @@ class ModelQueue:
             alpha, beta = limits.line_at(self.service.alpha, self.service.beta, 1.0)
             near = self._nearness(limit)
             padded = seats(alpha, beta, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
-            # If all waiting ones are longer, they would block others.
+            # If all waiting entries are longer, they would block others.
             riders = bulk.fill_near(count, left, len(members), heaviest, near) or bulk.fill_near(
                 count, left, len(members), heaviest, near, padded
             )
@@ -571,7 +594,7 @@ class ModelQueue:
         return min(self._due.earliest(), self._suspects.due)
 
     def remove(self, queued: QueuedEntry) -> None:
-        """Forget an entry. A running one stays in its batch, but isn't tried again."""
+        """Forget an entry. A running entry stays in its batch, but isn't tried again."""
         self._take_in()
         if queued.entry.tier >= self.limits.tiers:
             if queued.state == QUEUED and self.bulk is not None:

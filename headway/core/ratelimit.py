@@ -28,13 +28,14 @@ def part(limit: Limit, of: int) -> Limit:
 
 
 def counting_as(limit: Limit, count: int) -> Limit:
-    """Return a limit that charges one request as `count` requests to the same debt. The burst must have room for them."""
+    """Return a limit under which one request costs as much as `count` requests. Both limits share one debt. The burst
+    must be at least `count`."""
     return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count, limit.model, count)
 
 
 @lru_cache(maxsize=1024)
 def all_counting_as(limits: tuple[Limit, ...], count: int) -> tuple[Limit, ...]:
-    """Return limits that charge one request as `count` requests; see `counting_as`."""
+    """Return limits under which one request costs as much as `count` requests; see `counting_as`."""
     return tuple(counting_as(limit, count) for limit in limits)
 
 
@@ -67,8 +68,9 @@ class Over(msgspec.Struct, frozen=True, gc=False):
 
 
 def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Over | list[float]:
-    """Judge one request by several limits, of which all are charged or none, given the known theoretical arrival times by id of the
-    limit. Returns the times to store, in the order of `limits`, or else the exceeded limit with the longest wait."""
+    """Judge one request by several limits. Either all of these limits are charged, or none of them. `tats` has the
+    known theoretical arrival times, by the id of the limit. Returns the times to store, in the order of `limits`. If a
+    limit is exceeded, returns the exceeded limit with the longest wait."""
     charged: list[float] = []
     worst, longest = None, 0.0
     for limit in limits:

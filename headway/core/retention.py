@@ -1,8 +1,8 @@
 """Byte budgets of kept outcomes: one for each tenant, and one for all.
 
-A tenant that keeps more than its budget loses its own oldest outcomes. If all together keep too much, the tenant that keeps most loses
-its oldest. So a tenant that keeps no more than an equal part never loses anything to others (max-min fairness). Within a tenant,
-outcomes of identical requests go first, as outcomes of tasks and keys are promises."""
+A tenant that keeps more than its budget loses its own oldest outcomes. If all together keep too much, the tenant that keeps most
+loses its oldest. So a tenant that keeps no more than an equal part never loses anything to others (max-min fairness). Within a
+tenant, outcomes of identical requests go first, as outcomes of tasks and keys are promises."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Retention(Generic[T]):
         self.bytes = 0
         self._items: dict[T, _Item] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
-        self._ends: list[tuple[float, int]] = []  # Heap of the ends of items, and some dropped ones, with numbers.
+        self._ends: list[tuple[float, int]] = []  # Heap of the ends of items, with their numbers. Some are outdated.
         self._numbered: dict[int, T] = {}
         # Heap of tenants by their bytes, negated. An entry may be outdated, and then has more bytes than the tenant keeps.
         self._heaviest: list[tuple[int, str]] = []

@@ -39,7 +39,7 @@ FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that end the worker,
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if `size` entries of a failed batch get no further run. `alone` counts attempts in which one ran alone."""
+    """Return True if `size` entries of a failed batch get no further run. `alone` counts the attempts with one entry."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:
@@ -65,9 +65,9 @@ class RetryBudgets:
     """Retry budgets of tenants, which keep retries a small share of the work, so that an outage isn't amplified.
 
     They count entries. Each first run of an entry earns BUDGET_RATIO of a retry and each second a trickle, up to a reserve (as
-    Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). The reserve pays for a few
-    culprits in batches of `largest` entries. What a tenant has spent is a debt, stored like a rate limit's as the instant at which it
-    is paid. A tenant without debt isn't stored, so nothing is counted while nothing fails."""
+    Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). The reserve pays for a
+    few culprits in batches of `largest` entries. What a tenant has spent is a debt, stored like a rate limit's as the instant at
+    which it is paid. A tenant without debt isn't stored, so nothing is counted while nothing fails."""
 
     __slots__ = ("_each", "_paid_at", "_reserve")
 
@@ -117,7 +117,7 @@ class RestartPauses:
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Return the seconds to wait after a backend died that ran nothing for `lived` seconds; 0 the first time."""
+        """Return the seconds to wait after a backend died without a batch, after `lived` seconds; 0 the first time."""
         if lived >= STEADY_LIFE:
             self._failures = 0
             return 0.0

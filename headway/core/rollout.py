@@ -7,7 +7,7 @@ that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact 
 stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I.
 Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's
 inequality, if the new version isn't worse, the mean of the bets ever reaches 1/p with probability p at most, however often one
-looks. Counting less than a bet has won keeps that. All steps and tests of a rollout share ERROR_RATE."""
+looks. This still holds if a bet counts for less than it has won. All steps and tests of a rollout share ERROR_RATE."""
 
 from __future__ import annotations
 
@@ -139,8 +139,10 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions, of which those `there` have a worker. The configured ones hold until a version is
-    promoted, and while the promoted version has no worker, except for versions that lost."""
+    """Return the weights of a model's versions. `there` has the versions that have a worker.
+
+    A running rollout sets the weights of its two versions. Later the weights from `left_by` hold, if a version to which
+    they give requests has a worker. Otherwise the configured weights hold, but a version that lost keeps 0."""
     if rollout is None:
         return configured
     left = left_by(rollout)

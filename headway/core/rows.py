@@ -37,7 +37,8 @@ def weight(value: Value, max_batch: int, max_weight: int) -> int:
 
 
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
-    """Return a number that values share if they may run in one call, given which rows the model takes together, and its inputs."""
+    """Return a number that values share if they may run in one call, by the rows that the model takes `together`, and its
+    inputs."""
     if together is RowsTogether.ANY or not isinstance(value, Tensors):
         return 0
     heads = header_of(value).heads

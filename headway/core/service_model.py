@@ -1,14 +1,21 @@
 """Cost and arrival rate of a model, learnt online.
 
-ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate."""
+ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate.
+
+When a worker starts, warm-up batches measure the cost: a batch of one input, and a batch of as many as it may hold.
+
+    one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
+
+The first run may load and compile things that later runs reuse, and so may the first of each size. Neither shows how long a batch
+takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into the remaining time. Small
+steps then lead as far up as time allows. A run that takes far longer than predicted is run once more, as its machine may have
+stalled, and the excess isn't counted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from math import exp
-
-from headway.core.warm_up import WarmUpRun
 
 DECAY = 0.98  # Weight of the past at each new batch, so that about the last 50 count.
 RATE_TIME = 1.0  # Time constant of the arrival rate, seconds.
@@ -18,7 +25,7 @@ REACH = 2.0  # Multiple of the largest recent batch up to which the line is trus
 NORMAL = 1.25  # Standard deviations in a mean distance, for a normal distribution: √(π/2).
 STRAY = 2.0  # A much slower batch counts as so many times the expected run time, unless the previous batch was as slow.
 FASTER = 8  # Batches in a row, each faster than expected by more than STRAY, after which the model has become faster.
-# Weight of the past at each further such batch. A wrong pace holds batches back, so that there is ever less to learn from.
+# Weight of the past at each further batch that is faster than expected. A wrong pace holds batches back, so that there is ever less to learn from.
 FORGETTING = 0.5
 STRAY_DEVIATIONS = 4.0  # Standard deviations from the expected run time within which no batch is a stray.
 KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
@@ -71,7 +78,7 @@ class ServiceModel:
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
-        """Return the seconds that a batch counts as. One batch that takes far too long is an accident, but two in a row are a change."""
+        """Return the seconds that a batch counts as. A batch that takes far too long is an accident, two in a row are a change."""
         expected = self.seconds(size)
         if STRAY * seconds < expected:
             self._strays = min(self._strays, 0) - 1
@@ -137,7 +144,8 @@ class ArrivalRate:
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
     def after_rest(self, now: float) -> float:
-        """Return the rate as if a long silence preceded the first arrival, so that a first burst isn't a lasting flood."""
+        """Return the rate as if a long silence preceded the first arrival, so that a first burst isn't taken for a lasting
+        flood."""
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau
 
     def _move_base(self, now: float) -> None:
@@ -146,3 +154,50 @@ class ArrivalRate:
         self._sum *= exp(min(self._base - now, 0.0) / self._tau)
         self._base = now
         self._next_base = now + MOST_TIMES * self._tau
+
+
+WarmUpRun = tuple[int, float]  # Size of a batch, and its run time in seconds.
+
+BUDGET = 10.0  # Limit in seconds on all runs after the first, as predicted.
+
+FAR = 3.0  # Multiple of the predicted time from which a run is repeated.
+LEAST_STOP = 0.5  # Seconds beyond the prediction that it must take, too.
+
+
+def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
+    """Return the size of the next warm-up batch, up to `most`, given all batches so far; None to end the warm-up."""
+    if not runs:
+        return 1
+    took = [_foreseen(runs, at) if _stood_still(runs, at) else runs[at][1] for at in range(1, len(runs))]
+    left = BUDGET - sum(took)
+    if len(runs) == 1:
+        return 1 if runs[0][1] <= left else None
+    if _stood_still(runs, len(runs) - 1):
+        return runs[-1][0]
+    largest = max(size for size, _ in runs)
+    seconds = min(seconds for size, seconds in runs[1:] if size == largest)
+    if largest < most:
+        fits = most if seconds <= 0.0 else int(min(largest * left / seconds, most))
+        return fits if fits > largest else None
+    again = most > 1 and [size for size, _ in runs].count(most) == 1
+    return most if again and seconds <= left else None
+
+
+def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
+    """Return the sizes of runs after the first, ascending, each with its shortest time."""
+    best: dict[int, float] = {}
+    for size, seconds in runs[1:]:
+        best[size] = min(seconds, best.get(size, seconds))
+    return tuple(sorted(best.items()))
+
+
+def _foreseen(runs: Sequence[WarmUpRun], at: int) -> float:
+    size = runs[at][0]
+    return min((seconds * size / before for before, seconds in runs[:at] if before <= size), default=math.inf)
+
+
+def _stood_still(runs: Sequence[WarmUpRun], at: int) -> bool:
+    """Return True if a run, the first of its size after the cold one, took far longer than predicted."""
+    (size, seconds), foreseen = runs[at], _foreseen(runs, at)
+    first = all(before != size for before, _ in runs[1:at])
+    return first and seconds > max(FAR * foreseen, foreseen + LEAST_STOP)

@@ -71,13 +71,13 @@ def part(max_batch: int) -> int:
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Return into how many equal parts a group of `count` entries is cut. Each goes to the next shard in turn. With full parts and
-    a remainder, and an even number of shards, the remainders would always go to the same ones."""
+    """Return the number of equal parts into which a group of `count` entries is cut. Each part goes to the next shard in turn. With
+    full parts and a remainder, and an even number of shards, the remainders would always go to the same shards."""
     return -(-count // part(max_batch))
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Return True if a shard is deep, or has no slots, so that slots of other shards may claim when its rule allows it."""
+    """Return True if a shard is deep or has no slots. Slots of other shards may then claim from it when its rule allows that."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 

@@ -4,9 +4,9 @@ A batch that failed holds a culprit. Hwang's generalised binary splitting finds 
 members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
 
     cut ──▶ half ──clean──▶ the rest holds the culprit, and is halved without a run of its own
-              └──fails──▶ the half holds the culprit, and is halved; nothing is known of the rest any more
+              └──fails──▶ the half holds the culprit, and is halved; the rest may be good or bad again
 
-Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries of a
+Entries that may be good or bad go back to their caller's *quarantine* and run there together, along with fresh entries of a
 caller that rides apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent
 callers are answered before anything is halved. An entry is never given up by inference, as each runs alone before that.
 
@@ -21,11 +21,18 @@ entry suspect:
 
 Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have
 succeeded, and twice as many after each further bad one, since each bad line of a million would otherwise cost others a batch. So
-does a tenant with large outputs, since all that ride with one wait while it is copied. After a batch that killed its worker the
-model must load again, so all lines of its tenant rest before any of them runs."""
+does a tenant with large outputs, since all entries of its batch wait while they are copied. After a batch that killed its worker
+the model must load again, so all lines of its tenant rest before any of them runs.
+
+Culprits, inputs that made the model fail, are not run again for a while, and their callers ride apart. A caller is a tenant and the
+user on whose behalf it asks or, without keys, a client's address. A caller rides apart, in batches of its own, from the failure of
+one of its inputs alone until APART_SECONDS have passed without another. The more often its inputs fail, the smaller these batches
+are. A caller also rides apart if its output was left out of a batch because the outputs were too large together, as all callers
+that ride along would wait for their transfer. Its batches are as large as the outputs allow."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -34,10 +41,162 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from headway.core.culprits import CallerKey, caller_of
 from headway.core.fair_queue import RETRYING, QueuedEntry
 from headway.core.retry import BLAMED, FATAL, NEVER_SPLIT, backoff, is_over, stays_whole
-from headway.model import MOST_OUTPUT, Cause
+from headway.core.values import octets
+from headway.model import MOST_OUTPUT, Cause, Entry
+
+CallerKey = tuple[str, str]  # Tenant, and user or address on whose behalf it asks.
+
+APART_SECONDS = 30.0  # Seconds since its last culprit for which a caller rides apart.
+MOST_APART = 16  # Limit on callers that ride apart. The one whose last culprit is longest ago is the first to return.
+KNOWN_SECONDS = 180.0  # Seconds for which an input that failed alone is answered without a run.
+MOST_KNOWN = 256  # Limit on known inputs of one tenant. The oldest are forgotten first.
+MOST_TENANTS = 1000  # Limit on tenants with known inputs.
+ALL_GENERATIONS = -1  # Generation of an input that stays known even if workers change.
+GENERATION_STEP = 1e-6  # Shortest time in seconds between generations, which are numbered by their first instants.
+SAME_INSTANT = 1e-3  # Seconds by which a batch may seem to have left before a generation that it belongs to.
+ERROR_BYTES = 400  # Bytes kept of a known input's first error.
+PRIOR = 32.0  # Successful inputs that a caller is credited with before its first culprit.
+LONE_ROOM = 4 * MOST_OUTPUT  # Limit in bytes on outputs of a caller's own batch while nobody else asks.
+MEMORY = 1024.0  # Inputs of a caller after which its counts are halved, so that later inputs weigh more.
+
+
+def caller_of(entry: Entry) -> CallerKey:
+    """Return the caller to whom an entry's failures are charged."""
+    return entry.tenant, entry.caller
+
+
+def digest(entry: Entry) -> bytes:
+    """Return the digest of an input, within its model's queue, under which its failure is remembered."""
+    hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
+    hashed.update(entry.parameters)
+    hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + octets(entry.input))
+    return hashed.digest()
+
+
+def best_group(share: float, each: float) -> float:
+    """Return the number of inputs to run together at which a good answer costs the least GPU time, if a `share` of inputs is bad.
+
+    A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs together.
+    So an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n. `share` is above 0 and at most 1; `each` is
+    β/α."""
+    searched = share / math.log(2.0)
+    return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
+
+
+class _Caller(msgspec.Struct):
+    until: float
+    ran: float = PRIOR
+    bad: float = 0.0
+    largest: int = 0
+
+
+_Known = tuple[float, float, str]
+_UNKNOWN: _Known = (-math.inf, 0.0, "")
+_PAST = -2  # A past generation.
+
+
+class Culprits:
+    """Known callers and inputs of one queue."""
+
+    __slots__ = ("_callers", "_generation", "_known", "active")
+
+    def __init__(self) -> None:
+        self._callers: dict[CallerKey, _Caller] = {}  # Callers, the one whose last culprit is longest ago first.
+        # Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first.
+        self._known: dict[str, dict[bytes, _Known]] = {}
+        self._generation = 0.0
+        self.active = False  # True if there are any. It is a plain attribute, as it is read for each entry.
+
+    def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
+        """Note an input that failed alone, with the error for its sender. If `killed`, it killed its worker in several runs. The
+        workers may have changed since its last run began, at `left_at`."""
+        self._set_apart(caller_of(entry), now)
+        inputs = self._known.pop(entry.tenant, {})
+        asked = digest(entry)
+        inputs.pop(asked, None)
+        # An exception from before the workers changed says nothing about those here now.
+        generation = self._generation if left_at >= self._generation - SAME_INSTANT else _PAST
+        kept = error.encode(errors="replace")[:ERROR_BYTES].decode(errors="ignore")
+        inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else generation, kept
+        self._known[entry.tenant] = inputs
+        if len(inputs) > MOST_KNOWN:
+            del inputs[next(iter(inputs))]
+        if len(self._known) > MOST_TENANTS:
+            del self._known[next(iter(self._known))]
+
+    def left_out(self, key: CallerKey, size: int, now: float) -> None:
+        caller = self._set_apart(key, now)
+        caller.largest = max(caller.largest, size)
+
+    def sends_large(self, key: CallerKey, now: float) -> bool:
+        caller = self._callers.get(key)
+        return caller is not None and caller.until > now and caller.largest > 0
+
+    def _set_apart(self, key: CallerKey, now: float) -> _Caller:
+        caller = self._callers.pop(key, None)
+        if caller is None and len(self._callers) >= MOST_APART:
+            del self._callers[next(iter(self._callers))]
+        if caller is None or caller.until <= now:
+            caller = _Caller(now)
+        caller.until = now + APART_SECONDS
+        self._callers[key] = caller
+        self.active = True
+        return caller
+
+    def ran(self, key: CallerKey, count: int, clean: bool) -> None:
+        """Note a run of `count` inputs of a caller that weren't suspect before."""
+        caller = self._callers.get(key)
+        if caller is not None:
+            caller.ran += count
+            caller.bad += not clean
+            if caller.ran > MEMORY:
+                caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
+
+    def rides_apart(self, key: CallerKey, now: float) -> bool:
+        """Return True if a caller had culprits, or an output left out, in the last APART_SECONDS."""
+        caller = self._callers.get(key)
+        if caller is None:
+            return False
+        if caller.until <= now:
+            del self._callers[key]
+            self.active = bool(self._callers or self._known)
+            return False
+        return True
+
+    def group_size(self, key: CallerKey, limit: int, each: float = 0.0, room: int = MOST_OUTPUT) -> int:
+        """Return the number of a caller's inputs to run together, with `room` bytes for large outputs; see `best_group`."""
+        caller = self._callers.get(key)
+        if caller is None:
+            return limit
+        if caller.largest:
+            limit = min(limit, room // caller.largest)
+        return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
+
+    def knows(self, entry: Entry, now: float) -> str | None:
+        """Return the first error of an equal input of the entry's tenant that failed alone in the last KNOWN_SECONDS, else None."""
+        inputs = self._known.get(entry.tenant)
+        if not inputs or not entry.caller:
+            return None
+        until, generation, error = inputs.get(digest(entry), _UNKNOWN)
+        if until <= now:
+            self._tidy(entry.tenant, inputs, now)
+            return None
+        return error if generation in (self._generation, ALL_GENERATIONS) else None
+
+    def renew(self, now: float = 0.0) -> None:
+        """Begin a generation, as a worker came or left, or has another backend or other code. Inputs that only raised are
+        forgotten, as their worker or old code may have been at fault."""
+        self._generation = max(now, self._generation + GENERATION_STEP)
+
+    def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:
+        for asked in [asked for asked, (until, *_) in inputs.items() if until <= now]:
+            del inputs[asked]
+        if not inputs:
+            del self._known[tenant]
+        self.active = bool(self._callers or self._known)
+
 
 # Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome.
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
@@ -76,12 +235,13 @@ class Group(msgspec.Struct, eq=False):
     hung: bool = False  # True if their last run was ended at the GPU deadline.
 
     def open_at(self, worker: str, others: bool) -> float:
-        """Return the instant from which `worker` may take them, which is later if they failed there and there are `others`."""
+        """Return the instant from which `worker` may take the entries. The instant is later if the
+        entries failed at this worker and there are `others`."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
 class Choice(msgspec.Struct):
-    """Group that a free worker takes first, group that it may take in turn, and the instant to look again."""
+    """What a free worker takes: a group ahead of all others, a group in turn, and the instant to look again."""
 
     first: Group | None = None
     turn: Group | None = None
@@ -115,7 +275,8 @@ class Suspects:
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Add entries to their caller's quarantine. It is ready when `like` is, or at once if it has `full` members by then."""
+        """Add entries to their caller's quarantine. The quarantine is ready no later than `like`. It is ready at once
+        if it now has `full` members."""
         quarantine = self._quarantines.get(caller)
         if quarantine is None:
             quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
@@ -132,7 +293,7 @@ class Suspects:
         self._place(quarantine, members)
 
     def unknown(self, members: list[QueuedEntry], like: Group, size: Callable[[CallerKey], int]) -> None:
-        """Put entries of which nothing is known any more into their callers' quarantines."""
+        """Put entries that may be good or bad into their callers' quarantines."""
         if not members:
             return
         callers = {caller_of(member.entry) for member in members}
@@ -143,7 +304,7 @@ class Suspects:
             self.add(Group(members, like.ready_at, QUARANTINE, like.failures, like.attempts))
 
     def halve(self, members: list[QueuedEntry], like: Group) -> None:
-        """Search entries that include a culprit. One half runs next, or the only entry."""
+        """Search entries that include a culprit. One half of them runs next, or the only entry."""
         rest, alone = None, like.alone
         if len(members) > 1:
             alone, (members, cut) = 0, _cut(members)
@@ -165,7 +326,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
-        """Take members of a group for one run, as many of the first shape as the slot takes by number and weight."""
+        """Take members of a group for one run: as many of the first member's shape as the slot takes, by number and weight."""
         members = group.members
         shape = members[0].entry.shape
         others = [member for member in members if member.entry.shape != shape]
@@ -243,7 +404,7 @@ class Suspects:
         self._lean = max(-most, min(most, self._lean + (-cost if group.kind == QUARANTINE else cost * SEARCH_PRICE)))
 
     def overrun(self, seconds: float) -> None:
-        """Charge for a run that took so many seconds longer than expected."""
+        """Charge for a run that took `seconds` longer than expected."""
         self.credit -= max(seconds, 0.0) * APART_PRICE
 
     def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
@@ -260,7 +421,8 @@ class Suspects:
 
 
 class SuspectLine(Protocol):
-    """A bulk line, with the number of its failed runs, and of those in which it was the whole batch."""
+    """A bulk line. `failures` counts its failed runs. `alone` counts the failed runs in which the line was the whole
+    batch."""
 
     failures: int
     alone: int
@@ -301,7 +463,7 @@ class LineSuspects:
         return sender.shape
 
     def rest_left(self, tenant: str, now: float) -> float:
-        """Return the seconds for which no line of a tenant may run."""
+        """Return the seconds for which a tenant's lines still rest."""
         sender = self._senders.get(tenant)
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
@@ -320,7 +482,7 @@ class LineSuspects:
         return False
 
     def failed(self, tenant: str, lines: Sequence[Line], cause: Cause, size: int) -> list[Sequence[Line]]:
-        """Return groups of a tenant's lines that run again after their batch of `size` entries failed, if any."""
+        """Note that a batch of `size` entries failed with a tenant's lines. Returns the groups in which the lines run again."""
         first, sender = lines[0], self._sender(tenant)
         for line in lines:
             sender.suspects += line.failures == 0
@@ -342,7 +504,8 @@ class LineSuspects:
             self._senders[tenant].suspects -= 1
 
     def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
-        """Let a tenant rest after a batch of `ran` seconds killed its worker. Returns the seconds before each of its groups."""
+        """Let a tenant rest after a batch of `ran` seconds killed its worker. Returns the seconds to
+        wait before each of the tenant's groups."""
         sender = self._sender(tenant)
         seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.deadly, MOST_REST_DOUBLINGS)
         first = max(sender.rests_until - now, 0.0) + seconds
@@ -360,7 +523,8 @@ class LineSuspects:
 
 
 def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
-    """Return the seconds before groups of lines run again. They grow while a remote API fails."""
+    """Return the seconds to wait before groups of lines run again. A single group waits longer after each further
+    failure, and longest if a remote API fails."""
     failures = groups[0][0].failures if len(groups) == 1 else 1
     pause = backoff(failures, rng)
     return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause

@@ -307,7 +307,7 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
     rows = heads[0].shape[0]
     if other := next((head for head in heads if head.shape[0] != rows), None):
         raise NoTensors(
-            f"the input {quoted(heads[0].name)} has {rows} rows and {quoted(other.name)} has {other.shape[0]}; expected as many"
+            f"the input {quoted(heads[0].name)} has {rows} rows and {quoted(other.name)} has {other.shape[0]}; expected the same number"
         )
     if not rows:
         raise NoTensors(f"the input {quoted(heads[0].name)} has no rows; expected at least one")

@@ -1,6 +1,6 @@
-"""Traces: the W3C header fields `traceparent` and `tracestate`, what entries carry of them, and which requests are sampled.
+"""Traces: the W3C header fields `traceparent` and `tracestate`, the traces that entries carry, and the sampling of requests.
 
-A malformed `traceparent` is ignored, as the recommendation says. Its request begins a new trace, and never fails for it. A
+A malformed `traceparent` is ignored, as the recommendation says. Its request begins a new trace, and never fails because of it. A
 `tracestate` counts only beside a valid `traceparent`.
 
 Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio agree
@@ -28,8 +28,8 @@ _HEAD = 16 + 8 + 1 + 8
 
 
 def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None:
-    """Return the place in a trace that a request names by `traceparent`; None if it names none, or a malformed one. `state` has the
-    values of all `tracestate` fields, joined by commas."""
+    """Return the place in a trace that a request names by `traceparent`. Return None if the field is empty or
+    malformed. `state` has the values of all `tracestate` fields, joined by commas."""
     match = _PARENT.fullmatch(parent)
     if match is None:
         return None
@@ -54,7 +54,7 @@ def read_trace_state(value: bytes) -> str:
 
 
 def _within(members: list[bytes], most: int) -> list[bytes]:
-    """Return members of up to `most` characters together. Long ones are left out first, then the last, which are the oldest."""
+    """Return members of up to `most` characters in all. Long members are left out first, then the last, which are the oldest."""
     for least in (LONG_MEMBER, 0):
         for at in range(len(members) - 1, -1, -1):
             if sum(map(len, members)) + len(members) - 1 <= most:
@@ -78,14 +78,14 @@ def trace_fields(context: TraceContext | None) -> dict[str, str]:
 
 
 def pack_carried(carried: CarriedTrace) -> bytes:
-    """Pack what an entry carries, so that its store need not look into it."""
+    """Pack the trace that an entry carries into bytes. The broker stores these bytes without reading them."""
     context = carried.context
     sent_at = carried.sent_at.to_bytes(8, "big")
     return b"".join((context.trace_id, context.span_id, bytes((context.flags,)), sent_at, context.state.encode()))
 
 
 def read_carried(packed: bytes) -> CarriedTrace | None:
-    """Unpack what an entry carries; None if it carries nothing that this release can read."""
+    """Unpack the trace that an entry carries; None if it carries none that this release can read."""
     if len(packed) < _HEAD:
         return None
     context = TraceContext(packed[:16], packed[16:24], packed[24], packed[_HEAD:].decode("ascii", "replace"))
@@ -115,12 +115,12 @@ class Sampler:
     def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
         self._ratio, self._follows, self._bits = ratio, follows, bits
         self._bound = round(ratio * _ALL)
-        # Number of the next sampled request, if it names no parent. `draws` need not be called for earlier ones.
+        # Number of the next sampled request, if it names no parent. `draws` need not be called for earlier requests.
         self._left_out, self.due = self._draw(), 1 + self._draw()
 
     def draws(self, number: int) -> bool:
         """Return True if the request with this new number is sampled, if it names no parent. Numbers grow from 1. Skipped numbers
-        count as requests, so that the chance of each stays the same."""
+        count as requests, so that each request keeps the same chance."""
         while self.due < number:
             self.due += 1 + self._draw()
         if self.due > number:
@@ -129,7 +129,8 @@ class Sampler:
         return True
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Return the context of the first span of a request without a number, given the client's; None if it isn't sampled."""
+        """Return the context of the first span of a request without a number; None if the request isn't sampled.
+        `parent` is the context that the client sent, if any."""
         if parent is None:
             if self._left_out:
                 self._left_out -= 1

@@ -227,7 +227,7 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number out of range among the first MOST_EXTREME extreme ones, and return how many there are, up to one more."""
+    """Refuse a number out of range. Returns the number of extreme numbers, up to MOST_EXTREME + 1; the last isn't checked."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0

@@ -1,9 +1,9 @@
 """Choice of the model version that answers a request: the version that the client names, or a version drawn by weight.
 
-A version is there while it has a worker, and live while such a worker is healthy. Weights count among live versions, and cold ones,
-which are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0 drains,
-and takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are 0, they
-only exclude versions, and the others share by slots. If none is left, the excluded ones serve."""
+A version is there while it has a worker, and live while such a worker is healthy. Weights count among live and cold versions. Cold
+versions are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0
+drains, and takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are
+0, they only exclude versions, and the others share by slots. If none is left, the excluded versions serve."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_weights(text: str) -> Weights:
 
 
 class Versions:
-    """Versions of one model, as a gateway sees them: the slots of live and cold ones, all that are there, and their weights."""
+    """Versions of one model, as a gateway sees them. `slots` are those of live and cold versions, and `there` are all versions."""
 
     __slots__ = ("_bounds", "_drawn", "_there", "_weights", "only")
 
@@ -89,11 +89,11 @@ def position_of(*names: str) -> float:
 
 
 def versions_of(workers: Iterable[WorkerInfo], weights: Weights) -> Versions | None:
-    """Return the versions of the model that these workers serve; None if none of them claims for a version."""
+    """Return the versions of the model that these workers serve; None if no worker claims for a version."""
     slots: dict[str, int] = {}
     there: set[str] = set()
     for worker in workers:
-        if worker.status is WorkerStatus.HEALTHY:  # One that claims what is for any version gets its part, too.
+        if worker.status is WorkerStatus.HEALTHY:  # A worker that claims for any version gets its part, too.
             slots[worker.version] = slots.get(worker.version, 0) + 1
         if worker.version and worker.status is WorkerStatus.COLD:
             slots.setdefault(worker.version, 0)

@@ -1,8 +1,8 @@
 """Weight of an input by a function of the target, estimated from the input's length.
 
-The function runs beside the target, so only once a batch is there. As the queue needs weights earlier, it estimates them by a line
-in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of UTF-8, which a
-tokenizer cuts more evenly than characters, in any script."""
+The function runs beside the target, so only once a batch has arrived. As the queue needs weights earlier, it estimates them by a
+line in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of UTF-8, which
+a tokenizer cuts more evenly than characters, in any script."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def estimated(line: WeightLine, value: Value) -> int:
 
 def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
     """Return the mean of several processes' lines; None if there are none."""
-    found = list(lines)
-    if not found:
+    known = list(lines)
+    if not known:
         return None
-    return WeightLine(sum(line.fixed for line in found) / len(found), sum(line.by_octet for line in found) / len(found))
+    return WeightLine(sum(line.fixed for line in known) / len(known), sum(line.by_octet for line in known) / len(known))
 
 
 class WeightEstimate:
     """Knowledge of one process about a weight function.
 
-    The line is fitted by least squares with decaying weights. It is raised so that a full batch, of at most `max_batch` such
+    The line is fitted by least squares with decaying weights. It is raised so that a full batch, of at most `max_batch`
     inputs, rarely exceeds `most`, the limit on its weight (0 for none)."""
 
     def __init__(self, function: str, most: int, max_batch: int) -> None:

@@ -1,4 +1,6 @@
-"""Base of the dialects, each of which encodes batches for one kind of remote API and decodes its answers.
+"""Base of the dialects, each of which encodes batches for one kind of remote API and decodes its answers, and JSON lists.
+
+Decoding a list stops at the first surplus element and skips unknown members, so a wrong answer costs next to nothing.
 
 Dialects are frozen structs that do no I/O, so they can be sent as JSON to the process that decodes large answers.
 """
@@ -6,33 +8,34 @@ Dialects are frozen structs that do no I/O, so they can be sent as JSON to the p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import msgspec
 
 from headway.errors import SettingError
-from headway.model import ItemResult, Signature, Value
+from headway.model import MOST_TOKENS, ItemResult, Signature, TokenCount, Value
 
 JSON_BODY: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
 Body = bytes | bytearray
 
 
 class NoOutputs(Exception):
-    """The answer doesn't hold one output for each input. The message quotes nothing of the answer."""
+    """The answer doesn't have one output for each input. The message doesn't quote the answer."""
 
 
 class NotSendable(Exception):
-    """The batch holds something that the dialect cannot express. The message says what."""
+    """The dialect cannot express the batch. The message says why."""
 
 
 class BadMetadata(Exception):
-    """The remote model takes or gives something that cannot be sent or read. The message says what, and what to do."""
+    """Headway cannot send the remote model's inputs or read its outputs. The message says why, and what to do."""
 
 
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
-    """One request to a remote API; a GET request if the body is empty. `headers` are added to the header fields that every request
-    has. `place` is a URL or gRPC method; empty for the place that batches go to."""
+    """One request to a remote API: a GET request if the body is empty. `headers` are added to those of every request. `place` is a
+    URL or gRPC method, or empty for the URL or method of batches."""
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
@@ -43,16 +46,15 @@ class Dialect(msgspec.Struct, frozen=True):
     """Base of all dialects."""
 
     path: ClassVar[str] = ""
-    """Pattern of URL paths that imply this dialect; empty if users must name it."""
+    """Pattern of the URL paths that imply this dialect. Empty if users must name the dialect."""
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
     """URL schemes. A scheme other than http and https implies the dialect."""
     shared_parameters: ClassVar[bool] = False
-    """True if a request has one set of parameters, so that inputs with different parameters go in separate requests."""
+    """True if a request has a single set of parameters. Then inputs with different parameters go in separate requests."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Return the API at a URL, in this dialect. `model` is the remote model's name, or empty. Raises SettingError if the URL or
-        a setting doesn't fit the dialect."""
+        """Return the API at a URL. `model` is the remote model's name, or empty. Raises SettingError if they don't fit."""
         raise NotImplementedError
 
     @property
@@ -60,37 +62,36 @@ class Dialect(msgspec.Struct, frozen=True):
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode a batch: texts, or tensors that differ only in their number of rows. `parameters` has a JSON object or nothing for
-        each input, and these are all equal with `shared_parameters`. Raises UnicodeEncodeError if an input contains a lone
-        surrogate, NotSendable if a parameter cannot be sent in this dialect."""
+        """Encode a batch of texts, or of tensors that differ only in their number of rows. `parameters` has a JSON object or b"" for
+        each input, all equal with `shared_parameters`. Raises UnicodeEncodeError if an input contains a lone surrogate, and
+        NotSendable if the dialect cannot express a parameter."""
         raise NotImplementedError
 
     def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
-        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input. If
-        the API reports tokens for the whole batch, the first result carries them. Raises NoOutputs if the answer doesn't hold that
-        many outputs, or they can't be told apart.
+        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input. The
+        first result gets the token count if the API reports one for the whole batch. Raises NoOutputs if the answer has another
+        number of outputs, or doesn't say to which inputs they belong.
 
-        `json_bytes` is the length of the JSON part if binary data follow it, or -1 if the answer doesn't say. `rows` counts the
-        rows of each input, 0 for an input without a row axis. It is empty if no input has a row axis.
-        """
+        `json_bytes` is the length of the JSON if binary data follow it, or -1 if unknown. `rows` has the number of rows of each
+        input, 0 for an input without a row axis, and is empty if no input has a row axis."""
         raise NotImplementedError
 
     def is_light(self, json_bytes: int) -> bool:
-        """Return True if decoding an answer costs about as much as copying it. See `decode` for `json_bytes`."""
+        """Return True if decoding the answer is about as fast as copying it. For `json_bytes` see `decode`."""
         return False
 
     def models(self, answer: Body) -> list[str]:
-        """Return the names in an API's list of models; empty if the answer isn't such a list."""
+        """Return the names in the answer to `Remote.models`, or [] if the answer is no list of models."""
         return []
 
     def learn(self, metadata: Body) -> Self:
-        """Return a copy of this dialect that follows the remote model's metadata. Raises BadMetadata."""
+        """Return a copy that is adapted to the remote model's metadata. Raises BadMetadata."""
         return self
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A remote API and its dialect. The repr leaves the URL out because its query may hold a secret. `metadata` and `models` ask
-    for the model's metadata and for the list of models; None if the API has none. `model` is the remote model's name, or empty."""
+    """A remote API and its dialect. The repr leaves out the URL, whose query may hold a secret. `metadata` and `models` request the
+    model's metadata and the list of models, or are None if the API has none. `model` is the remote model's name, or empty."""
 
     url: str
     dialect: Dialect
@@ -111,5 +112,96 @@ def needs_model(name: str, model: str) -> str:
 
 
 def raw_members(parameters: bytes) -> dict[str, Any]:
-    """Return the undecoded members of a JSON object, or none for no text."""
+    """Return the undecoded members of a JSON object, or {} for b""."""
     return dict(msgspec.json.decode(parameters, type=dict[str, msgspec.Raw])) if parameters else {}
+
+
+Json = bytes | bytearray | msgspec.Raw
+
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors for text that isn't JSON. Catch msgspec.ValidationError before: it is a DecodeError, too."""
+
+_COUNTED = 1 << 20
+"""Size in bytes up to which the elements of a wrong list are counted for the error message."""
+_KINDS = {"n": "null", "t": "bool", "f": "bool", "[": "list", "{": "dict", '"': "string"}
+
+_decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
+    """Return `expected` undecoded elements of a list. Raises NoOutputs, and msgspec.DecodeError for text that isn't JSON."""
+    if first_character(content) != "[":
+        raise NoOutputs(f"{kind_of(content)} instead of a list")
+    try:
+        raws: tuple[msgspec.Raw, ...] = _raws(expected)(content)
+    except msgspec.ValidationError:
+        raise NoOutputs(other_length(content, expected)) from None
+    return raws
+
+
+def first_character(content: Json) -> str:
+    """Return the first character that isn't white space, or "" if the first 64 bytes are white space."""
+    return bytes(memoryview(content)[:64]).lstrip()[:1].decode("latin-1")
+
+
+def kind_of(content: Json) -> str:
+    """Return the name of a JSON value's type, or `nothing` for b""."""
+    return _KINDS.get(start, "number") if (start := first_character(content)) else "nothing"
+
+
+def other_length(content: Json, expected: int) -> str:
+    """Return the error message for a list of the wrong length."""
+    if len(memoryview(content)) > _COUNTED:
+        return f"another number of outputs than {expected}, for {expected} inputs"
+    return f"{len(_decode_any_list(content))} outputs for {expected} inputs"
+
+
+def fault(value: str, expected: str) -> ItemResult:
+    """Return a failed result for an output of the wrong type."""
+    return ItemResult(None, f"the remote API answered {value} for this input, expected {expected}", True)
+
+
+@lru_cache(maxsize=128)
+def _raws(count: int) -> Any:
+    return msgspec.json.Decoder(tuple[(msgspec.Raw,) * count]).decode  # type: ignore[misc]
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    tokens_used: int = 0
+
+
+_decode_usage: Any = msgspec.json.Decoder(_Usage).decode
+_decode_metadata: Any = msgspec.json.Decoder(_Metadata).decode
+
+
+def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
+    """Set the first result's token count from OpenAI's `usage`. A malformed `usage` is ignored."""
+    try:
+        counts = _decode_usage(usage)
+    except NO_JSON:
+        return items
+    prompt, completion, total = counts.prompt_tokens, counts.completion_tokens, counts.total_tokens
+    if prompt is None and completion is None:
+        return with_tokens(items, total or 0)
+    return with_tokens(items, (prompt or 0) + (completion or 0), prompt or 0)
+
+
+def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
+    """Set the first result's token count from the `metadata` of another Headway. Malformed `metadata` are ignored."""
+    try:
+        return with_tokens(items, _decode_metadata(metadata).tokens_used)
+    except NO_JSON:
+        return items
+
+
+def with_tokens(items: list[ItemResult], used: int, prompt: int = 0) -> list[ItemResult]:
+    """Give the token count of the whole batch to the first result. Impossible counts are ignored."""
+    if items and 0 <= prompt <= used <= MOST_TOKENS and used:
+        items[0] = msgspec.structs.replace(items[0], tokens=TokenCount(used, prompt))
+    return items

@@ -1,31 +1,207 @@
-"""Each dialect by name, and the choice of a dialect for a URL."""
+"""All dialects by name, the choice of a dialect for a URL, and the dialects for plain JSON and for OpenAI's API.
+
+The output of OpenAI's dialects is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters
+apply to the whole request. Parameters that would change the number or the form of the outputs are not sent.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.dialects import AUTO, json_lists
-from headway.dialects.dialect import Body, Dialect, NoOutputs, Remote, RemoteCall
-from headway.dialects.json_lists import Json, with_metadata, with_usage
-from headway.dialects.openai import Completions, Embeddings
+from headway.core.excerpt import excerpt
+from headway.dialects import AUTO
+from headway.dialects.dialect import (
+    NO_JSON,
+    Body,
+    Dialect,
+    Json,
+    NoOutputs,
+    Remote,
+    RemoteCall,
+    elements,
+    fault,
+    first_character,
+    kind_of,
+    needs_model,
+    raw_members,
+    with_metadata,
+    with_usage,
+)
 from headway.errors import SettingError
-from headway.model import ItemResult, Signature, Value
+from headway.model import ItemResult, Signature, Value, ValueKind
 from headway.oip.dialect_grpc import OpenInferenceGrpc
 from headway.oip.dialect_rest import OpenInferenceHttp
 
+_NO_COMPLETION = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
+"""Parameters that are never sent with prompts. The prompt already contains the `messages`."""
+_NO_EMBEDDING = frozenset(("model", "input", "encoding_format"))
+_NUMBERS = "a list of numbers"
+
+
+class _Model(msgspec.Struct, gc=False):
+    id: str
+
+
+class _Models(msgspec.Struct, gc=False):
+    data: list[_Model]
+
+
+class _Numbered(msgspec.Struct, gc=False):
+    index: int
+
+
+class _Choices(msgspec.Struct, gc=False):
+    choices: msgspec.Raw
+    usage: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: str
+
+
+class _Data(msgspec.Struct, gc=False):
+    data: msgspec.Raw
+    usage: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Embedding(msgspec.Struct, gc=False):
+    embedding: msgspec.Raw
+
+
+_decode_models: Any = msgspec.json.Decoder(_Models).decode
+_decode_index: Any = msgspec.json.Decoder(_Numbered).decode
+_decode_choices: Any = msgspec.json.Decoder(_Choices).decode
+_decode_choice: Any = msgspec.json.Decoder(_Choice).decode
+_decode_data: Any = msgspec.json.Decoder(_Data).decode
+_decode_embedding: Any = msgspec.json.Decoder(_Embedding).decode
+_check_numbers: Any = msgspec.json.Decoder(list[float]).decode
+
+
+class NamedModel(Dialect, frozen=True):
+    """Base of the dialects `openai-…`: `POST /v1/completions` or `/v1/embeddings` with a list of texts."""
+
+    name: ClassVar[str] = ""
+    shared_parameters: ClassVar[bool] = True
+    model: str
+
+    @classmethod
+    def reach(cls, url: str, model: str) -> Remote:
+        """Accept any URL. If its path is like OpenAI's, the list of models is at `/v1/models`."""
+        parts = urlsplit(url)
+        match = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
+        models = None if match is None else RemoteCall(b"", {}, parts._replace(path=f"{match[1]}/models").geturl())
+        return Remote(url, cls(needs_model(cls.name, model)), models=models, model=model)
+
+    def models(self, answer: Body) -> list[str]:
+        try:
+            return [model.id for model in _decode_models(answer).data]
+        except (*NO_JSON, msgspec.ValidationError):
+            return []
+
+
+class Completions(NamedModel, frozen=True):
+    """Texts in, texts out."""
+
+    name: ClassVar[str] = "openai-completions"
+    path: ClassVar[str] = ".*/v1/completions"
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        return _shared_request({"model": self.model, "prompt": inputs}, parameters, _NO_COMPLETION)
+
+    def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
+        return _indexed_items(body, "choices", _decode_choices, expected, _choice)
+
+
+class Embeddings(NamedModel, frozen=True):
+    """Texts in, lists of numbers out."""
+
+    name: ClassVar[str] = "openai-embeddings"
+    path: ClassVar[str] = ".*/v1/embeddings"
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(gives=ValueKind.JSON)
+
+    def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
+        own = {"model": self.model, "input": inputs, "encoding_format": "float"}
+        return _shared_request(own, parameters, _NO_EMBEDDING)
+
+    def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
+        return _indexed_items(body, "data", _decode_data, expected, _embedding)
+
+
+def _shared_request(own: dict[str, Any], parameters: Sequence[bytes], never: frozenset[str]) -> RemoteCall:
+    members = {name: raw for name, raw in raw_members(next(iter(parameters), b"")).items() if name not in never}
+    return RemoteCall(msgspec.json.encode({**members, **own}))
+
+
+def _indexed_items(
+    body: Body,
+    member: str,
+    decode: Callable[[Body], Any],
+    expected: int,
+    read: Callable[[msgspec.Raw], ItemResult],
+) -> list[ItemResult]:
+    """Read the objects in the list `member`, in the order of their `index` fields. Raises NoOutputs unless each index occurs once.
+    `decode` returns an object with this member and `usage`, both undecoded. `read` reads an element of the list."""
+    try:
+        answer = decode(body)
+        return with_usage(_by_index(getattr(answer, member), expected, read), answer.usage)
+    except msgspec.ValidationError:
+        raise NoOutputs(f"no object with a list of {member}") from None
+    except NO_JSON as exc:
+        raise NoOutputs(f"something that is not JSON ({exc})") from None
+
+
+def _by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemResult]) -> list[ItemResult]:
+    items: list[ItemResult | None] = [None] * expected
+    for raw in elements(content, expected):
+        try:
+            index = _decode_index(raw).index
+        except msgspec.ValidationError:
+            raise NoOutputs("an output without an index") from None
+        if not 0 <= index < expected:
+            raise NoOutputs(f"an output with the index {excerpt(str(index))} for {expected} inputs")
+        if items[index] is not None:
+            raise NoOutputs(f"two outputs with the index {index}")
+        items[index] = read(raw)
+    return [item for item in items if item is not None]
+
+
+def _choice(raw: msgspec.Raw) -> ItemResult:
+    try:
+        return ItemResult(_decode_choice(raw).text)
+    except msgspec.ValidationError:
+        return fault("a choice without a text", "a string")
+
+
+def _embedding(raw: msgspec.Raw) -> ItemResult:
+    try:
+        numbers = _decode_embedding(raw).embedding
+    except msgspec.ValidationError:
+        return fault("no embedding", _NUMBERS)
+    try:
+        if not _check_numbers(numbers):
+            return fault("an empty list", _NUMBERS)
+    except msgspec.ValidationError:
+        kind = kind_of(numbers)
+        return fault("a list of other things" if kind == "list" else kind, _NUMBERS)
+    return ItemResult(bytes(numbers).strip())
+
+
 MEMBERS = ("outputs", "results", "predictions")
-"""Members that may hold the list, of which the first one present counts."""
+"""Members that may hold the list. The first one that is present counts."""
 _NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 
 class TextList(Dialect, frozen=True):
-    """Dialect `list`, with nothing but the inputs."""
+    """Dialect `list`: a JSON list of the inputs."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
@@ -43,7 +219,7 @@ class TextList(Dialect, frozen=True):
 
 
 class NamedInputs(TextList, frozen=True):
-    """Dialect `inputs`, with the inputs, and their parameters if any input has some."""
+    """Dialect `inputs`: an object with the inputs, and their parameters if there are any."""
 
     @property
     def signature(self) -> Signature:
@@ -71,12 +247,16 @@ _decode_text: Any = msgspec.json.Decoder(str).decode
 def read(body: Body, expected: int) -> list[ItemResult]:
     """Read one result for each input; see `Dialect.decode`."""
     try:
-        if json_lists.first(body) == "[":
+        if first_character(body) == "[":
             return _items(body, expected)
-        wrapped = _unwrapped(body)
-        items = _items(_list_in(wrapped), expected)
-        return with_usage(with_metadata(items, wrapped.metadata), wrapped.usage)
-    except json_lists.NO_JSON as exc:
+        wrapped = _decode_wrapped(body)
+        content = next((raw for member in MEMBERS if memoryview(raw := getattr(wrapped, member))), msgspec.Raw())
+        if first_character(content) != "[":
+            raise NoOutputs(_NEITHER)
+        return with_usage(with_metadata(_items(content, expected), wrapped.metadata), wrapped.usage)
+    except msgspec.ValidationError:
+        raise NoOutputs(_NEITHER) from None
+    except NO_JSON as exc:
         raise NoOutputs(f"something that is not JSON ({exc})") from None
 
 
@@ -84,30 +264,13 @@ def _items(content: Json, expected: int) -> list[ItemResult]:
     try:
         return [ItemResult(text) for text in _texts(expected)(content)]
     except msgspec.ValidationError:
-        return [_item(raw) for raw in json_lists.elements(content, expected)]
-
-
-def _unwrapped(body: Body) -> _Wrapped:
-    try:
-        wrapped: _Wrapped = _decode_wrapped(body)
-    except msgspec.ValidationError:
-        raise NoOutputs(_NEITHER) from None
-    return wrapped
-
-
-def _list_in(wrapped: _Wrapped) -> Json:
-    content: msgspec.Raw = next(
-        (raw for member in MEMBERS if memoryview(raw := getattr(wrapped, member))), msgspec.Raw()
-    )
-    if json_lists.first(content) != "[":
-        raise NoOutputs(_NEITHER)
-    return content
+        return [_item(raw) for raw in elements(content, expected)]
 
 
 def _item(raw: msgspec.Raw) -> ItemResult:
-    if json_lists.first(raw) == '"':
+    if first_character(raw) == '"':
         return ItemResult(_decode_text(raw))
-    return json_lists.fault(json_lists.kind(raw), "a string")
+    return fault(kind_of(raw), "a string")
 
 
 @lru_cache(maxsize=128)
@@ -126,14 +289,14 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 
 
 def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
-    """Return the API at a URL without credentials, in the dialect `name` or AUTO. `model` is the remote model's name, or empty.
-    Raises SettingError if the URL or a setting doesn't fit the dialect."""
+    """Return the API at a URL without credentials. `name` is the dialect's, or AUTO. `model` is the remote model's name, or empty.
+    Raises SettingError if the URL or the model doesn't fit the dialect."""
     parts = urlsplit(url)
     chosen = _implied_by(parts.scheme, parts.path) if name == AUTO else name
     kind = DIALECTS[chosen]
     if parts.scheme not in kind.schemes:
         hint = f"Use a URL of {' or '.join(f'{scheme}://' for scheme in kind.schemes)}, or leave it out."
-        raise SettingError("remote_format", name, f"is not spoken over {parts.scheme}://", hint)
+        raise SettingError("remote_format", name, f"is not available over {parts.scheme}://", hint)
     return kind.reach(url, model)
 
 

@@ -3,8 +3,8 @@
     make ──▶ make ──▶ … ──▶ header ──▶ send ──▶ send ──▶ … ──▶ next request
                                         └── the client reads too slowly: wait until it has read everything ──▶ send
 
-Each piece is quick to make, and an output is freed once its pieces are made. The whole answer is made before any of it is
-sent, because an output may turn out not to be sendable.
+Each piece is quick to make, and an output is freed once its pieces are made. The whole answer is made before its first byte is
+sent, because making a piece may fail.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ HOLE = secrets.token_hex(16)
 """Placeholder for an output that is written piece by piece. Random, so that no output can contain it."""
 
 ELSEWHERE = "the Open Inference Protocol has it (`binary_data`, at /v2/models/MODEL/infer)"
-"""Advice for outputs that JSON cannot hold."""
+"""Ends the error message about an output that JSON cannot hold."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def released(outputs: Sequence[Value]) -> Iterator[Value]:
-    """Yield the outputs in order without keeping references, so that each can be freed as soon as it is written."""
+    """Yield outputs in order, and drop each reference, so that an output is freed once it is written."""
     remaining = list(reversed(outputs))
     del outputs
     while remaining:
@@ -65,7 +65,7 @@ def packed_pieces(elements: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def is_large(output: Value) -> bool:
-    """Return True if an output takes long to write. Tensors count sooner, because their numbers become JSON."""
+    """Return True if an output takes long to write. The limit is lower for tensors, whose numbers become JSON."""
     return len(output) > (PIECE // 8 if isinstance(output, Tensors) else PIECE)
 
 
@@ -80,8 +80,8 @@ def json_pieces(output: Value) -> Iterator[bytes]:
 
 
 def items_of(outputs: Sequence[Value]) -> Iterator[Iterator[bytes]]:
-    """Yield the JSON pieces of each of several outputs; see `json_pieces`. Errors say to which input they belong."""
-    if isinstance(outputs[0], Tensors):  # Then all are: a model gives one kind of values.
+    """Yield one iterator of JSON pieces for each output; see `json_pieces`. Error messages name the input."""
+    if isinstance(outputs[0], Tensors):  # Then all outputs are tensors: a model gives one kind of value.
         return map(_placed, released(outputs), itertools.count(), itertools.repeat(len(outputs)))
     return map(json_pieces, released(outputs))
 
@@ -108,7 +108,7 @@ def as_octets(output: Tensors) -> bytes | memoryview | None:
 
 
 def octets_of_tensors(output: Tensors) -> bytes:
-    """Return an output as octets; see `as_octets`. Raises BadRequest if it has another form."""
+    """Return a single tensor of numbers as octets. Raises BadRequest for other tensors."""
     data = as_octets(output)
     if data is None:
         heads = shown_heads([tensor.head for tensor in unpack(output)])
@@ -138,8 +138,7 @@ def value_within(document: bytes, output: Value) -> Iterator[bytes]:
 
 
 def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield a JSON object with `items`, each in JSON pieces, as the member `name`. In `document`, that member is an empty array,
-    and no earlier member is an object."""
+    """Fill `items`, each given as JSON pieces, into the empty array `name` of a JSON object. No earlier member may be an object."""
     head, member, tail = document.partition(b'"%b":[' % name.encode())
     yield head + member
     separator = b""
@@ -160,9 +159,8 @@ WORTH_SENDING = 1 << 16
 class LargeAnswer:
     """Body of a large answer. `room` is the quota for the outputs of several inputs, or None for a single input.
 
-    `length` counts the bytes that are made but not sent, and `total` those of the whole body, once it is made. `left_since` is the
-    monotonic time at which the client fell behind in reading, or 0.0 if it hasn't.
-    """
+    `length` counts the bytes made but not yet sent. `total` is the length of the whole body, or 0 until all of it is made.
+    `left_since` is the monotonic time since which the client is behind in reading, or 0.0."""
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
 
@@ -175,8 +173,8 @@ class LargeAnswer:
         self.left_since = 0.0
 
     def make(self) -> bool:
-        """Make more of the answer, for one turn of the loop. Return True once it is complete. Raises RequestError or
-        UnicodeEncodeError if it cannot be sent, and RequestError if it gets too large."""
+        """Make more pieces, for one turn of the loop. Return True once all are made. Raises RequestError or UnicodeEncodeError
+        if an output cannot be sent, and RequestError if the answer gets too large."""
         end = self._clock() + TURN
         new: list[bytes] = []
         whole = True
@@ -198,7 +196,6 @@ class LargeAnswer:
         return whole
 
     def take(self) -> bytes:
-        """Remove and return the next piece to send, or empty if there is none."""
         if not self._made:
             return b""
         piece = self._made.popleft()
@@ -212,12 +209,11 @@ class LargeAnswer:
         return b"".join(self._made)
 
     async def made(self, turns: FairTurns, tenant: str) -> None:
-        """Make the whole answer, in further turns of the tenant if one turn isn't enough."""
+        """Make all pieces, in as many turns of the tenant as that takes."""
         while not self.make():
             await _turn(turns, tenant)
 
     async def sent(self, turns: FairTurns, tenant: str) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of a complete answer. Each waits for a turn of the tenant."""
         while self._made:
             yield self.take()
             await _turn(turns, tenant)
@@ -230,6 +226,5 @@ async def _turn(turns: FairTurns, tenant: str) -> None:
 
 
 def _begin(turn: asyncio.Future[None]) -> None:
-    """Start a turn, unless its request has ended."""
     if not turn.done():
         turn.set_result(None)

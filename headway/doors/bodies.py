@@ -1,7 +1,7 @@
-"""JSON bodies of inference requests: decoders and checks for every codec, and error messages.
+"""JSON bodies of inference requests: decoders and checks for all codecs, and error messages.
 
-A body is decoded once. Anything wrong with it becomes a BadRequest that names the member and what was expected. Of duplicate
-members the last counts, as it does in the workers.
+A body is decoded once. A wrong body raises BadRequest, whose message names the member and says what was expected. If a member
+is repeated, the last one counts, as in the workers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
 _SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
-"""Beginning of a body in Python's notation, or still in the quotes of a shell."""
+"""Start of a body with single quotes: Python's notation, or the quotes of a shell."""
 _MOST_BYTES = 1 << 16
-"""Longest body that is searched for a suggestion."""
+"""Largest body in bytes for which an error message suggests a fix."""
 _MALFORMED = "JSON is malformed: "
 _MOST_SHOWN = 5
 _TOGETHER = 32
-"""Inputs of a long list that are read between two yields."""
+"""Number of inputs of a long list to read between two yields."""
 _ELSEWHERE = {
     "instances": "several inputs go as `inputs` to /v1/inference",
     "inputs": "several inputs go to /v1/inference",
@@ -46,22 +46,21 @@ _ELSEWHERE = {
     "input": "/v1/inference takes an `input`",
     "input_data": "/v1/predict takes an `input_data`",
 }
-"""Members that belong to other routes and APIs, with where they go."""
+"""Members of other routes and APIs, each with advice."""
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class OtherInput(BadRequest):
-    """The body may be good, but not for a model that takes texts; the message says why."""
+    """The body isn't valid for a model that takes texts. Another kind of model may accept it."""
 
 
 MAX_DEPTH = 32
-"""Deepest nesting of `parameters`: a worker must be able to decode whatever was accepted."""
+"""Maximum nesting of `parameters`. Workers can decode this much."""
 
 MOST_MEMBERS = 1024
-"""Maximum number of members of a long body."""
 
 ABSENT = msgspec.Raw()
-"""Value of a Raw member that is missing."""
+"""Stands for a missing Raw member."""
 
 _NO_INPUT = "Object missing required field `input`"
 _NUL = "the input contains U+0000, which not every model can hold; remove it"
@@ -98,7 +97,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
     """Make a function that reads JSON bodies with one input of any JSON type, or with several; see `Codec.read_value`.
 
     `kind` is a msgspec Struct with `model`, `version`, `model_version`, and (as Raw, by default ABSENT) `input`, `inputs` and
-    `parameters`. A ClassVar stands for what a route doesn't take."""
+    `parameters`. Members that the route doesn't take are ClassVars."""
     limit = min(MOST_INPUTS, settings.max_queue)
     decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
@@ -154,7 +153,7 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], 
 
 
 def _long_value(text: bytes, name: str) -> Steps[Value]:
-    """Read a member that may be long; `name` is what messages call it."""
+    """Read a member that may be long. Error messages call it `name`."""
     try:
         return (yield from values.read_in_steps(text, known=True))
     except values.NoValue as exc:
@@ -163,7 +162,7 @@ def _long_value(text: bytes, name: str) -> Steps[Value]:
 
 def members_in_steps(body: bytes) -> Steps[dict[str, bytes]]:
     """Check a long body, and return its members. Raises BadRequest."""
-    text = bytes(body).strip(b" \t\r\n")  # A large one is a bytearray.
+    text = bytes(body).strip(b" \t\r\n")  # A large body is a bytearray.
     try:
         if not text.isascii():
             text.decode()
@@ -196,22 +195,21 @@ def _has_lone_surrogate(text: bytes) -> Steps[bool]:
 
 
 def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
-    """Make a function that builds a struct from a long body's members, without decoding the fields in `raw`. It raises
-    BadRequest."""
+    """Make a function from a long body's members to a struct. It doesn't decode the fields in `raw`, and raises BadRequest."""
     decode = msgspec.json.Decoder(kind).decode
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
-    kept = [(field, names[field]) for field in raw if field in names]
-    short = sorted(frozenset(names.values()) - {name for _, name in kept})
+    undecoded = [(field, names[field]) for field in raw if field in names]
+    short = sorted(frozenset(names.values()) - {name for _, name in undecoded})
 
     def take(members: Mapping[str, bytes]) -> Any:
         given = [b'"%b":%b' % (name.encode(), members[name]) for name in short if name in members]
-        given += [b'"%b":0' % name.encode() for _, name in kept if name in members]
+        given += [b'"%b":0' % name.encode() for _, name in undecoded if name in members]
         text = b"{%b}" % b",".join(given)
         try:
             built = decode(text)
         except msgspec.MsgspecError as exc:
             raise BadRequest(decode_problem(exc, text)) from None
-        for field, name in kept:
+        for field, name in undecoded:
             if name in members:
                 setattr(built, field, msgspec.Raw(members[name]))
         return built
@@ -234,19 +232,14 @@ def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]
     except values.NoValue as exc:
         raise BadRequest(f"`$.parameters` {exc}") from None
     if extreme > values.MOST_EXTREME:
-        raise BadRequest(
-            f"`$.parameters` holds more than {values.MOST_EXTREME} numbers so large or long that each needs a check"
-        )
+        raise BadRequest(f"`$.parameters` has more than {values.MOST_EXTREME} very large or long numbers")
     return {name: msgspec.Raw(value) for name, value in by_name.items()}
 
 
 def _version(parsed: Any) -> str:
-    """Return the version that a body asks for by either member, or empty for any."""
     version, named = parsed.version, parsed.model_version
     if "" in (version, named):
-        raise BadRequest(
-            f"Expected the name of a version, or none - at `$.{'version' if not version else 'model_version'}`"
-        )
+        raise BadRequest(f"Expected a version, or none - at `$.{'version' if not version else 'model_version'}`")
     if version and named and version != named:
         raise BadRequest("the body has both `version` and `model_version`, which differ; expected one of them")
     return version or named or ""
@@ -313,14 +306,14 @@ def check_text(text: str) -> str:
 
 
 def checked_parameters(raw: msgspec.Raw, limit: int) -> bytes:
-    """Return the text of `parameters`, empty if it has no members. Raises as `parameter_members` does."""
+    """Return the text of `parameters`, or b"" if it has no members. For errors see `parameter_members`."""
     text = bytes(raw)
     return text if parameter_members(text, limit) else b""
 
 
 def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
-    """Return the parameters of a request, undecoded, or none if they are null. Raises BadRequest if they are not an object, more
-    than `limit`, nested too deeply, or not readable for a worker, and msgspec.MsgspecError if they are not valid JSON."""
+    """Return a request's parameters, each undecoded, or {} for null. Raises BadRequest if they are not an object, more than
+    `limit`, nested too deeply, or not readable for a worker, and msgspec.MsgspecError if they are not valid JSON."""
     if text == b"null":
         return {}
     if text[:1] != b"{":
@@ -335,7 +328,7 @@ def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
 
 
 def decode_problem(exc: Exception, body: bytes) -> str:
-    """Return the message for a client whose body, or a part of it, cannot be decoded."""
+    """Return the error message for a body, or part of a body, that cannot be decoded."""
     if isinstance(exc, UnicodeDecodeError):
         return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
     if isinstance(exc, RecursionError):
@@ -355,7 +348,7 @@ def decode_problem(exc: Exception, body: bytes) -> str:
 
 
 def suggestion(problem: str, body: bytes) -> str:
-    """Return a hint to append to the message `problem` if a body lacks a member or puts several inputs into one; or ""."""
+    """Return a hint to append to the error message `problem`, or ""."""
     if _SEVERAL.fullmatch(problem):
         return f"; {_ELSEWHERE['instances']}"
     if (missing := _MISSING.fullmatch(problem)) is None or len(body) > _MOST_BYTES:
@@ -375,12 +368,12 @@ def suggestion(problem: str, body: bytes) -> str:
 
 
 def to_tensors(known: KnownModels, model: str, input: Value | list[Value]) -> Value | list[Value]:
-    """Convert a JSON value, or each of several, to tensors that the model takes. Raises RequestError if it takes no such value."""
+    """Convert a JSON value, or several, to tensors for a model. Raises RequestError if the model doesn't take them."""
     return finish(to_tensors_in_steps(known, model, input))
 
 
 def to_tensors_in_steps(known: KnownModels, model: str, input: Value | list[Value]) -> Steps[Value | list[Value]]:
-    """Convert values that may be long; see `to_tensors`."""
+    """Convert long JSON values in steps; see `to_tensors`."""
     if not isinstance(input, list):
         return (yield from _converted(known, model, input, ""))
     converted: list[Value] = []

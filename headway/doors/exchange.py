@@ -1,7 +1,7 @@
-"""Exchange: the common shape of every request between its decoded body and its answer.
+"""Exchange: a request between its decoded body and its answer, in the same form for every API.
 
-A reader turns a body into an exchange, whose `write` function holds whatever the answer needs. An HTTP route makes one reader for
-each head, and uses it for every body that follows an equal head on the connection.
+A reader makes an exchange from a body. The exchange's `write` function knows all that the answer needs. An HTTP route makes one
+reader for a head, and uses it for all bodies that follow an equal head on the connection.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MARKS = {
     (DedupKind.KEY, True): (("idempotency-replayed", "true"),),
     (DedupKind.KEY, False): (("idempotency-replayed", "true"),),
 }
-"""Header fields of an answer that another request's outcome serves: by what the two share, and whether it was stored."""
+"""Header fields of an answer that reuses another request's outcome, by kind of deduplication and whether it was stored."""
 
 
 def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
-    """Return header fields, or metadata, that say whether an outcome was replayed or cached, or couldn't be stored."""
+    """Return header fields (or gRPC metadata) that mark a replayed, cached or unstored outcome."""
     shared = () if reply.shared is None else _MARKS.get((reply.shared, reply.kept), ())
     return (*shared, ("x-headway-kept", "no")) if reply.unkept else shared
 
@@ -37,13 +37,12 @@ def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
 JSON = b"content-type: application/json\r\n"
 
 Written = tuple[bytes, bytes | Iterator[bytes]]
-"""Header lines of an answer, with their line ends and including Content-Type, and its body. With several outputs, the body is an
-iterator of pieces that are quick to make. It raises the errors of `WriteAnswer`."""
+"""Header lines of an answer, with Content-Type, and its body. Large bodies are iterators, which raise as `WriteAnswer` does."""
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """Outcome of a request whose inputs all have an output. `id` is as clients see it. `outputs` and `tokens` have one element
-    for each input; tokens are None if not reported. `milliseconds` passed from the complete request to its answer."""
+    """Outcome of a request whose inputs all have an output. `id` is the public one, `req_…`. `outputs` and `tokens` have an element
+    for each input; tokens are None if not reported. `milliseconds` have passed since the request was complete."""
 
     id: str
     outputs: Sequence[Value]
@@ -59,15 +58,15 @@ WriteAnswer = Callable[[Outcome], Written]
 ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
 """Read a body with one text into (model or None, input, parameters). Raises RequestError for any other body."""
 WriteText = Callable[[str, Any, float, str, TokenCount | None], bytes]
-"""Write the body of an answer. The arguments are the members of an Outcome with one output, or several on routes that take lists.
-An output that isn't a text comes as Raw. Raises UnicodeEncodeError for a lone surrogate."""
+"""Write the body of an answer. The arguments are the members of an Outcome with one output (several on routes that take lists).
+An output that isn't a text is given as Raw. Raises UnicodeEncodeError for a lone surrogate."""
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """Fast path of a head whose requests differ only in their text, so nothing has to be kept for each request.
+    """Fast path of a head whose requests differ only in their text. It keeps nothing for each request.
 
-    `read` is `unusual` if the head has no fast path for reading. `write` writes an answer with a plain text, with the header
-    lines `kind`. `write_any` writes any other answer."""
+    `read` is `unusual` if the head has no fast path for reading. `write` writes an answer with a plain text, whose header lines
+    are `kind`. `write_any` writes all other answers."""
 
     read: ReadText
     write: WriteText
@@ -80,16 +79,16 @@ UNUSUAL = BadRequest("the body has another reader")
 
 
 def unusual(body: bytes) -> NoReturn:
-    """Leave a body to the general reader."""
+    """Raise UNUSUAL: this head has no fast path."""
     raise UNUSUAL
 
 
 class Exchange(msgspec.Struct):
     """One request between its body and its answer.
 
-    `model` is None for the default model. Each member of a list `input` becomes an entry. `parameters` is a JSON object, or
-    empty. `id` is the client's own id if a failure must mention it, or empty. `final` is True if an answer on a stream
-    must say that it is the last. `usual` is the fast path for requests like this one, or None."""
+    `model` is None for the default model. Each element of a list `input` becomes an entry. `parameters` is a JSON object or
+    empty. `id` is the client's own id if a failure has to mention it, or empty. `final` is True if the last answer on a stream
+    has to be marked. `usual` is the fast path for requests like this one, or None."""
 
     model: str | None
     input: Value | list[Value]
@@ -106,29 +105,29 @@ ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 
 
 class CodecContext(msgspec.Struct, frozen=True):
-    """Facts about the service that readers of requests need. `counters` count requests of clients that retry."""
+    """Facts about the service that readers of requests need."""
 
     settings: Settings
     known: KnownModels
     counters: GatewayCounts
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
-        """Return a copy that shows only the models in `only`, which a credential is limited to, or empty for all."""
+        """Return a copy with only the models in `only`, which a credential may use. Empty means all."""
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 
 ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
-"""Read a long body as ReadRequest does, a little at a time."""
+"""Read a long body in steps; see ReadRequest."""
 
 
 class Reader(NamedTuple):
-    """Reader of the bodies under one head. `in_steps` is None if reading costs next to nothing, as for octets."""
+    """Reader of the bodies that follow one head. `in_steps` is None if reading is fast for any body, as for octets."""
 
     at_once: ReadRequest
     in_steps: ReadInSteps | None = None
 
     def steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        """Read a long body in steps, or in a single one if reading costs next to nothing."""
+        """Read a long body in steps, or in a single step if reading is fast for any body."""
         if self.in_steps is None:
             yield 0
             return self.at_once(body, options, known)

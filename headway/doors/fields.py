@@ -18,10 +18,9 @@ ID_PREFIX = "req_"
 TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 
 MOST_KEY = 255
-"""Longest idempotency key in characters."""
 
 MOMENT = 0.001
-"""Seconds left to a request whose time is up."""
+"""Timeout in seconds of a request whose time is up."""
 
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
@@ -32,8 +31,8 @@ _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 def select_fields(
     fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
 ) -> dict[bytes, bytes]:
-    """Return the values of the fields in `names`, given lower-case names and values. Fields in `lists` may come more than once;
-    their values are joined by commas, so a second `traceparent` makes it malformed. Raises BadRequest for other repetitions."""
+    """Return the values of the fields in `names`, which are lower case. Repeated fields in `lists` are joined by commas, so a second
+    `traceparent` makes the value malformed. Raises BadRequest for any other repeated field."""
     selected: dict[bytes, bytes] = {}
     for name, value in fields:
         if name in names:
@@ -47,7 +46,7 @@ def select_fields(
 
 
 def shorten(value: bytes) -> str:
-    """Return the beginning of a field's value for an error message."""
+    """Return the start of a field's value, for an error message."""
     return repr(value[:60].decode("latin-1"))
 
 
@@ -68,8 +67,8 @@ def read_options(
     task: bool = False,
     way: str = "",
 ) -> RequestOptions:
-    """Read the options of a request that may take `longest` seconds, given values by lower-case field name; see RequestOptions
-    for the other arguments. Raises BadRequest if a value is malformed."""
+    """Read request options from header values by lower-case name. The request may take `longest` seconds. For the other arguments
+    see RequestOptions. Raises BadRequest if a value is malformed."""
     key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
     fresh = unkept = False
     if b"cache-control" in single:
@@ -97,7 +96,7 @@ def _key(value: bytes) -> str:
 
 
 def _freshness(value: bytes) -> tuple[bool, bool]:
-    """Return (True if the request wants a fresh answer, True if that answer must not be stored)."""
+    """Return two flags: the request wants a fresh answer, and the answer must not be stored."""
     directives = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
     unkept = b"no-store" in directives
     return unkept or b"no-cache" in directives, unkept
@@ -105,9 +104,7 @@ def _freshness(value: bytes) -> tuple[bool, bool]:
 
 def _seconds(value: bytes) -> float:
     if _MILLISECONDS.fullmatch(value) is None or float(value) <= 0:
-        raise BadRequest(
-            f"X-Request-Timeout-Ms is {shorten(value)}; expected a number of milliseconds above 0, for example 1500"
-        )
+        raise BadRequest(f"X-Request-Timeout-Ms is {shorten(value)}; expected milliseconds above 0, for example 1500")
     return float(value) / 1000
 
 
@@ -119,7 +116,7 @@ def _tier(value: bytes, names: tuple[str, ...]) -> int:
 
 
 def with_time_left(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
-    """Shorten a request's timeout by the seconds it has waited, and to the seconds that remain for its call."""
+    """Shorten a timeout by the seconds `waited`, and to the seconds `remaining` for the call."""
     left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
     if remaining is not None:
         left = min(left, remaining)

@@ -2,13 +2,13 @@
 
 A live process answers on its admin port, whatever the state of the broker. When it is ready depends on its role:
 
-    gateway    A worker is healthy, still works while short of memory, or will be started on demand. While the broker is out
-               of reach: requests are held for it, or a fallback serves them. A broker that is back counts once requests go to
-               it again.
+    gateway    A worker is healthy, or works though short of memory, or will be started on demand. While the broker is out of
+               reach: requests are held for it, or a fallback serves them. A broker that is back counts once the gateway sends
+               requests to it again.
     worker     One of its own slots is healthy, or still works.
     others     The broker answers.
 
-A process isn't ready while it starts, but its admin port answers from the first moment, so a slow load doesn't look like a hang.
+A process isn't ready while it starts, but its admin port answers from the beginning, so a slow load doesn't look like a hang.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from headway.gateway.fleet_watchers import Learner
 
 SERVING = frozenset(("ok", "degraded"))
-"""Words that count as ready."""
 
 AGE = 0.5
-"""Seconds for which all health checks share one answer, so that more probes don't cost more broker calls."""
+"""Seconds for which all health checks share one answer, to save broker calls."""
 ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
@@ -47,12 +46,11 @@ def _never() -> bool:
 class Readiness:
     """Readiness of one process.
 
-    The workers of `broker` decide, or only those that run one of `models`. The fallback `direct` may serve while the broker is
-    out of reach. `holding` returns True while new requests go to the broker, or are held for it because it may be back in time;
-    it is None in a process without requests. With `needs_workers`, the process is ready only with a healthy worker, and with
-    `needs_own` only with one of its own `slots`. `learners` get the workers at each look, so a process that says it is ready
-    knows them. The fleet should have `expected` healthy workers, if that isn't 0. `at_zero` returns True if a model without
-    workers will get one on demand. `awaited` returns the models with demand but no workers, and their desired workers."""
+    The workers of `broker` decide, or only the workers of `models`. The fallback `direct` may serve while the broker is out of
+    reach. `holding` returns True while new requests go to the broker or wait for it; it is None in a process without requests.
+    With `needs_workers`, the process needs a healthy worker to be ready; with `needs_own`, one of its own `slots`. `learners` get
+    the workers at each look. The fleet should have `expected` healthy workers, unless that is 0. `at_zero` returns True if a
+    model without workers will get a worker on demand. `awaited` returns the scaling of models with demand but no workers."""
 
     broker: Registry
     leaving: Callable[[], bool]
@@ -74,7 +72,7 @@ class Readiness:
     """When the broker last answered, or None if it never has."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
-        """Return the word of readiness and the checks behind it. Waits at most ANSWER_WITHIN for the broker."""
+        """Return the readiness status and its checks. Waits at most ANSWER_WITHIN for the broker."""
         if self.starting():  # The broker may not have been checked yet.
             return "starting", {"starting": True, "draining": False}
         try:
@@ -91,11 +89,11 @@ class Readiness:
 
     @property
     def passed_by(self) -> bool:
-        """True while new requests bypass the broker, as after an outage that the gateway doesn't yet know to be over."""
+        """True while new requests bypass the broker. The gateway may not know yet that an outage is over."""
         return self.holding is not None and not self.holding()
 
     async def alone(self) -> str:
-        """Return the word of readiness while the broker is out of reach: `degraded` if requests are held or the fallback works."""
+        """Return the status while the broker is out of reach: `degraded` if requests are held or the fallback works."""
         workers = self._last_seen if self._held else ()
         if not workers and self.direct is not None:
             workers = await self.direct.workers()
@@ -106,21 +104,17 @@ class Readiness:
         return "degraded" if serves else "unavailable"
 
     async def judge(self, workers: Sequence[WorkerInfo]) -> str:
-        """Return the readiness status for the broker's current registry."""
         self.learn(workers)
         return await self.alone() if self.passed_by else self._judge(workers)[0]
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Note the broker's current registry, to know the workers if the broker goes away."""
         self._last_seen, self._seen_at = workers, self.clock()
 
     @property
     def _held(self) -> bool:
-        """True if new requests are held for the broker while it is out of reach."""
         return self.holding is not None and self.holding()
 
     def _last_known(self) -> dict[str, Any]:
-        """Return checks by the last registry before the broker went out of reach."""
         _, checks = self._look_at(self._last_seen)
         if self._seen_at is None:
             return checks | {"workers": "unknown"}
@@ -133,12 +127,10 @@ class Readiness:
         return {"fallback": _healthy(await self.direct.workers())}
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """Return the word of readiness, and the workers that count for it.
+        """Return the readiness status, and the workers that count for it.
 
-        `ok`: as it should be. `degraded`: a worker is neither healthy nor drained, or fewer than expected are healthy.
-        `unavailable`: no worker works. `starting`: not up yet. `draining`: shutting down. An offline worker of another process
-        doesn't count, because it has left or was given up.
-        """
+        `degraded` means that a worker is neither healthy nor drained, or that fewer workers than expected are healthy. An offline
+        worker of another process doesn't count: it has left, or was given up."""
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
             return "draining", counted
@@ -147,7 +139,7 @@ class Readiness:
         if not self.needs_workers:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
-        if not healthy:  # Unready would take workers that still work out of the balancer.
+        if not healthy:  # An unready process would take workers that still work out of the balancer.
             if not counted and self.at_zero():
                 return "degraded" if self._overdue(counted) else "ok", counted
             works = self.at_zero() or any(
@@ -159,7 +151,6 @@ class Readiness:
         return "ok" if complete and (self.needs_own or healthy >= self.expected) else "degraded", counted
 
     def _missing(self, counted: Sequence[WorkerInfo]) -> list[Scaling]:
-        """Return the desired workers of models without workers."""
         present = {worker.model for worker in counted}
         return [scaling for model, scaling in self.awaited().items() if model not in present]
 
@@ -196,7 +187,7 @@ def _healthy(workers: Sequence[WorkerInfo]) -> str:
 
 
 class CachedReadiness:
-    """Readiness that all probes within AGE share, so that more probes cost the broker nothing."""
+    """Readiness that all probes within AGE share."""
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
@@ -205,7 +196,7 @@ class CachedReadiness:
         self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Return `Readiness.look`, at most AGE old. A change within this process, such as leaving, shows at once."""
+        """Return a `Readiness.look` of at most AGE ago. A change within this process, such as leaving, shows at once."""
         loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or known != self._known:

@@ -17,8 +17,7 @@ from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic, PeriodicResource
 
-PERIOD = 1.0
-"""Seconds between two notices, and between two readings of the fleet's figures."""
+PERIOD = 1.0  # Seconds between two notices, and between two readings of the fleet's figures.
 WATCHED_PERIOD = 0.25
 UNHEARD = Posted(watched=False, records=False)
 
@@ -132,5 +131,4 @@ class BoardReporter(PeriodicResource):
 
 
 def _grown(before: Mapping[K, int], now: Mapping[K, int]) -> dict[K, int]:
-    """Return the growth of each count that has grown."""
     return {key: count - before.get(key, 0) for key, count in now.items() if count != before.get(key, 0)}

@@ -16,8 +16,7 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD
-"""Seconds after which the name of a killed process is free again."""
+NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD  # Seconds after which the name of a killed process is free again.
 
 _GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)
 """Statuses in which nothing runs under a worker's id, so that another process may take it."""
@@ -29,7 +28,7 @@ class Membership:
     `describe` returns the process as it is now. `slots` are the ids of its workers. `every` returns the seconds until the next
     heartbeat. `drained` is called with the names of all drains after each heartbeat; None in a process without workers. `killed`
     returns why workers were killed since the last call, by worker id. `reason` says why the process ends. `leaving` is True once it
-    shuts down, so that it should get nothing new.
+    shuts down and should get no new work.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Membership:
                     )  # fmt: skip
 
     async def _namesake(self) -> str:
-        """Describe the process that already has this process's name or one of its worker ids; empty if none has."""
+        """Describe the process that already has this process's name or one of its worker ids. Return "" if none has."""
         me = self._describe()
         for member in await self._fleet.members():
             if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):

@@ -24,8 +24,7 @@ log = get_logger(__name__)
 
 MISSED_FOR = 3600.0
 """Seconds for which a lost model counts as missed. Counters of models that are no longer served are dropped after that time."""
-Serve = Callable[[Mapping[str, Settings]], None]
-"""Function that serves these models and no others, from now on."""
+Serve = Callable[[Mapping[str, Settings]], None]  # Function that serves these models and no others, from now on.
 
 
 class FleetModels:
@@ -40,17 +39,16 @@ class FleetModels:
         presumed = not settings.models and settings.model == FIELDS["model"].default
         self.named: Collection[str] = () if presumed else settings.served.keys()
         self._own = settings.served if presumes or not presumed else {}
+        # Default model, if the settings don't name it. It is served only until a worker reports another model.
         self._presumed = settings.model if presumed and presumes else ""
-        """Default model, if the settings don't name it. It is served only until a worker reports another model."""
         self._serve, self._clock, self._forget = serve, clock, forget
         self._left_at: dict[str, float] = {}
+        # Models with a worker that fell silent without being stopped, as of the last report.
         self._silent: set[str] = set()
-        """Models with a worker that fell silent without being stopped, as of the last report."""
         self._terms: dict[str, ModelReport] = {}
-        self._online: Collection[str] = ()
-        """Models with a worker that was not offline at the last report."""
+        self._online: Collection[str] = ()  # Models with a worker that was not offline at the last report.
+        # When each model that the registry has lost ceases to be served, in monotonic seconds.
         self._lost: dict[str, float] = {}
-        """When each model that the registry has lost ceases to be served, in monotonic seconds."""
         self._heard_at = -math.inf
         self._served: Mapping[str, Settings] = self._own
         self._warned: set[tuple[str, str, tuple[str, ...]]] = set()
@@ -92,7 +90,8 @@ class FleetModels:
         self._forget_the_past()
 
     def _note_lost(self, workers: Iterable[WorkerInfo], reports: dict[str, ModelReport]) -> None:
-        """Add the last reports of models whose workers have vanished from the registry."""
+        """Add to `reports` the last report of each model that vanished from the registry less than UNKNOWN_FOR seconds
+        ago."""
         now = self._heard_at
         self._lost = {model: until for model, until in self._lost.items() if until > now and model not in reports}
         self._lost |= {model: now + UNKNOWN_FOR for model in self._online if model not in reports}

@@ -1,4 +1,4 @@
-"""How often a process reports to the fleet and reads the reports of others.
+"""How often a process reports to the fleet, reads the reports of others, and has the broker reap.
 
     works ──nothing came for RESTS_AFTER──▶ rests ──something comes──▶ works
 
@@ -8,9 +8,13 @@ second. A process with workers never rests, as its workers must be heard of at l
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from headway.core.health import REST_EVERY, STANDBY_EVERY
+from headway.errors import BrokerUnavailable
+from headway.ports import Maintenance
+from headway.runtime.periodic import PERIOD
 
 RESTS_AFTER = 5.0
 
@@ -33,3 +37,16 @@ class Pace:
     def every(self) -> float:
         """Return the seconds between heartbeats, and between readings of an idle process."""
         return STANDBY_EVERY if self.rests else REST_EVERY
+
+
+GRAIN = 0.01  # Fewest seconds between two calls.
+
+
+async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST_EVERY) -> None:
+    """Reap for ever, as often as the broker asks for, or after `every()` seconds. Try an unavailable broker again in a second."""
+    while True:
+        try:
+            pause = await broker.reap(every())
+        except BrokerUnavailable:
+            pause = PERIOD
+        await asyncio.sleep(max(pause, GRAIN))

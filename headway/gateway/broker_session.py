@@ -1,14 +1,14 @@
-"""Session of a gateway with one broker. It sends entries, takes replies, and bridges outages.
+"""Session of a gateway with one broker. It sends entries, receives replies, and bridges outages.
 
     submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ events
                  ▲                   │ no answer
                  └───────────────────┘ offered again with the time that remains
 
-Entries that gather during a call go out together in the next one. If they exceed one call, tenants take turns. Large entries
-have calls of their own, so small ones don't wait for their bytes.
+Entries that gather during a call go out together in the next call. If they exceed a call, tenants take turns. Large entries have
+calls of their own, so that small entries don't wait for their bytes.
 
-A call without an answer may have succeeded. Its entries are offered again under the same ids until the broker answers.
-While the broker is out of reach, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`.
+A call without an answer may have succeeded. So its entries are offered again under the same ids, until the broker answers. While
+the broker is out of reach, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,13 @@ from headway.runtime.fair_turns import FairSlots
 from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
 
-AT_ONCE = 8
-"""Maximum number of large entries in one call."""
+AT_ONCE = 8  # Maximum number of large entries in one call.
 MOST_BYTES = 8 << 20
-"""Bytes of inputs and parameters that fill a call of large entries. The broker admits none before it has stored them all."""
-MOST_COPIED = 1 << 19
-"""Bytes of inputs and parameters that fill a call of small entries, which the broker copies."""
-SPREAD = 0.25
-"""Seconds within which gateways start to resubmit, spread by random delays, because all notice the broker's return at once."""
-REST = 1.0
-"""Minimum time in seconds between two resubmissions, in case the broker comes and goes."""
-CHUNK = 64
-"""Maximum number of entries in one call of a resubmission, and of submissions in one withdrawal."""
+"""Bytes of inputs and parameters that fill a call of large entries. The broker stores all of them before it admits any."""
+MOST_COPIED = 1 << 19  # Bytes of inputs and parameters that fill a call of small entries.
+SPREAD = 0.25  # Maximum random delay in seconds of a resubmission, which all gateways begin at the same time.
+REST = 1.0  # Minimum time in seconds between two resubmissions, in case the broker comes and goes.
+CHUNK = 64  # Maximum number of entries in one call of a resubmission, and of submissions in one withdrawal.
 _INPUT, _PARAMETERS = attrgetter("input"), attrgetter("parameters")
 
 
@@ -59,12 +54,10 @@ class Outbox:
     __slots__ = ("_lines", "fresh", "later")
 
     def __init__(self) -> None:
-        self.fresh: dict[int, Entry] = {}
-        """Entries since the last `take`. Callers add an entry here, under its nonce."""
-        self.later = 0
-        """Number of entries that the last `take` left."""
+        self.fresh: dict[int, Entry] = {}  # Entries since the last `take`. Callers add entries here, by nonce.
+        self.later = 0  # Number of entries left after the last `take`.
         self._lines: dict[str, OrderedDict[int, Entry]] = {}
-        """Entries that the last `take` left, by tenant. The first tenant has the next turn."""
+        """Entries left after the last `take`, by tenant. The first tenant has the next turn."""
 
     def __len__(self) -> int:
         return len(self.fresh) + self.later
@@ -73,7 +66,7 @@ class Outbox:
         return chain(*(line.values() for line in self._lines.values()), self.fresh.values())
 
     def take(self, most: int) -> list[Entry]:
-        """Remove and return the entries of the next call, at most `most`, one from each tenant in turn."""
+        """Remove and return up to `most` entries for the next call, one from each tenant in turn."""
         if not self.later and len(self.fresh) <= most:  # The common case.
             taken, self.fresh = list(self.fresh.values()), {}
             return taken
@@ -99,7 +92,7 @@ class Outbox:
             line.move_to_end(entry.nonce, last=False)
 
     def drop(self, submission: Submission) -> bool:
-        """Drop the entry of a submission. Returns False if the outbox doesn't hold it."""
+        """Drop the entry of a submission. Returns False if the outbox doesn't have it."""
         tenant, _, nonce = submission
         if self.fresh.pop(nonce, None) is not None:
             return True
@@ -112,20 +105,16 @@ class Outbox:
         return True
 
     def keep(self, wanted: Callable[[Entry], bool]) -> None:
-        """Drop all entries except the wanted ones."""
-        kept = list(filter(wanted, self))
+        remaining = list(filter(wanted, self))
         self.fresh, self._lines, self.later = {}, {}, 0
-        self.put_back(kept)
+        self.put_back(remaining)
 
     def _line(self, tenant: str) -> OrderedDict[int, Entry]:
         return self._lines.setdefault(tenant, OrderedDict())
 
 
 class LargeEntries:
-    """Large entries, and the loop that offers them.
-
-    `offer` offers entries. If it raises BrokerUnavailable, it has put them into the outbox.
-    """
+    """Large entries, and the loop that sends them by `offer`. If `offer` fails, it puts them into the outbox."""
 
     def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
         self.waiting = TenantTurns[Entry]()
@@ -134,10 +123,7 @@ class LargeEntries:
         self._offering: list[Entry] = []
 
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
-        """Keep the entries of more than `most` bytes, and the followers of tasks that wait here.
-
-        Returns the small entries for the next call, and the small entries for later calls.
-        """
+        """Take over large entries and the followers of their tasks. Returns the others, for the next call and for later."""
         together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
         if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # The common case.
             return entries, []
@@ -150,11 +136,11 @@ class LargeEntries:
                 others.append(entry)
         entries = others
         if len(entries) * most > MOST_COPIED:
-            left = MOST_COPIED
+            room = MOST_COPIED
             for position, entry in enumerate(entries):
-                if left <= 0:
+                if room <= 0:
                     return entries[:position], entries[position:]
-                left -= len(entry.input) + len(entry.parameters)
+                room -= len(entry.input) + len(entry.parameters)
         return entries, []
 
     def _has(self, tenant: str, id: str) -> bool:
@@ -186,8 +172,8 @@ class LargeEntries:
 class Resubmitter:
     """Loop that offers pending entries again after the broker may have lost them.
 
-    Offering is idempotent by (tenant, id), so entries that the broker still has don't change. `held` returns the entries that
-    were offered and still have no answer. `open` is True from `ask` until all of them have been offered.
+    Offering is idempotent by (tenant, id), so it doesn't change entries that the broker still has. `held` returns the offered entries
+    without an answer. `open` is True from `ask` until all of them have been offered again.
     """
 
     def __init__(
@@ -201,7 +187,7 @@ class Resubmitter:
         self.open = False
 
     def ask(self) -> None:
-        """Have all entries offered again soon."""
+        """Ask for all entries to be offered again soon."""
         self.open = True
         self._due.set()
 
@@ -221,40 +207,29 @@ class Resubmitter:
             await asyncio.sleep(REST)
 
 
-LARGE = 1 << 16
-"""An output of at least this many bytes has a turn of the event loop to itself, because writing it takes about a millisecond."""
+LARGE = 1 << 16  # Size in bytes of an output with its own turn of the loop. Writing it takes about 1 ms.
 _OUTPUT = attrgetter("output")
 RETRY_AFTER = (1.0, 30.0)
-"""Bounds in seconds of Retry-After during an outage. Between them, it equals the length of the outage so far."""
-WORTH_GATHERING = 2.0
-"""Entries gather only if at least this many arrive between two calls. A lone entry goes at once."""
+"""Minimum and maximum seconds of Retry-After during an outage. Between them, it is the length of the outage so far."""
+WORTH_GATHERING = 2.0  # Entries gather only if at least so many arrive between two calls.
 MOST_OFFERED = 64
-"""Maximum number of entries in one call. The call blocks the broker, and its verdicts are handled in one turn of the event loop."""
-PROBE_AFTER = 0.5
-"""Seconds without an answered call after which a broker that holds requests is probed, in case it has lost them silently."""
-SECOND_CHANCE = 0.1
-"""Minimum time in seconds from the first failed call until the broker counts as down. A single call may get lost."""
-TRIES = 3
-"""Number of failures after which a client's call is given up, if other calls succeed."""
-TAKEOVER = 5.0
-"""Maximum time in seconds to hold requests for a read-only broker. A planned takeover lasts one or two seconds."""
-AFTERMATH = 5.0
-"""Seconds after an outage in which refusals of entries that are offered again are blamed on the outage."""
-SETTLING = 2.0
-"""Seconds that all gateways need to resubmit their requests after the broker has lost its state."""
-SCARCE = "memory"
-"""Refusal reason that doesn't prove that the broker lacks the entry, because without memory it can't look."""
-MOST_REPLIES = 64
-"""Maximum number of replies in one turn of the event loop. A reply takes about 50 µs."""
-MOST_READS = 4
-"""Maximum number of outcomes to read at once."""
+"""Maximum number of entries in one call. A call blocks the broker, and the gateway handles its result in one turn."""
+PROBE_AFTER = 0.5  # Seconds without an answered call until a broker with pending requests is probed.
+SECOND_CHANCE = 0.1  # Minimum seconds until the broker counts as down, because a single call may get lost.
+TRIES = 3  # Number of failures after which a client's call is given up while other calls succeed.
+TAKEOVER = 5.0  # Maximum seconds to wait for a read-only broker. A planned takeover takes one or two.
+AFTERMATH = 5.0  # In these seconds after an outage, a refusal of a resubmitted entry is blamed on the outage.
+SETTLING = 2.0  # Seconds that all gateways need to resubmit their requests after the broker has lost its state.
+SCARCE = "memory"  # Reason of a refusal by a broker that can't check if it has the entry.
+MOST_REPLIES = 64  # Maximum number of replies in one turn of the event loop. A reply takes about 50 µs.
+MOST_READS = 4  # Maximum number of outcomes to read at once.
 Recalled = Reply | EntryState | None
 Asking = asyncio.Future[Recalled]
 T = TypeVar("T")
 
 
 def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
-    """Split replies into turns of the event loop. Each turn has up to MOST_REPLIES small replies, or one large reply."""
+    """Split replies into parts for separate turns of the event loop: up to MOST_REPLIES small replies, or one large reply."""
     if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # The common case.
         return [replies]
     large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
@@ -264,10 +239,8 @@ def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Event: the broker has accepted an entry with dedup keys, with a trace, or for several inputs.
-
-    The entry is queued, shares the run of an identical entry, or has its answer already.
-    """
+    """Event: the broker has accepted an entry with dedup keys, with a trace, or for several inputs. The entry is queued,
+    shares the run of an identical entry, or has its answer already."""
 
     entry: Entry
 
@@ -280,11 +253,10 @@ class EntryRefused(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Event: replies came."""
+    """Event: replies have come."""
 
     replies: Sequence[Reply]
-    held: Sequence[Any] = ()
-    """Pending requests of the replies, if these are the plain outputs of one whole batch; otherwise empty."""
+    held: Sequence[Any] = ()  # Pending requests of the replies, if these are one whole batch of plain outputs.
 
 
 class Down(msgspec.Struct, frozen=True):
@@ -321,15 +293,14 @@ class OutcomeReader:
     """Reader of the outcomes that one broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads.
 
     An outcome may have 16 MiB, and the broker sends nothing else in the meantime. So only a few calls run at once, and tenants
-    take turns. Reads of the same outcome that come during a call share the next call. That call begins after all of them have
-    asked, so its result is true for each.
+    take turns. Reads of the same outcome that come during a call share the next call. As this call begins after them, its result
+    is up to date for each.
     """
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker, self._out_of_reach = broker, out_of_reach
         self._calls = FairSlots(MOST_READS)
-        self._waiting: dict[tuple[str, str], list[Asking]] = {}
-        """Reads without a call yet, by tenant and id."""
+        self._waiting: dict[tuple[str, str], list[Asking]] = {}  # Reads without a call yet, by tenant and id.
         self._reading: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
@@ -369,7 +340,7 @@ class BrokerSession:
 
     Arguments:
         gateway: id of the gateway, to which replies are addressed.
-        pending: requests of all the gateway's sessions, which this one only reads.
+        pending: requests of all sessions of the gateway. A session only reads this table.
         down_after: seconds of an outage before the broker counts as down.
 
     Attributes:
@@ -378,7 +349,7 @@ class BrokerSession:
         near: synchronous interface of a broker in this process; None for a remote broker.
         waits: True if something must reach the broker before the next entry.
         taken: entries handed to a near broker that the rate doesn't count yet.
-        followers: number of followers of tasks on this session, as counted by the gateway. They use no room, go out after
+        followers: number of followers of tasks on this session. The gateway counts them. They use no room, are sent after
             requests, and don't count in the rate.
     """
 
@@ -395,8 +366,7 @@ class BrokerSession:
     ) -> None:
         self.broker, self.near, self.waits = broker, broker.near, False
         self.room, self.followers = room, 0
-        self._outbox = Outbox()
-        """Entries that were not sent yet, or whose call had no answer."""
+        self._outbox = Outbox()  # Entries that were not sent yet, or whose call had no answer.
         self._on_their_way: list[Sequence[Entry]] = []
         """Entries of calls under way. They mustn't be offered again, because the two calls might end differently."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
@@ -405,14 +375,10 @@ class BrokerSession:
         self._gateway, self._pending, self._on_event, self._down_after = gateway, pending, on_event, down_after
         self._clock, self._rng = clock, rng
         self._work = asyncio.Event()
-        self._called = -math.inf
-        """Instant of the last call with entries."""
-        self._doubtful = False
-        """True if entries in the outbox may have been offered before, or have waited for long."""
-        self._departed: list[Submission] = []
-        """Submissions to withdraw."""
-        self._departed_ids = Counter[tuple[str, str]]()
-        """Tenants and ids of departed submissions, for fast look-ups because the list may be long."""
+        self._called = -math.inf  # Instant of the last call with entries.
+        self._doubtful = False  # True if entries in the outbox may have been offered, or have waited for an outage.
+        self._departed: list[Submission] = []  # Submissions to withdraw.
+        self._departed_ids = Counter[tuple[str, str]]()  # Their tenants and ids, for fast look-ups.
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
@@ -443,7 +409,7 @@ class BrokerSession:
 
     @property
     def in_sync(self) -> bool:
-        """True unless the broker may have lost entries that this session has yet to resubmit."""
+        """False while the broker may have lost entries that this session hasn't resubmitted yet."""
         return (
             not (self._doubtful or self._resubmitter.open or self._availability.since)
             and self.broker.epoch == self._epoch
@@ -491,15 +457,13 @@ class BrokerSession:
         return self._clock() - self._back_at < AFTERMATH
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that another call of this process failed. Ignored if the broker has answered this session since instant `began`.
-
-        An idle session only waits for replies, and would notice a stalled broker seconds later.
-        """
+        """Note a failed call elsewhere in this process. Does nothing if the broker has answered this session since `began`.
+        An idle session only waits for replies, and would notice a stalled broker seconds later."""
         if self._answered < began:
             self._call_failed(began, error)
 
     def no_room(self) -> Failure:
-        """Return the refusal of a request that doesn't fit into the outbox."""
+        """Return the refusal of a request for which the outbox has no room."""
         if self.unreachable_seconds > 0.0:
             return self.out_of_reach()
         message = "too many requests wait to be queued"
@@ -524,7 +488,7 @@ class BrokerSession:
         return self._rate.at(now)
 
     def offer(self, entry: Entry) -> None:
-        """Offer an entry, at once if the broker is near and nothing else must go first, otherwise with the next call."""
+        """Offer an entry: at once if the broker is near and nothing else must go first, or else with the next call."""
         # The inputs of a list go in one call, because the input that pays for the list must get in first.
         if self.near is not None and not self.waits and not entry.payer and entry.count == 1:
             self.taken += 1
@@ -540,7 +504,7 @@ class BrokerSession:
         self._outbox.fresh[entry.nonce] = entry
 
     def take_over(self, entries: Sequence[Entry]) -> None:
-        """Offer entries that another session has held so far."""
+        """Offer entries that belonged to another session so far."""
         self._outbox.fresh.update((entry.nonce, entry) for entry in entries)
         self._doubtful = self.waits = bool(self._outbox)
         self._work.set()
@@ -553,7 +517,8 @@ class BrokerSession:
         self._large.waiting.keep(lambda entry: entry.submission in mine)
 
     def withdraw(self, submission: Submission) -> None:
-        """Withdraw a submission. If it may have been offered, the broker is told with the next call."""
+        """Withdraw a submission. If the broker may have it, it is withdrawn there soon, by a later call to the
+        broker."""
         if not self._doubtful and self._outbox.drop(submission):
             return
         self._departed.append(submission)
@@ -588,7 +553,7 @@ class BrokerSession:
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
             self._probe_due = False
-            # Usually only one call's worth, because entries mustn't wait for the many withdrawals that a tenant may cause.
+            # Usually one call's worth, because a tenant may cause many withdrawals, and entries mustn't wait for all of them.
             await self._withdraw_departed(whole=probe or self._doubtful)
         if self._outbox:
             await self._hand_over(probe)
@@ -621,7 +586,7 @@ class BrokerSession:
             await self._offer(entries)
 
     async def _withdraw_departed(self, whole: bool) -> None:
-        """Withdraw one call's worth or the `whole` list of submissions, and cancel tasks. If there are none, probe the broker."""
+        """Withdraw submissions, one call's worth or the `whole` list, and cancel tasks. Without any, probe the broker."""
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
         while self._departed:
@@ -640,7 +605,7 @@ class BrokerSession:
             del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
-        """Offer requests in one call, and then their followers in another, because the broker looks for the followers' tasks."""
+        """Offer requests in one call, and then followers in another, because the broker must know the followers' tasks."""
         self._on_their_way.append(entries)
         parts = [part for part in _followers_last(entries) if part] if self.followers else [entries]
         try:
@@ -648,8 +613,8 @@ class BrokerSession:
                 self._report(part, await self._ask(self.broker.enqueue(part)), admitted, again)
         except (BrokerUnavailable, asyncio.CancelledError):
             if not admitted:  # Admitted entries are resubmitted when the broker is back.
-                left = parts[parts.index(part) :]
-                self._outbox.put_back(list(itertools.chain.from_iterable(left)))
+                unsent = parts[parts.index(part) :]
+                self._outbox.put_back(list(itertools.chain.from_iterable(unsent)))
                 self._doubtful = True
                 self._work.set()
             raise
@@ -670,10 +635,10 @@ class BrokerSession:
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:
         """Offer entries again, if they still wait.
 
-        If an entry ends during the call, the broker may take it for new, so it is withdrawn. A task is withdrawn only if it
-        was cancelled or refused; otherwise its outcome can still be fetched.
+        If an entry ends during the call, the broker may mistake it for a new entry. So the entry is withdrawn. A task
+        is withdrawn only if it was cancelled or refused, because clients can fetch its outcome later.
 
-        Entries are `admitted` if the broker had admitted them, and most likely still has them. They are `late` if they may have
+        `admitted` means that the broker had admitted the entries, and most likely still has them. `late` means that they may have
         been offered before, or have waited during an outage.
         """
         offered = self._pending.refreshed(self, entries, self._clock())
@@ -712,7 +677,7 @@ class BrokerSession:
             if replies is not None:
                 self._call_succeeded()
                 await self._pass_on(replies)
-            replies = None  # Frees the outputs now instead of when the next replies come.
+            replies = None  # Otherwise the outputs stay in memory until the next replies.
 
     async def _pass_on(self, replies: Sequence[Reply]) -> None:
         first, *later = in_turns(replies)
@@ -777,7 +742,7 @@ class BrokerSession:
         self._work.set()
 
     async def _give_up(self, pause: float) -> None:
-        """Count the broker as down after a pause. The pause lasts longer while a replica takes over or an address moves."""
+        """Count the broker as down after a pause, or later while a replica takes over or an address moves."""
         verdict, read_at = asyncio.current_task(), -math.inf
         await asyncio.sleep(pause)
         while self._verdict is verdict and self.unreachable_seconds < TAKEOVER:
@@ -786,7 +751,7 @@ class BrokerSession:
             elif self._clock() - read_at >= self._down_after:
                 break
             await asyncio.sleep(SECOND_CHANCE)
-        if self._verdict is verdict:  # If not, the broker is back, and a library has swallowed the cancellation.
+        if self._verdict is verdict:  # Otherwise the broker is back, and a library has swallowed the cancellation.
             self._verdict, self.away = None, True
             self._on_event(self, Down())
 
@@ -819,7 +784,7 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """Blame the outage if an entry that waited for the broker is refused for load, because the load came after the request."""
+    """Blame the outage if the broker refuses an entry for load that came after the entry."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was out of reach, so the request can no longer be answered in time"

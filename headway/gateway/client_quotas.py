@@ -1,11 +1,11 @@
 """Quotas of a process's clients for connections, unfinished bodies and unread answers, over all ports.
 
-No client can take so much that others are kept out. A connection belongs to its tenant from its first request on. Before that
-it belongs to an owner that stands for all strangers. When strangers have used up their quota, the oldest silent connection is
-closed for the next one, so a flood of silent connections keeps nobody out.
+No client can take so much that others are kept out. From its first request on, a connection belongs to its tenant. Before that,
+it belongs to a common owner, the strangers. When strangers have used up their quota, a new connection replaces the oldest silent
+one. So a flood of silent connections keeps nobody out.
 
-Without authentication, a connection belongs to the client's address. A proxy is then a single owner, so its connections are
-bounded only on request.
+Without authentication, a connection belongs to the client's address. A proxy is then a single owner, so by default its connections
+have no bound of their own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ from headway.core.budget import GREED, Budget
 from headway.errors import PAYLOAD_TOO_LARGE, RATE_LIMITED, SERVICE_OVERLOADED, RequestError
 from headway.model import Failure
 
-STRANGERS = "\0"
-"""Owner of connections without a request so far."""
-REFUSED = "\1"
-"""Owner of connections beyond the quota of their tenant or address. They are closed after an error was sent."""
-TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32
-"""Limits on refused connections at once: a number, and a fraction of all. Further ones are closed without an answer."""
-_LOOKED_AT = 64
-"""Maximum number of strangers' connections to search for a silent one."""
-UNHELD = 1 << 16
-"""Outputs of one request aren't counted up to this many bytes, because most answers are read at once."""
+STRANGERS = "\0"  # Owner of connections without a request so far.
+REFUSED = "\1"  # Owner of connections beyond a quota. They are closed once their error is sent.
+TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32  # Limits on refused connections: a number, and a divisor of all.
+_LOOKED_AT = 64  # Maximum number of strangers' connections to search for a silent one.
+UNHELD = 1 << 16  # Outputs of one request up to so many bytes aren't counted.
 
 
 class HeldBytes(Budget):
@@ -49,8 +44,8 @@ class HeldBytes(Budget):
 class AnswerRoom:
     """Room for the outputs of a request with several inputs, from the first output until the answer is written.
 
-    The outputs may have `most` bytes together. `why` tells, in the error, where this bound comes from. `held` are the bytes
-    counted so far; 0 for a small answer.
+    The outputs may have `most` bytes together. `why` names the source of this bound in the error. `held` is the number of counted
+    bytes, 0 for a small answer.
     """
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
@@ -60,7 +55,7 @@ class AnswerRoom:
         self.held = 0
 
     def hold(self, amount: int) -> Failure | None:
-        """Grow to `amount` bytes. Returns a failure if that is too much for one request, or with its owner's other bytes."""
+        """Grow to `amount` bytes. Returns a failure if that is too much for the request or its owner."""
         if amount > self._most:
             return too_large(self._most, self._why)
         more = amount - self.held if amount > UNHELD else 0
@@ -83,14 +78,11 @@ def too_large(most: int, why: str = "memory_mb") -> Failure:
 
 
 class CountedConnection(Protocol):
-    """Part of a connection that the quotas use."""
+    """Connection as the quotas use it."""
 
-    owner: str | None
-    """Name of the owner; None if the connection isn't counted."""
-    reserved: int
-    """Counted bytes of unfinished bodies."""
-    unfetched: int
-    """Counted bytes of answers that the client hasn't read."""
+    owner: str | None  # Name of the owner; None if the connection isn't counted.
+    reserved: int  # Counted bytes of unfinished bodies.
+    unfetched: int  # Counted bytes of answers that the client hasn't read.
 
     @property
     def silent(self) -> bool:
@@ -113,7 +105,7 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Return room for the outputs of an owner's request: half of the total, or `most` bytes if that is less."""
+        """Return room for the outputs of an owner's request: half of all bytes, or `most` if that is less."""
         if most and most < self._most_answer:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)
@@ -126,10 +118,8 @@ class Quotas:
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection. Returns False if there is no room. The caller then sends an error and closes the connection.
-
-        If the connection has no owner afterwards, there is no room even for the error, so it must be closed at once.
-        """
+        """Count a new connection. Returns False if there is no room. The caller then sends an error and closes the
+        connection. If the connection has no owner afterwards, there is no room even for an error. Close it at once."""
         if not self._named:
             if not self._connections.take(address, 1):
                 self._let_linger(counted)
@@ -155,10 +145,8 @@ class Quotas:
         return too_many("too many connections of this client are")
 
     def belong(self, counted: CountedConnection, tenant: str) -> None:
-        """Assign a connection to the tenant of its first request.
-
-        Raises RequestError if the tenant has too many connections. The caller then sends the error and closes this one.
-        """
+        """Assign a connection to the tenant of its first request. Raises RequestError if the tenant has too many connections.
+        The caller then sends the error and closes this one."""
         owner = counted.owner
         if not self._named or owner is None or owner == tenant:
             return
@@ -170,14 +158,13 @@ class Quotas:
         counted.owner = tenant
 
     def _let_linger(self, counted: CountedConnection) -> bool:
-        """Let a refused connection live until its error is sent. Returns False if too many connections do."""
+        """Keep a refused connection until its error is sent. Returns False if there are too many such connections."""
         if not self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
             return False
         counted.owner = REFUSED
         return True
 
     def leave(self, counted: CountedConnection) -> None:
-        """Stop counting a connection."""
         if counted.owner is not None:
             self.reserve(counted, 0)
             self.keep(counted, 0)
@@ -186,7 +173,7 @@ class Quotas:
             counted.owner = None
 
     def reserve(self, counted: CountedConnection, amount: int) -> bool:
-        """Set the bytes of bodies counted for a connection. Returns False, without effect, if its owner has too many."""
+        """Set the counted bytes of a connection's bodies. Returns False, and changes nothing, if its owner has too many."""
         more = amount - counted.reserved
         if counted.owner is not None and more:
             if more < 0:
@@ -197,10 +184,7 @@ class Quotas:
         return True
 
     def keep(self, counted: CountedConnection, amount: int) -> None:
-        """Set the bytes of unread answers counted for a connection.
-
-        If its owner has too many, the connections whose answers have waited longest are closed.
-        """
+        """Set the counted bytes of unread answers. If an owner has too many, its slowest connections are closed."""
         owner = counted.owner
         if owner is None:
             return

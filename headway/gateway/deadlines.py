@@ -1,8 +1,8 @@
-"""Deadlines of pending requests, and tasks whose outcome is still awaited after their deadline.
+"""Deadlines of pending requests, and tasks that are awaited even after their deadline.
 
-Requests with the usual timeout share one timer. The pending table keeps them in order of arrival, so they are due in that
-order, and nothing is stored for each. Stored deadlines would outlive most requests forty times over, and fill the CPU caches.
-Any other timeout goes into a timing wheel.
+Requests with the usual timeout share one timer. They are due in the order of the pending table, so nothing is stored for each.
+Most stored deadlines would outlive their requests forty times over, and fill the CPU caches. A timing wheel stores the deadlines
+of requests with other timeouts.
 """
 
 from __future__ import annotations
@@ -13,20 +13,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from headway.core.memory_room import bytes_of
+from headway.core.queue_limits import bytes_of
 from headway.gateway.pending import Key, PendingRequest, PendingTable
 from headway.model import Failure, Reply
 
-DEADLINE_GRAIN = 0.02
-"""Maximum delay in seconds after a deadline until it is reported, and width of a slot of a TimingWheel."""
-LATE_SECONDS = 60.0
-"""Seconds to wait for a task's outcome after its deadline. Few batches run that long."""
-MOST = 10_000
-"""Maximum number of late tasks of a gateway. Beyond that, the oldest ends as timed out."""
-MOST_BYTES = 16 << 20
-"""Maximum size in bytes of the late tasks' large inputs, which the ledger may need. Beyond that, the oldest ends as well."""
-_Name = tuple[str, str, int]
-"""Tenant, id and nonce."""
+DEADLINE_GRAIN = 0.02  # Maximum seconds from a deadline to its report, and width of a TimingWheel's slots.
+LATE_SECONDS = 60.0  # Seconds to wait for a task's outcome after its deadline. Few batches run that long.
+MOST = 10_000  # Maximum number of late tasks of a gateway. Then the oldest ends as timed out.
+MOST_BYTES = 16 << 20  # Maximum bytes of the late tasks' large inputs. Then the oldest ends as well.
+_Name = tuple[str, str, int]  # Tenant, id and nonce.
 K = TypeVar("K")
 
 
@@ -34,8 +29,8 @@ class TimingWheel(Generic[K]):
     """One timer for many deadlines.
 
     Deadlines are grouped into slots of time, and the timer is set for the end of the first slot. So a deadline costs a dictionary
-    operation instead of a timer. `passed` is called with the keys of each slot that has ended. Deadlines aren't removed, so it
-    must know which keys still matter. `clock` goes at the pace of the event loop's clock.
+    operation instead of a timer. `passed` is called with all keys of each slot that has ended. It must ignore keys that no longer
+    matter, because nothing removes them. `clock` runs at the pace of the event loop's clock.
     """
 
     def __init__(self, clock: Callable[[], float], passed: Callable[[Sequence[K]], None]) -> None:
@@ -43,8 +38,7 @@ class TimingWheel(Generic[K]):
         self._slots: dict[int, list[K]] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._newest: list[K] = []
-        """Keys of the slot used last, which begins and ends at these instants."""
+        self._newest: list[K] = []  # Keys of the slot used last, which begins at `_begins` and ends at `_ends`.
         self._begins = self._ends = 0.0
 
     def watch(self, key: K, deadline: float) -> None:
@@ -86,7 +80,7 @@ class Deadlines:
     Arguments:
         clock: monotonic seconds, at the pace of the event loop's clock.
         usual: timeout in seconds of most requests.
-        passed: called with the keys of overdue requests, up to DEADLINE_GRAIN seconds late. It removes them from the table.
+        passed: called with the keys of overdue requests, up to DEADLINE_GRAIN seconds late. It must remove these requests.
 
     Attributes:
         runs: True while the shared timer runs. Requests with the usual timeout then need no `watch`.
@@ -125,21 +119,21 @@ class Deadlines:
 
 
 class LateTasks:
-    """Tasks that still run after their deadline, when no client waits.
+    """Tasks that still run after their deadline. No request waits for them any more.
 
-    Clients can still poll for the outcome. So a task is counted and recorded only when its outcome comes or is given up, for
-    which `end` is called. Late tasks aren't in the pending table, because nothing is resubmitted for them.
+    Clients can still poll for the outcome of a late task. So the gateway waits until the outcome comes, or gives up at
+    some point. Only then `end` counts and records the task. Late tasks aren't in the pending table, because they are
+    never resubmitted.
     """
 
     def __init__(self, clock: Callable[[], float], end: Callable[[Sequence[PendingRequest]], None]) -> None:
         self._clock, self._end = clock, end
-        self._held: dict[_Name, PendingRequest] = {}
-        """Oldest first."""
+        self._held: dict[_Name, PendingRequest] = {}  # Oldest first.
         self._bytes = 0
         self._deadlines: TimingWheel[_Name] = TimingWheel(clock, self._overdue)
 
     def hold(self, task: PendingRequest, failure: Failure) -> None:
-        """Hold a task until its outcome comes. If the outcome doesn't come in time, the task ends with `failure`."""
+        """Hold a task until its outcome comes. If that takes too long, the task ends with `failure`."""
         entry = task.entry
         task.reply = Reply(entry.id, entry.tenant, None, failure)
         name = (entry.tenant, entry.id, entry.nonce)
@@ -160,7 +154,6 @@ class LateTasks:
         return task is not None
 
     def end_all(self) -> None:
-        """End all tasks now as timed out."""
         self._overdue(list(self._held))
 
     def _overdue(self, names: Sequence[_Name]) -> None:

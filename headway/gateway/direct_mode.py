@@ -2,11 +2,11 @@
 
 Its fallback consists of the parts of a single-process server: a broker, batchers, and a loop that expires overdue entries. So
 batching, retries, isolation of bad inputs and admission work as usual. The backends start with the gateway, to be warm when
-they are needed. A fallback that fails to start is retried, and doesn't keep the gateway from starting.
+needed. If the fallback fails to start, the gateway starts without it, and retries later.
 
-The fallback serves certain models, and no request that names a version. When an outage begins, all pending tasks, and requests
+The fallback serves certain models, but no requests that name a version. When an outage begins, pending tasks, and pending requests
 that the fallback doesn't serve, wait for the shared broker. New requests that it doesn't serve are refused. So each task belongs
-to one broker, where it can be deleted.
+to a single broker, which can delete it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.core import failures
-from headway.fleet.reaper import reap_on
+from headway.fleet.pace import reap_on
 from headway.gateway.broker_session import BrokerSession
 from headway.gateway.pending import PendingRequest, PendingTable
 from headway.model import Failure
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Fallback:
-    """A gateway's own broker and its workers. Each model has a worker for every batch that may run at once."""
+    """A gateway's own broker and workers. A model has as many workers as batches may run at once."""
 
     def __init__(self, broker: Broker, workers: Workers, models: Collection[str]) -> None:
         self.broker, self.workers, self.models = broker, workers, models
@@ -55,16 +55,13 @@ class DirectMode:
         self.session, self._models = session, models
 
     def refusal(self, model: str, version: str, away: Failure) -> Failure | None:
-        """Return the refusal of a new request in direct mode; None if the fallback serves the request.
-
-        `away` is the refusal that a gateway without a fallback would give.
-        """
+        """Return the refusal of a new request in direct mode, or None. `away` is the refusal without a fallback."""
         if model not in self._models:
             return msgspec.structs.replace(away, message=failures.no_fallback(model))
         return failures.no_version_here(version) if version else None
 
     def take_over(self, shared: BrokerSession, pending: PendingTable) -> None:
-        """Move the requests that the fallback serves to its session, from the session with the shared broker."""
+        """Move the requests that the fallback serves from the shared broker's session to the fallback's."""
         moved = [request for request in pending.on(shared) if self._serves(request)]
         for request in moved:
             request.session, entry = self.session, request.entry

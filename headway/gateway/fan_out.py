@@ -1,4 +1,4 @@
-"""Requests with several inputs. Each input becomes a part, and all parts have one outcome.
+"""Requests with several inputs. Each input becomes a part, and the parts have one outcome together.
 
     submit ──▶ part 0, which pays for all ──┐
           ├──▶ part 1 ──────────────────────┼── all have an output ──▶ the replies, in order
@@ -6,13 +6,13 @@
                     └── one fails ──▶ that failure; the other parts are abandoned
 
 The parts share the principal, the options and the deadline. They are let in together or not at all. The gateway judges the first
-part on behalf of all, and submits no other part if it is refused. The first part also carries the charge of the rate limits.
+part on behalf of all. If that is refused, no other part is submitted. The rate limits charge the first part for all.
 
-A few parts go in at once. Many are submitted in slices, which take turns with the slices of other requests. The deadline includes
-the time spent waiting.
+A few parts are submitted at once. Many parts are submitted in slices, which take turns with the slices of other requests. The
+deadline includes this waiting time.
 
 With an idempotency key, the other parts are submitted once the broker has accepted or answered the first. If two different
-requests use one key, even at two gateways, the request whose first part comes first is answered, and no part of the other runs.
+requests use the same key, even at two gateways, the request whose first part comes first wins, and no part of the other runs.
 """
 
 from __future__ import annotations
@@ -31,22 +31,15 @@ from headway.gateway.pending import PART, ReplySink, SeveralInputs
 from headway.model import Failure, InferenceRequest, Principal, QueueName, Reply, RequestOptions, Value, added_up
 from headway.runtime.request_id import new_id
 
-MOST_INPUTS = 1024
-"""Maximum number of inputs of one request."""
-AT_ONCE = 64
-"""Maximum number of parts submitted in one turn of the event loop."""
-BYTES_AT_ONCE = 1 << 20
-"""Bytes of submitted inputs and parameters that end a turn of the event loop."""
-MOST_BODIES = 8
-"""Maximum size of all inputs, each with the parameters, as a multiple of the largest allowed body."""
-LEAST_TIME = 0.001
-"""Seconds left to a part that has waited for its turn until the deadline."""
-FEW = 16
-"""Requests of up to this many parts are submitted at once, without waiting for a turn."""
+MOST_INPUTS = 1024  # Maximum number of inputs of one request.
+AT_ONCE = 64  # Maximum number of parts submitted in one turn of the event loop.
+BYTES_AT_ONCE = 1 << 20  # Bytes of inputs and parameters after which no more parts are submitted in one turn.
+MOST_BODIES = 8  # Maximum size of all inputs, each with the parameters, in multiples of the largest body.
+LEAST_TIME = 0.001  # Timeout in seconds of a part that has waited for its turn until the deadline.
+FEW = 16  # Requests of up to this many parts are submitted at once, without waiting for a turn.
 
 _RAN, _MARKS = attrgetter("ran"), attrgetter("shared", "kept", "unkept", "tokens")
-_UNMARKED = {(None, False, False, None)}
-"""Marks of plain replies, which need no joining."""
+_UNMARKED = {(None, False, False, None)}  # Marks of plain replies, which need no joining.
 OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
 """Codes of failures that concern the whole request, although the first part brings them."""
 
@@ -55,10 +48,10 @@ class FanOut(ReplySink):
     """One request with several inputs, and the sink of all its parts.
 
     Arguments:
-        request: the request, without its inputs. It isn't a task, and its principal has the limits for its model. The first part
+        request: the request, without its inputs. It isn't a task, and its principal has the limits for the model. The first part
             gets its id and idempotency key. The other parts get keys that no client can write.
-        ended: called once with all replies, in the order of the inputs, or with a single failure. Not called after `abandon`.
-        room: room for the outputs; None for a share of the tenant's. The receiver gives it back after writing the answer.
+        ended: called once, with all replies in the order of the inputs, or with a single failure. Not called after `abandon`.
+        room: room for the outputs; None for a part of the tenant's. The caller gives it back after writing the answer.
     """
 
     def __init__(
@@ -73,25 +66,19 @@ class FanOut(ReplySink):
         self._principal, self._model = request.principal, request.model
         self._id, self._options = request.id, request.options
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
-        self._places: dict[str, int] = {}
-        """Positions of the submitted parts, by id."""
+        self._places: dict[str, int] = {}  # Positions of the submitted parts, by id.
         self._replies: list[Reply | None] = [None] * len(inputs)
         self._count = self._missing = len(inputs)
         self._several = SeveralInputs(request.id, inputs, request.parameters)
-        self._refused = False
-        """True once the gateway itself has refused a part. No other part is submitted after that."""
-        self._awaits_first = self._has_to_wait()
-        """True while the other parts wait until the broker has the first."""
+        self._refused = False  # True once the gateway has refused a part. No other part is submitted then.
+        self._awaits_first = self._has_to_wait()  # True while the other parts wait for the first.
         self._several.ahead = self._awaits_first or bool(request.options.key)
-        self._is_wrong = False
-        """True if the model isn't served. The request is then charged as if it had one input."""
-        self._let_in = 0
-        """Number of parts that were let in with the first and are yet to be submitted."""
+        self._is_wrong = False  # True if the model isn't served. The request is then charged as one input.
+        self._let_in = 0  # Number of parts that were let in with the first and are yet to be submitted.
         self._whole = b""
         self._begun = 0.0
         self.room = room or gateway.quotas.answer_room(request.principal.tenant)
-        self._bytes = 0
-        """Bytes of the outputs so far."""
+        self._bytes = 0  # Bytes of the outputs so far.
         self._failed_part = ""
 
     def start(self) -> None:
@@ -114,10 +101,8 @@ class FanOut(ReplySink):
             self._submit()
 
     def _turn_away(self, failure: Failure) -> None:
-        """Refuse the whole request, and charge it as if it had one input, unless that exceeds a limit.
-
-        Even then the client gets `failure`, because a Retry-After wouldn't help a request that never fits.
-        """
+        """Refuse the whole request, and charge it as if it had one input, unless that exceeds a limit. The client gets
+        `failure` even if it exceeds a limit, because a Retry-After wouldn't help a request that never fits."""
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
         if gateway.limiter.excess(limits, gateway.broker) is None:
@@ -127,7 +112,7 @@ class FanOut(ReplySink):
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
-        """Return True if the first part goes ahead, because of an idempotency key or because the parts don't fit into one call."""
+        """Return True if the first part goes ahead: with an idempotency key, or if the parts don't fit into one call."""
         several, count = self._several, self._count
         if count == 1:
             return False
@@ -137,14 +122,13 @@ class FanOut(ReplySink):
         return bool(apart) and max(map(len, several.inputs)) + len(several.parameters) > apart
 
     def abandon(self) -> None:
-        """Drop all parts and outputs of a client that has left."""
+        """Drop all parts and outputs, because the client has left."""
         self._let_go()
         self._replies = []
         self.room.shrink(0)
         self._note(self._failed(failures.left()))
 
     def _let_go(self) -> None:
-        """Abandon the parts that have no reply."""
         self._ended = None
         self._several.forget_equal()
         if self._missing:
@@ -195,7 +179,7 @@ class FanOut(ReplySink):
             self._wait_turn()
 
     def _enter(self) -> bool:
-        """Hand in all parts at once on their lane. Returns False if they must be submitted instead."""
+        """Submit all parts at once on their lane. Returns False if they can't take the lane."""
         several, gateway, count = self._several, self._gateway, self._count
         lane = gateway.lane(self._principal, self._options, self._model)
         if not lane.open or lane.throttled or not gateway.lets_in(lane, count):
@@ -216,14 +200,14 @@ class FanOut(ReplySink):
 
     def _submit(self) -> None:
         """Submit the next parts, and wait for a turn to submit the others."""
-        begin, left = len(self._places), BYTES_AT_ONCE
+        begin, room = len(self._places), BYTES_AT_ONCE
         end = 1 if self._awaits_first else min(begin + AT_ONCE, self._count)
         for position in range(begin, end):
             if self._ended is None:
                 return
-            if left <= 0:
+            if room <= 0:
                 break
-            left -= len(self._several.inputs[position]) + len(self._several.parameters)
+            room -= len(self._several.inputs[position]) + len(self._several.parameters)
             id = new_id() if position else self._id
             self._places[id] = position
             payer, options, several = self._payer(position), self._options_of(position), self._several
@@ -251,7 +235,6 @@ class FanOut(ReplySink):
         return replace(self._principal, limits=charged)
 
     def _counted(self) -> int:
-        """Return how many requests the limits charge."""
         return self._gateway.served[self._model].counted(self._several.inputs)
 
     def _options_of(self, position: int) -> RequestOptions:
@@ -270,7 +253,7 @@ class FanOut(ReplySink):
         )
 
     def _shown(self, position: int, reply: Reply) -> Failure:
-        """Return a part's failure as the failure of the whole request. It names the input if the input is to blame."""
+        """Return a part's failure as the failure of the whole request. It names the input if that is to blame."""
         failure, count = failures.failure_of(reply), self._count
         if count == 1 or reply.failure is None or failure.code == errors.RATE_LIMITED:
             return failure
@@ -315,10 +298,8 @@ def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:
-    """Join replies into one, with the first output or the failure. It counts as shared if all of the replies are shared.
-
-    The run names all versions that answered, as in `3,4`. Versions may change between parts, or some outcomes may be older.
-    """
+    """Join replies into one reply, with the first output or the failure. It counts as shared if all replies are shared. Its
+    run names all versions that answered, as in `3,4`. Versions may change between parts, or some outcomes may be older."""
     first = replies[0]
     if (
         len(replies) == 1

@@ -1,7 +1,7 @@
-"""Watchers of the fleet: one of its workers, and one of its capacity and gateways, which sets this gateway's throttle.
+"""Watchers of the fleet. One watches the workers. The other watches capacity and gateways, and sets this gateway's throttle.
 
-The fleet may be out of reach, or no controller may publish. After some seconds without news the throttle opens, and only the
-broker refuses requests.
+If the fleet is out of reach, or no controller publishes the capacity, the throttle opens after some seconds. Then only the broker
+refuses requests.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headway.core.capacity import Freshness
 from headway.core.health import heard
-from headway.core.shared_bucket import NO_WEIGHTS
-from headway.core.throttle import ArrivalRates, room, share, weights
+from headway.core.throttle import NO_WEIGHTS, ArrivalRates, room, share, weights
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
 from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo
@@ -27,22 +26,19 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-READ_WORKERS_EVERY = 0.5
-"""Seconds between two looks at the workers."""
-READ_CAPACITY_EVERY = 0.5
-"""Seconds between two looks at the capacity while requests come."""
-CALM = 0.05
-"""Arrivals per second, averaged over about a second. If they are fewer, none has come for some seconds."""
+READ_WORKERS_EVERY = 0.5  # Seconds between two looks at the workers.
+READ_CAPACITY_EVERY = 0.5  # Seconds between two looks at the capacity while requests come.
+CALM = 0.05  # Arrivals per second, averaged over about a second, below which none came for some seconds.
 
 
 class Learner(Protocol):
-    """Part of a process that depends on the reports of workers."""
+    """Object that uses the reports of workers."""
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None: ...
 
 
 class WorkersWatcher(PeriodicResource):
-    """Watcher of the workers. It gives reports to the learners in order, because the first may change which models are served."""
+    """Watcher of the workers. The learners get the reports in order, because the first may change the served models."""
 
     def __init__(
         self,
@@ -63,7 +59,7 @@ class WorkersWatcher(PeriodicResource):
 
 
 class CapacityWatcher(PeriodicResource):
-    """Watcher of the capacity for one gateway. It sets the gateway's throttle, and quickens its pace while requests come."""
+    """Watcher of the capacity for one gateway. It sets the gateway's throttle, and looks more often while requests come."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet, clock: Callable[[], float], pace: Pace) -> None:
         self._gateway, self._fleet = gateway, fleet
@@ -73,7 +69,7 @@ class CapacityWatcher(PeriodicResource):
         self._calm = False
 
     def every(self) -> float:
-        """Return the seconds until the next look. They are more while the gateway is idle."""
+        """Return the seconds until the next look, which are more while the gateway is idle."""
         if self._calm and not self._gateway.pending:
             return self._pace.every()
         self._pace.stir()
@@ -138,6 +134,6 @@ class CapacityWatcher(PeriodicResource):
 
 
 def _arrivals(gateway: ProcessInfo, model: str) -> ArrivalRates | None:
-    """Return the arrivals for a model at another gateway; None if it doesn't serve the model."""
+    """Return the arrivals for a model at another gateway; None if that doesn't serve the model."""
     rates = gateway.arrivals.get(model)
     return None if rates is None else ArrivalRates(*rates, gateway.tenant_rates.get(model, {}))

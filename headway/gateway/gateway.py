@@ -1,7 +1,7 @@
-"""The gateway, which is the client's side of requests from submission to answer.
+"""The gateway, which handles the client's side of requests from submission to answer.
 
-A request costs one small record and two dictionary operations, but no task, future or timer of its own. The record holds the
-sink of the answer, so whatever brings the answer can write it.
+A request costs one small record and two dictionary operations, but no task, future or timer of its own. The record holds the sink
+of the answer, so that any source of an answer can write it.
 
 Requests go over a `BrokerSession` to the fleet's shared broker. During an outage, a gateway with a fallback sends them over
 another session to its own broker. A gateway without a fallback refuses them. A request ends exactly once, in `_finish`, because
@@ -15,11 +15,13 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from headway import errors
@@ -27,23 +29,27 @@ from headway.config import Settings
 from headway.core import failures
 from headway.core.dedup import digest_of, follower, named, unkept
 from headway.core.ratelimit import all_counting_as
+from headway.core.rollout import bucket_of
+from headway.core.tensors import rows_of
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import Admitted, BrokerSession, Down, EntryRefused, Replied, SessionEvent, Up
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.deadlines import DEADLINE_GRAIN, Deadlines, LateTasks
 from headway.gateway.direct_mode import DirectMode, Fallback
-from headway.gateway.lane import ANY_KEY, Lane, asks_nothing_rare
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.pending import (
+    ANY_KEY,
     NOBODY,
     Ending,
     FutureSink,
     Judgement,
+    Lane,
     Observer,
     PendingRequest,
     PendingTable,
     ReplySink,
     SeveralInputs,
+    asks_nothing_rare,
     finish,
     tell,
 )
@@ -51,6 +57,7 @@ from headway.gateway.request_log import RecentRequests, waiting
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.model import (
+    BatchRun,
     DedupKey,
     DedupKind,
     Entry,
@@ -62,7 +69,10 @@ from headway.model import (
     Reply,
     RequestOptions,
     RequestStatus,
+    Rollout,
+    Tensors,
     Value,
+    VersionCounts,
     WorkerInfo,
 )
 from headway.ports import RequestQueue
@@ -74,36 +84,22 @@ from headway.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from headway.gateway.input_gate import InputGate, Screening
-from collections import Counter
-from collections.abc import Container
-
-import msgspec
-
-from headway.core.rollout import bucket_of
-from headway.core.tensors import rows_of
-from headway.model import BatchRun, Rollout, Tensors, VersionCounts
 
 _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
-MOST_WORKERS = 10_000
-"""Maximum number of workers whose last batch is remembered. At that number all are forgotten, including workers that have left."""
-MOST_TENANTS = 100
-"""Maximum number of tenants whose tokens have counts of their own. The tokens of others count under OTHER."""
+MOST_WORKERS = 10_000  # Maximum number of workers whose last batch is remembered. Then all are forgotten.
+MOST_TENANTS = 100  # Maximum number of tenants with token counts of their own. Others count as OTHER.
 OTHER = "other"
-MOST_ASKING = 256
-"""Maximum number of tenants with counts of their own. One more replaces the tenant that hasn't asked for the longest time."""
-_COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)
-"""Endings that say something about the version."""
+MOST_ASKING = 256  # Maximum number of tenants with counts of their own. The one that asked longest ago goes.
+_COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)  # Endings that say something about the version.
 
 
 def outcome_of(failure: Failure) -> str:
-    """Return the outcome label of a failure, which is the error that the client gets, in lower case."""
+    """Return the outcome label of a failure: the error code that the client gets, in lower case."""
     return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
 class _Answers(msgspec.Struct):
-    """Answers of one model and tier in one call of `finished`."""
-
     latencies: list[float] = msgspec.field(default_factory=list)
     waits: list[float] = msgspec.field(default_factory=list)
     failed: int = 0
@@ -111,14 +107,12 @@ class _Answers(msgspec.Struct):
 
 
 class OutcomeCounts:
-    """Observer that updates counters. `models` are the served models. Other names get no series."""
+    """Observer that updates counters. `models` are the served models. Other models get no series."""
 
     def __init__(self, counters: GatewayCounts, tiers: Sequence[str], models: Container[str]) -> None:
         self._counters, self._tiers, self._models = counters, tiers, models
-        self._last_runs: dict[str, float] = {}
-        """Claim of the last batch counted, by worker, as an instant of the broker."""
-        self._rows = Counter[tuple[str, float]]()
-        """Rows beyond the first of each request, by worker and claim of their batch, for one call of `finished`."""
+        self._last_runs: dict[str, float] = {}  # Instant at which the last counted batch was claimed, by worker.
+        self._rows = Counter[tuple[str, float]]()  # Rows beyond the first of each request, by worker and claim.
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         if ending is Ending.ANSWERED:  # They took lanes, where tensors have a single row.
@@ -211,7 +205,7 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count a request without a reply. Latencies of refusals don't count, because they would hide all others in an overload."""
+        """Count a request without a reply. Refusals have no latency here, because in an overload they would hide all others."""
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")
@@ -228,23 +222,19 @@ class OutcomeCounts:
         self._counters.requests[self._known(entry), self._tiers[entry.tier], outcome] += 1
 
     def _known(self, entry: Entry) -> str:
-        """Return the model of an entry; empty if it isn't served, because clients could make up any number of names."""
+        """Return the model of an entry; empty if it isn't served, because clients could make up endless names."""
         return entry.model if entry.model in self._models else ""
 
 
 class TenantCounts:
-    """Observer that counts for each tenant, from the first time that the tenant asks for its counts. Others cost nothing.
-
-    `begin` is called with these counts when the first tenant asks, to register the observer.
-    """
+    """Observer that counts a tenant's requests once the tenant has asked. `begin` registers it when the first tenant asks."""
 
     def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
         self._tiers, self._models, self._begin = tiers, models, begin
-        self._counts: dict[str, tuple[GatewayCounts, OutcomeCounts]] = {}
-        """Counts of each tenant and the observer that updates them, in the order in which tenants last asked."""
+        self._counts: dict[str, tuple[GatewayCounts, OutcomeCounts]] = {}  # Counts by tenant, the last asker last.
 
     def of(self, tenant: str) -> GatewayCounts:
-        """Return the counts of a tenant's requests since it first asked."""
+        """Return the counts of a tenant's requests since the tenant first asked."""
         if not self._counts:
             self._begin(self)
         counts = self._counts.pop(tenant, None)
@@ -277,17 +267,14 @@ class _Sums(msgspec.Struct):
 
 
 class RolloutCounts:
-    """Observer that counts by version during rollouts.
-
-    `observe` is called with these counts and True to register the observer, or False to remove it.
-    """
+    """Observer that counts by version during rollouts. `observe(self, True)` registers it, and with False removes it."""
 
     def __init__(self, observe: Callable[[RolloutCounts, bool], None]) -> None:
         self._observe = observe
         self._of_models: dict[str, dict[str, _Sums]] = {}
 
     def follow(self, rollouts: Sequence[Rollout]) -> None:
-        """Count for exactly these rollouts from now on."""
+        """Count for these rollouts only from now on."""
         wanted = {rollout.model: {rollout.version, rollout.beside} for rollout in rollouts if rollout.running}
         before, self._of_models = self._of_models, {
             model: own if (own := self._of_models.get(model, {})).keys() == versions else {each: _Sums() for each in versions}
@@ -314,8 +301,8 @@ class RolloutCounts:
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests by the version chosen for them.
 
-        Shared answers don't count. Nor do requests that name a version, because a client could then have a version rolled back by
-        sending it bad inputs.
+        Shared answers don't count. Requests that name a version don't count either, because a client could make a version be
+        rolled back by sending it bad inputs.
         """
         if ending not in _COUNTED:
             return
@@ -332,15 +319,11 @@ class RolloutCounts:
             sums.latencies[bucket] = sums.latencies.get(bucket, 0) + 1
 
 
-AT_ONCE = 64
-"""Maximum number of inputs that get their output in one turn of the event loop."""
+AT_ONCE = 64  # Maximum number of inputs that get their output in one turn of the event loop.
 
 
 class EqualInputs:
-    """Equal inputs of all requests of one gateway.
-
-    Outputs are copied in the `turns` of tenants. `finish` ends requests that have their replies and have left the table.
-    """
+    """Copies outputs between equal inputs of a request, in the `turns` of tenants. `finish` ends requests with a reply."""
 
     def __init__(
         self,
@@ -352,7 +335,7 @@ class EqualInputs:
         self._pending, self._turns, self._limiter, self._finish = pending, turns, limiter, finish
 
     def follows(self, pending: PendingRequest) -> bool:
-        """Add a new input. Returns True if it equals an earlier one of its request, so it mustn't be submitted."""
+        """Add a new input. Returns True if it equals an earlier input of its request, and so mustn't be submitted."""
         several, key = pending.several, _shared_key(pending.entry)
         if several is None or not key:
             return False
@@ -363,13 +346,12 @@ class EqualInputs:
         return len(inputs) > 1
 
     def pass_on(self, first: PendingRequest) -> None:
-        """Copy an input's output to the inputs equal to it."""
         inputs = self._equal_to(first)
         if len(inputs) > 1 and inputs[0] is first:
             self._wait(inputs)
 
     def is_later(self, pending: PendingRequest) -> bool:
-        """Return True if an input will get the output of an earlier one."""
+        """Return True if an input will get the output of an earlier input."""
         inputs = self._equal_to(pending)
         return bool(inputs) and inputs[0] is not pending
 
@@ -397,11 +379,8 @@ class EqualInputs:
 
 
 def _shared_key(entry: Entry) -> str:
-    """Return the key by which an entry would join an identical one; empty if it wouldn't.
-
-    With an idempotency key, the broker keeps an outcome for each part, because the client may want answers of its own for this
-    request or for a repetition.
-    """
+    """Return the key by which an entry would join an identical entry; empty if it wouldn't. With an idempotency key, it
+    doesn't, because the broker must keep an outcome for each part."""
     keys = entry.dedup_keys
     if keys and keys[0].kind is not DedupKind.SAME:
         return ""
@@ -411,10 +390,8 @@ def _shared_key(entry: Entry) -> str:
 log = get_logger(__name__)
 
 _KEY, _SESSION, _DEADLINE = attrgetter("key"), attrgetter("session"), attrgetter("deadline")
-WOKEN_EVERY = 0.5
-"""Minimum time in seconds between two messages to the controller about demand for models at zero."""
-MOST_LANES = 10_000
-"""Maximum number of cached lanes, which connections share."""
+WOKEN_EVERY = 0.5  # Minimum seconds between two messages to the controller about demand for models at zero.
+MOST_LANES = 10_000  # Maximum number of cached lanes, which connections share.
 
 
 class Gateway:
@@ -422,11 +399,11 @@ class Gateway:
 
     Arguments:
         direct: fallback during an outage of `broker`; None to refuse requests during an outage.
-        woken: called to tell the controller that there is demand for a model at zero.
-        in_doubt: returns True if there may be models and versions that this process hasn't heard of.
+        woken: called to tell the controller about demand for a model at zero.
+        in_doubt: returns True if there may be models and versions that this process doesn't know yet.
 
     Attributes:
-        broker: broker for new requests. In direct mode it is the gateway's own.
+        broker: broker for new requests. In direct mode, this is the gateway's own.
         held: pending requests. Only the gateway changes this table.
         facts: token that is replaced whenever cached lanes become stale. Compare it by identity.
     """
@@ -484,8 +461,7 @@ class Gateway:
         self._session, self.broker = self._shared, broker
         self.facts: object = None
         self._woken, self._woken_at = woken, -math.inf
-        self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}
-        """Lanes by the identity of the asker, options, and requested model."""
+        self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}  # By asker's id, options, and model.
         self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -500,11 +476,11 @@ class Gateway:
 
     @property
     def holding(self) -> bool:
-        """True while new requests go to the shared broker, or wait because it may soon be back."""
+        """True while new requests go to the shared broker, or wait for its expected return."""
         return not self._shared.away
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that a call to the shared broker failed elsewhere in this process."""
+        """Note a failed call to the shared broker elsewhere in this process."""
         self._shared.note_silence(began, error)
 
     @property
@@ -513,7 +489,7 @@ class Gateway:
         return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
-        """Take a request. Returns False if it is refused. Either way, its sink gets the reply on a later turn of the event loop."""
+        """Take a request. Returns False if it is refused. In any case, its sink gets the reply in a later turn of the event loop."""
         judgement = None
         if self._screening is not None:
             screened = self._screened(self._screening, sink, request, several)
@@ -546,7 +522,7 @@ class Gateway:
     def _screened(
         self, screening: Screening, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None
     ) -> tuple[InferenceRequest, Judgement | None] | None:
-        """Apply the input policy. Returns the changed request and the verdict that it waits for, or None if it is refused."""
+        """Apply the input policy. Returns the changed request and the verdict to wait for, if any; None for a refused request."""
         principal, model = request.principal, request.model
         if model not in self.served or (principal.models and model not in principal.models):
             return request, None  # `submit` refuses it for its model, without showing the policy.
@@ -559,7 +535,7 @@ class Gateway:
         return request, judgement
 
     def _hand_on(self, pending: PendingRequest) -> None:
-        """Offer a request that has waited for a verdict to the broker."""
+        """Offer a request to the broker, after a verdict that lets it in."""
         if self.equal_inputs.is_later(pending):
             return
         session, entry = self._session, pending.refreshed(self._clock())
@@ -601,7 +577,7 @@ class Gateway:
             self._lanes.clear()
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
-        """Return the lane of a principal's requests with these options. `asked`: model that they name; None for the default."""
+        """Return the lane of a principal's requests with these options. `asked`: the model they name; None for the default."""
         known = self._lanes.get((id(principal), options, asked))
         if known is not None and known.facts is self.facts:
             return known
@@ -628,22 +604,21 @@ class Gateway:
             timeout if options.task else rules.queue_timeout, timeout, version=version, limits=principal.limits,
             caller=principal.user if options.origin is None else options.origin,
         )  # fmt: skip
-        # A lane of an unknown model is not remembered: clients could grow the table.
+        # A lane of an unknown model isn't cached, because clients could make the table grow.
         if lane.open or lane.rows or lane.keeps:
             lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.pattern.tier)
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.clear()
-            self._lanes[id(lane.asker), options, asked] = lane  # It holds its asker, so no other has that identity.
+            # The lane references its asker, so no other object gets that identity.
+            self._lanes[id(lane.asker), options, asked] = lane
         return lane
 
     def enter(
         self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes,
         pattern: Entry | None = None, several: SeveralInputs | None = None,
     ) -> Entry | None:  # fmt: skip
-        """Take a request with a new id on an open lane. Returns its entry, or None if it is refused.
-
-        A `pattern` replaces the lane's own. Check `lets_in` before passing a pattern.
-        """
+        """Fast path: take a new request on an open lane. Returns None if it is refused. Before passing a `pattern`, which replaces
+        the lane's own, check `lets_in`."""
         session, entry = self._session, pattern or lane.pattern
         now = self._clock()
         near = session.near
@@ -677,7 +652,7 @@ class Gateway:
         return entry
 
     def lets_in(self, lane: Lane, count: int) -> bool:
-        """Return True if `count` requests may enter a lane together, as far as this gateway knows."""
+        """Return True if this gateway knows no reason to refuse `count` requests together on a lane."""
         session, limits = self._session, lane.pattern.limits
         if session.near is not None and not (session.waits or (limits and self.limiter.debts)):
             return True
@@ -687,7 +662,7 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request whose lane isn't open. If the lane keeps outcomes, it takes this one; otherwise `submit` does."""
+        """Take a request whose lane isn't open: on the lane if that keeps outcomes, otherwise by `submit`."""
         if not (lane.keeps and self.lets_in(lane, 1)):
             self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
             return
@@ -711,13 +686,13 @@ class Gateway:
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
 
     def _note_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Give back the capacity that a refused entry had taken for itself and for the list that it pays for."""
+        """Give back the capacity that was taken for a refused entry, and for its list if it pays for one."""
         self.limiter.refused(pending.entry, failure)
         if pending.several is not None and pending.entry.count > 1:
             pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return the limits that apply now. In direct mode these are this gateway's parts of the limits."""
+        """Return the limits that apply now. In direct mode, these are this gateway's parts."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
@@ -742,7 +717,7 @@ class Gateway:
                 self.served.traces.detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Drop a request whose client has left. The broker decides if its entry still runs."""
+        """Drop a request, because its client has left. The broker decides if the entry still runs."""
         pending = self._pending.get((tenant, id))
         if pending is None or pending.sink is not sink:
             return
@@ -768,7 +743,7 @@ class Gateway:
         return reply
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Return the outcome or state of a task; None if there is no such task. Raises BrokerUnavailable during an outage."""
+        """Return the outcome or state of a task; None without such a task. Raises BrokerUnavailable during an outage."""
         pending = self._pending.get((tenant, id))
         if pending is not None and pending.task:
             if (session := pending.session) is None:  # It waits for the input policy.
@@ -788,7 +763,7 @@ class Gateway:
         return outcome
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
-        """Wait up to `seconds` for the outcome of a task. Returns None if it hasn't come by then."""
+        """Wait up to `seconds` for the outcome of a task. Returns None after that time."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
         model, version = (task.entry.model, task.entry.version) if task is not None else ("", "")
@@ -807,7 +782,7 @@ class Gateway:
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
-        """Forget a task and its outcome. If it isn't on a GPU yet, it won't run. Raises BrokerUnavailable if it may still exist."""
+        """Forget a task and its outcome. Unless it is on a GPU, it won't run. Raises BrokerUnavailable if it may still exist."""
         pending = self._pending.get((tenant, id))
         task = pending if pending is not None and pending.task else None
         is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
@@ -819,7 +794,7 @@ class Gateway:
                 await session.cancel_task(tenant, id)
             is_certain = True
         finally:
-            # Only now: a client that heard earlier that its task is gone could still poll it.
+            # Not earlier, because a client that knows its task is gone must not find it by a poll.
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # After a state loss, another gateway that holds the task resubmits it.
@@ -827,7 +802,7 @@ class Gateway:
             raise BrokerUnavailable("the broker had lost its state, so another gateway may resubmit the task")
 
     async def _sessions_with(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:
-        """Return the sessions whose brokers may have a task. `pending`: pending request with the task's id."""
+        """Return the sessions whose brokers may have a task. `pending`: the pending request with the task's id."""
         direct, shared = self._direct, self._shared
         if pending is not None:
             return [] if pending.session is None else [pending.session]
@@ -840,20 +815,19 @@ class Gateway:
         return self._shared.out_of_reach()
 
     async def emptied(self) -> None:
-        """Wait until no request is pending."""
         while self._pending:
             self._emptied.clear()
             await self._emptied.wait()
         self._late.end_all()
 
     def refuse_all(self, failure: Failure) -> None:
-        """Answer every pending request with `failure`, because a shutdown has run out of time."""
+        """Answer every pending request with `failure`, because the shutdown has run out of time."""
         for pending in list(self._pending.values()):
             self._answer(pending, failure, Ending.TIMED_OUT)
         self._late.end_all()
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
-        """Return the status of the newest request with an id, of one tenant or of any; None if no such request is known."""
+        """Return the status of the newest request with an id, of one tenant or of any; None if there is none."""
         pending, state = self._pending.newest(id, tenant), None
         if pending is None:
             return self._recent.find(id, tenant)
@@ -893,15 +867,12 @@ class Gateway:
         return self.limiter.check(entry, session is self._direct, options.count)
 
     def _unready(self, entry: Entry, options: RequestOptions) -> Failure | None:
-        """Return the failure of a request whose model won't be ready in time; otherwise None.
-
-        If the model is at zero, this tells the controller about the demand.
-        """
+        """Return the failure of a request whose model won't be ready in time, or None. Reports demand for a model at zero."""
         model, now = entry.model, self._clock()
         if model not in self.served.at_zero:
             return self.served.not_loaded(entry)
         failure = self.served.not_started(entry)
-        if failure is not None:  # A refused request counts as demand, too. `_check` counts a request that waits.
+        if failure is not None:  # A refused request is demand, too. `_check` counts a request that waits.
             failure = self.limiter.check(entry, alone=False, count=options.count) or failure
         self.limiter.throttles[model].count(now)
         if now - self._woken_at >= WOKEN_EVERY:
@@ -910,7 +881,7 @@ class Gateway:
         return failure
 
     def absence(self, principal: Principal, model: str) -> Failure | None:
-        """Return the failure of a request for a model that isn't served or that the principal may not use; otherwise None."""
+        """Return the failure of a request for a model that isn't served, or is forbidden to the principal; otherwise None."""
         if principal.models and model and model not in principal.models:  # Don't reveal whether it is served.
             return failures.no_model_for(model, principal.models)
         return None if model in self.served else self.served.absence(model, principal.models)
@@ -930,7 +901,7 @@ class Gateway:
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
     def note_refusal(self, request: InferenceRequest, failure: Failure) -> Reply:
-        """Count and record a request that is refused before `submit`. Returns its reply."""
+        """Count and record a request that was refused before `submit`. Returns its reply."""
         return self._note_refusal(request.principal, unqueued(request), failure, None, Ending.TURNED_AWAY)
 
     def _note_refusal(
@@ -972,7 +943,7 @@ class Gateway:
             pending.sink.admitted()
 
     def _go_down(self, session: BrokerSession) -> None:
-        """Switch to direct mode, or refuse new requests until the broker is back if there is no fallback."""
+        """Switch to direct mode or, without a fallback, refuse new requests until the broker is back."""
         if session is not self._shared:
             return
         direct = self._direct
@@ -986,7 +957,7 @@ class Gateway:
         self._direct_mode.take_over(session, self._pending)
 
     def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> bool:
-        """Fast path: end all requests of a batch. Returns False if a request has changed. `_take` then matches them one by one."""
+        """Fast path: end all requests of a batch. Returns False if any has changed. `_take` then handles each reply."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
         known = [*map(table.get, map(_KEY, held))]
         if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
@@ -1000,7 +971,7 @@ class Gateway:
         return True
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
-        """Match replies with pending requests, and end these requests. A reply to a request that has ended is dropped."""
+        """End the pending requests of these replies. Drops replies to requests that have ended."""
         overdue = self._clock() - DEADLINE_GRAIN
         ended: list[PendingRequest] = []
         strays = 0
@@ -1028,7 +999,7 @@ class Gateway:
                 if failure.code == errors.NO_WORKERS:
                     failure = self.served.in_time(entry.model, failure)
                     pending.reply = replace(reply, failure=failure)
-            if reply.shared is not None:  # The id may belong to a kept task that only the broker knew.
+            if reply.shared is not None:  # The id may belong to a task that only the broker still knew.
                 if pending.follows:
                     self._end_follower(pending, reply)
                     continue
@@ -1047,7 +1018,7 @@ class Gateway:
             log.debug("replies without a pending request", count=strays)
 
     def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
-        """Return True if a reply that is late, or comes from a former session, may end its request."""
+        """Return True if a late reply, or a reply from a former session, may end its request."""
         if pending.deadline < overdue:  # This process was stalled, and the client has given up.
             self._expire(pending)
             return False
@@ -1057,7 +1028,6 @@ class Gateway:
         return True
 
     def _answer(self, pending: PendingRequest, failure: Failure, ending: Ending) -> None:
-        """End a request with a failure, unless it has ended."""
         entry = pending.entry
         if self._pending.of(entry) is pending:
             pending.reply = Reply(entry.id, entry.tenant, None, failure)
@@ -1068,7 +1038,7 @@ class Gateway:
             self._finish([pending], ending)
 
     def _end_follower(self, pending: PendingRequest, reply: Reply) -> None:
-        """End a follower with the task's reply, or with the reason why there is no reply."""
+        """End a follower with the task's reply, or with the reason why there is none."""
         entry = pending.entry
         del self._pending[entry.tenant, entry.id]
         tell(pending.sink, reply)
@@ -1076,7 +1046,7 @@ class Gateway:
             self._emptied.set()
 
     def _leave(self, pending: PendingRequest, reply: Reply | None = None) -> None:
-        """End a request that its client has left or deleted. Its sink gets `reply`, if given."""
+        """End a request that its client has left or deleted. Its sink gets `reply` if that is given."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
@@ -1088,7 +1058,6 @@ class Gateway:
             tell(sink, reply)
 
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
-        """End requests that have left the table."""
         finish(self._observers, ended, ending, self._clock())
         if not self._pending:
             self._emptied.set()
@@ -1123,7 +1092,7 @@ class Gateway:
 
 
 def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry:
-    """Return a stand-in for the entry of a request that is refused before it has one, to count and record the refusal."""
+    """Return an entry for a request that is refused before it gets one, to count and record the refusal."""
     principal, options = request.principal, request.options
     tier = max(principal.tier, options.tier)
     return Entry(

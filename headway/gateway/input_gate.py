@@ -1,13 +1,13 @@
-"""Input gate, which applies the input policy to every request before it is queued, whichever port it came through.
+"""Input gate, which applies the input policy to the requests of all ports before they are queued.
 
     submit ──▶ texts are screened ──▶ judged by functions, if rules have any ──▶ handed on
                     │ a rule refuses        │ refused, or no verdict
                     ▼                       ▼
                  refused                 refused
 
-The model and the dedup keys get the texts as the screen leaves them. A request with several inputs is screened and judged as
-one, before any of them is handed on. A request that waits for a judge is pending without a session, so it can still time
-out, be abandoned, or end with the process. A gateway without a policy doesn't import this module.
+The model and the dedup keys get the screened texts. All inputs of a request are screened and judged before any is handed on. A
+request that waits for a judge is pending without a session, so it can still time out, be abandoned, or end with the process. A
+gateway without a policy doesn't import this module.
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ from headway.ports import RequestQueue
 
 
 class Inspection(msgspec.Struct):
-    """Result of inspecting a request."""
+    """Result of inspecting a request. `input` and `parameters` are for the model. `failure` is set if the request is
+    refused. `judgement` is set if the request must wait for the verdict of judges."""
 
     input: Value
     parameters: bytes
-    """Parameters as the model gets them, like the input."""
     failure: Failure | None = None
-    """Why the request is refused."""
     judgement: Judgement | None = None
-    """Verdict that the request must wait for."""
 
 
-Plan = tuple[Screen, tuple[Judge, ...]]
-"""Screen and judges for one tier and model."""
-MOST_PLANS = 2_000
-"""Maximum number of plans to cache."""
+Plan = tuple[Screen, tuple[Judge, ...]]  # Screen and judges for one tier and model.
+MOST_PLANS = 2_000  # Maximum number of plans to cache.
 
 
 class InputPolicy:
-    """The rules in force, with the searches and judges that apply them, by rule name. `names` are the rules' names in metrics."""
+    """The rules in force. `searches` and `judges` have what carries out a rule, by the rule's name. `names` are the
+    names of rules in metrics."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class InputPolicy:
                 self._plans[index, model] = self._plan(index, model)
 
     def plan(self, tier: int, model: str) -> Plan | None:
-        """Return the screen and judges for a tier and a model; None if no rule applies to them."""
+        """Return the screen and judges for a tier and a model; None if no rule applies."""
         try:
             return self._plans[tier, model]
         except KeyError:  # A new model, or one that isn't served.
@@ -96,7 +93,7 @@ class InputGate:
         return self._policy.names
 
     def replace(self, policy: InputPolicy) -> InputPolicy:
-        """Put another policy in force, and return the former one. Drops the counts of rules that are gone."""
+        """Put a policy in force, and return the former policy. Drops the counts of removed rules."""
         former, self._policy = self._policy, policy
         for key in [key for key in self._counts if key[0] not in policy.names]:
             del self._counts[key]
@@ -114,10 +111,7 @@ class InputGate:
         decided: Decided,
         several: SeveralInputs | None = None,
     ) -> Inspection:
-        """Inspect a request. If it has several inputs, the first call inspects them all.
-
-        `decided` is called with the verdict if the request has to wait for a verdict.
-        """
+        """Inspect a request: all inputs at the first of them. `decided` is called with the verdict, if it must wait for one."""
         model, input, parameters = request.model, request.input, request.parameters
         if several is not None and several.inspected:
             judgement = several.judgement
@@ -155,7 +149,7 @@ class InputGate:
         return Inspection(screened[0], parameters, None, judgement)
 
     def hold(self, judgement: Judgement, pending: PendingRequest) -> bool:
-        """Let a request wait for the verdict. Returns False if the verdict is known already."""
+        """Let a request wait for the verdict. Returns False if the verdict is already known."""
         if not judgement.begun:
             judgement.begun = True
             self._ask_shadows(judgement)
@@ -169,7 +163,7 @@ class InputGate:
         return True
 
     def _ask_shadows(self, judgement: Judgement) -> None:
-        """Ask the judges of rules in shadow. Their verdicts are only counted, and the request doesn't wait for them."""
+        """Ask the judges of rules in shadow. Their verdicts only count, and the request doesn't wait for them."""
         for judge in judgement.judges:
             if judge.rule.shadow:
                 on_verdict = partial(self._note_shadow, judge.rule.name)
@@ -213,10 +207,7 @@ class InputGate:
 
 
 class Screening:
-    """Screening of a gateway's requests by its input gate.
-
-    After the verdict, `hand_on` offers a request that has waited to the broker, and `answer` ends it with a failure.
-    """
+    """Screening of requests by the input gate. Then `hand_on` offers a request to the broker, or `answer` refuses it."""
 
     def __init__(
         self,
@@ -232,10 +223,7 @@ class Screening:
     def inspect(
         self, request: InferenceRequest, several: SeveralInputs | None, limits: tuple[Limit, ...], broker: RequestQueue
     ) -> tuple[InferenceRequest, Failure | None, Judgement | None]:
-        """Apply the policy to a request, unless it exceeds one of `limits`.
-
-        Returns the request as the policy leaves it, its refusal, and the verdict that it must wait for.
-        """
+        """Apply the policy, and check `limits` first. Returns the changed request, its refusal, and the verdict to wait for."""
         if limits and (over := self._limiter.excess(limits, broker)) is not None:
             return request, over, None
         principal, options = request.principal, request.options
@@ -253,12 +241,14 @@ class Screening:
     def hold(self, judgement: Judgement, pending: PendingRequest) -> None:
         """Let a request wait for its verdict, or hand it on if the verdict is known."""
         if self._gate.hold(judgement, pending):
-            self._limiter.charge(pending.entry.limits)  # Until the verdict, because any number could wait otherwise.
+            self._limiter.charge(
+                pending.entry.limits
+            )  # Until the verdict, because otherwise any number of requests could wait.
         else:
             self._hand_on(pending)
 
     def _decide(self, waited: Sequence[PendingRequest], failure: Failure | None) -> None:
-        """Hand on the requests that waited for one verdict, or refuse them by answering the first."""
+        """Hand on the requests that waited for a verdict. If they are refused, answer the first, which ends them all."""
         for pending in waited:
             self._limiter.refund(pending.entry.limits)
         if failure is None:
@@ -278,7 +268,7 @@ def _of_several(failure: Failure, position: int, count: int) -> Failure:
 
 
 def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple[Value, str]:
-    """Return a value as the model gets it, and the name of a rule that refuses it. Octets are screened if they are UTF-8."""
+    """Return a screened value, and the name of a rule that refuses it; empty if none. Octets are screened if they are UTF-8."""
     if not octets or isinstance(value, Octets):
         return screen.value(value, noted)
     text = _decoded(value)
@@ -289,7 +279,7 @@ def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple
 
 
 def _decoded(value: Value) -> str | None:
-    """Return the text in octets, or in base64 of octets; None if they aren't text."""
+    """Return the text in octets, or in base64; None if the octets aren't text."""
     if isinstance(value, Octets):
         return text_of(value)
     try:
@@ -299,7 +289,7 @@ def _decoded(value: Value) -> str | None:
 
 
 def _texts(inputs: Sequence[Value], parameters: bytes, octets: bool) -> list[str] | None:
-    """Return the text of each input for a judge, and the parameters' text with the first; None if there is no text at all."""
+    """Return the text of each input for a judge; None without any text. The first has the text of the parameters, too."""
     parts = [[_decoded(value) or ""] if octets else texts_of(value) for value in inputs]
     if parameters:
         parts[0] = [*filter(None, parts[0]), *texts_of(parameters)]

@@ -1,4 +1,4 @@
-"""Judge, which runs a policy's function in processes of its own, to decide for each text if the model may get it.
+"""Judge, which runs a policy's function in processes of its own. The function decides for each text if the model may get it.
 
     asked ──▶ waits in its caller's line ──▶ called, with other texts of this caller ──▶ verdict
                        │ deadline                      │ hangs, crashes, raises, returns something else
@@ -7,9 +7,9 @@
 
 The function gets a list of texts and returns as many booleans. A process that hangs or dies is replaced.
 
-Callers take turns, and each may fill only part of the room. If a caller's text makes a process hang or die, that caller is
-paused for nine times as long as the failure took. So it uses at most a tenth of a process. During the pause its texts get no
-verdict. The rule says what happens to requests without a verdict.
+Callers take turns, and each may fill only part of the room. If a caller's text makes a process hang or die, the caller is paused
+for nine times as long as the failure took. So a caller can waste at most a tenth of a process. During the pause, its texts get no
+verdict. The rule decides about requests without a verdict.
 """
 
 from __future__ import annotations
@@ -33,24 +33,15 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-AT_ONCE = 16
-"""Maximum number of texts in one call."""
-ROOM = 4096
-"""Maximum number of waiting texts."""
-ROOM_OF_CALLER = 1024
-"""Maximum number of waiting texts of one caller."""
-ROOM_IN_CHARS = 64 << 20
-"""Maximum number of waiting characters."""
-SHARE = 9.0
-"""Length of a caller's pause, as a multiple of the time that its text has cost."""
-PROBE_WITHIN = 30.0
-"""Seconds for the trial call of a new process."""
-LOG_EVERY = 10.0
-"""Minimum time in seconds between two log lines about failures of the function."""
-MOST_PAUSED = 1000
-"""Number of paused callers above which expired pauses are dropped."""
-CallerId = tuple[str, str]
-"""Tenant, and user or address."""
+AT_ONCE = 16  # Maximum number of texts in one call.
+ROOM = 4096  # Maximum number of waiting texts.
+ROOM_OF_CALLER = 1024  # Maximum number of waiting texts of one caller.
+ROOM_IN_CHARS = 64 << 20  # Maximum number of waiting characters.
+SHARE = 9.0  # Length of a caller's pause, as a multiple of the time lost by its text.
+PROBE_WITHIN = 30.0  # Seconds for the trial call of a new process.
+LOG_EVERY = 10.0  # Minimum time in seconds between two log lines about failures of the function.
+MOST_PAUSED = 1000  # Number of paused callers above which expired pauses are dropped.
+CallerId = tuple[str, str]  # Tenant, and user or address.
 
 
 class Verdict(enum.Enum):
@@ -58,21 +49,18 @@ class Verdict(enum.Enum):
 
     LET_IN = "let in"
     REFUSED = "refused"
-    FAILED = "failed"
-    """The function failed on this text."""
-    BUSY = "busy"
-    """The function was not called in time."""
+    FAILED = "failed"  # The function failed on this text.
+    BUSY = "busy"  # The function was not called in time.
 
 
-OnVerdict = Callable[[Verdict, int], None]
-"""Function that takes a verdict, and the position of the text that decided it."""
+OnVerdict = Callable[[Verdict, int], None]  # Function that takes a verdict, and the position of the decisive text.
 
 
 class Question:
-    """Texts of one request, at least one, that await a verdict.
+    """Texts of one request, at least one, which wait for a verdict.
 
     `on_verdict` is called once, on a later turn of the event loop. `wanted` returns True while anyone waits for the verdict.
-    `called` is True once the function has been called with one of the texts.
+    `called` is True once the function has got one of the texts.
     """
 
     __slots__ = ("_missing", "_on_verdict", "called", "caller", "size", "texts", "timer", "wanted")
@@ -109,15 +97,14 @@ class Question:
             self.take(Verdict.BUSY, 0)
 
 
-_Piece = tuple[Question, int]
-"""One text of a question, by its position."""
+_Piece = tuple[Question, int]  # One text of a question, by its position.
 
 
 class Judge:
     """Judge of one rule that has a function.
 
-    `make` makes the backend of the process with a number. The backend's target is the function. `restarted` is called with the
-    rule's name after a process was replaced.
+    `make` makes the backend of a process, by the process's number. The backend's target is the function. `restarted` is called with
+    the rule's name after a process was replaced.
     """
 
     def __init__(
@@ -134,12 +121,10 @@ class Judge:
         self._backends = [make(number) for number in range(rule.processes)]
         self._lines: OrderedDict[CallerId, deque[_Piece]] = OrderedDict()
         self._waiting = self._chars = 0
-        self._paused: dict[CallerId, float] = {}
-        """Instants at which the pauses of callers end."""
+        self._paused: dict[CallerId, float] = {}  # Instants at which the pauses of callers end.
         self._news = asyncio.Event()
         self._retired = False
-        self._serving = 0
-        """Number of processes that may still get texts."""
+        self._serving = 0  # Number of processes that may still get texts.
         self._failures, self._logged_at = 0, -LOG_EVERY
 
     @property
@@ -163,7 +148,7 @@ class Judge:
             supervisor.start(f"input policy {self.rule.name} {number}", partial(self._serve, backend))
 
     def retire(self) -> None:
-        """Answer the waiting questions, and then end the processes. Don't ask anything after that."""
+        """Answer the waiting questions, and then end the processes. Don't call `ask` after that."""
         self._retired = True
         self._news.set()
 
@@ -172,7 +157,7 @@ class Judge:
             await backend.stop()
 
     def ask(self, question: Question) -> bool:
-        """Take a question. Returns False, and gives no verdict, if there is no room or its caller is paused."""
+        """Take a question. Returns False if there is no room, or the caller is paused. There is no verdict then."""
         caller, line = question.caller, self._lines.get(question.caller)
         own = len(line) if line is not None else 0
         full = self._waiting + len(question.texts) > ROOM or self._chars + question.size > ROOM_IN_CHARS
@@ -194,7 +179,7 @@ class Judge:
         return False
 
     def _next(self) -> list[_Piece]:
-        """Take up to AT_ONCE texts of the caller whose turn it is. Drops texts that nobody waits for."""
+        """Return up to AT_ONCE texts of the next caller. Drops texts if nobody waits for them any more."""
         while self._lines:
             caller, line = self._lines.popitem(last=False)
             taken: list[_Piece] = []
@@ -225,7 +210,7 @@ class Judge:
                 await self._wait_for_news(backend)
 
     async def _wait_for_news(self, backend: Backend) -> None:
-        """Wait for a question. If the process dies meanwhile, replace it before it is needed."""
+        """Wait for a question. If the process dies meanwhile, replace it at once."""
         _, gone = await race(self._news.wait(), backend.gone())
         if gone is not None:
             await self._replace(backend)
@@ -277,8 +262,8 @@ class Judge:
         now = self._clock()
         self._failures += 1
         if now >= self._logged_at + LOG_EVERY:
-            late = f"it took longer than {self.rule.deadline_ms:g} ms"
-            shown = late if isinstance(error, BatchTimeout) else error.shown
+            timed_out = f"it took longer than {self.rule.deadline_ms:g} ms"
+            shown = timed_out if isinstance(error, BatchTimeout) else error.shown
             log.warning("the input policy's function fails", rule=self.rule.name, error=shown, times=self._failures)
             self._failures, self._logged_at = 0, now
 
@@ -291,7 +276,7 @@ class Judge:
             raise TargetError(f"the function fails on {WARM_UP!r}: {exc}") from None
         if item.output not in _VERDICTS:
             problem = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
-            raise TargetError(f"the function gives no boolean: {problem}")
+            raise TargetError(f"the function returns no boolean: {problem}")
 
     async def _replace(self, backend: Backend) -> None:
         """Restart a process, with retries until it works. A retired judge tries only once."""

@@ -1,14 +1,14 @@
-"""Writer of the ledger, which records every request without making any request wait.
+"""Writer of the ledger, which records every request and makes none wait.
 
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
-Adding a note is cheap. Notes hold inputs and outputs, so they soon become records, which don't. Most refusals are only counted
-(`core/ledger_records.py`). While the ledger is slow or out of reach, records wait in order, up to a bound. New records beyond
-the bound are dropped and counted.
+Adding a note is cheap. Notes hold inputs and outputs, so they soon become records, which don't hold any. Most refusals are only
+counted (`core/ledger_records.py`). While the ledger is slow or out of reach, records wait in order, up to a bound. New records
+beyond the bound are dropped and counted.
 
-A bulk of records is forgotten only once the ledger has confirmed it. Writing it a second time changes nothing. The next bulk is
-twice as large after a quick write, and half as large after a failed one. So a slow ledger gets as much as it can take, and a
-record that it can't take is soon in a bulk of its own.
+A bulk of records is kept until the ledger has confirmed it. Writing it twice changes nothing. After a quick write the next bulk
+is twice as large, and after a failed write half as large. So a slow ledger gets as much as it can take, and a record that it
+refuses is soon in a bulk of its own.
 """
 
 from __future__ import annotations
@@ -37,39 +37,27 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-INTERVAL = 0.25
-"""Seconds after which notes become records."""
-BULK = 2000
-"""Maximum number of records in one bulk, and number of notes that become records without waiting for INTERVAL."""
-FIRST_BULK = 100
-"""Maximum number of records in the first bulk, when the ledger's speed is unknown, and in the first bulk of a shutdown."""
-SWIFT = 0.5
-"""If a full bulk takes no more seconds than this, the next bulk is twice as large."""
-PAGE = 250
-"""Number of notes made into records in one turn of the event loop."""
-CONTENT_CHARS = 64 << 20
-"""Maximum number of characters of waiting inputs and outputs, if they are recorded."""
-FLUSH_WITHIN = 5.0
-"""Seconds that a shutdown waits for the last records to be written."""
-ASK_EVERY = 5.0
-"""Seconds without records after which the ledger is asked if it still answers."""
-PRUNE_EVERY = 60.0
-"""Seconds between two searches for records that are too old."""
-PRUNE_BITE = 1000
-"""Maximum number of records removed at once, so that writes don't wait for long."""
-PRUNE_PAUSE = 0.05
-"""Seconds between two removals."""
-OPEN_AT_ONCE = 500
-"""Maximum number of rows that one call writes, or removes, for requests without an outcome."""
+INTERVAL = 0.25  # Seconds after which notes become records.
+BULK = 2000  # Maximum number of records in a bulk, and number of notes that don't wait for INTERVAL.
+FIRST_BULK = 100  # Maximum number of records in the first bulk of a process, and of its shutdown.
+SWIFT = 0.5  # If a full bulk takes no more seconds than this, the next bulk is twice as large.
+PAGE = 250  # Number of notes made into records in one turn of the event loop.
+CONTENT_CHARS = 64 << 20  # Maximum number of characters of waiting inputs and outputs, if they are recorded.
+FLUSH_WITHIN = 5.0  # Seconds that a shutdown waits for the last records to be written.
+ASK_EVERY = 5.0  # Seconds without records after which the ledger is asked if it still answers.
+PRUNE_EVERY = 60.0  # Seconds between two searches for records that are too old.
+PRUNE_BITE = 1000  # Maximum number of records removed at once, so that writes don't wait for long.
+PRUNE_PAUSE = 0.05  # Seconds between two removals.
+OPEN_AT_ONCE = 500  # Maximum number of rows that one call writes, or removes, for requests without an outcome.
 
 
 class AcceptedRequests:
-    """Requests without an outcome, for a ledger that records them before they end.
+    """Requests without an outcome, for a ledger that records requests before they end.
 
         pending requests ──look, with each bulk of records──▶ new ──if still pending──▶ rows ──ended──▶ removed
 
-    Nothing happens when a request comes, because `look` finds new ones at the end of the pending table. A request that ends
-    before its row is written gets no row here.
+    A new request costs nothing, because `look` finds it at the end of the pending table. A request that ends before its row is
+    written gets no row here.
     """
 
     def __init__(
@@ -78,18 +66,15 @@ class AcceptedRequests:
         self._tiers, self._clock, self._wall, self._pending = tiers, clock, wall, pending
         self._looked = -math.inf
         self._new: dict[Key, PendingRequest] = {}
-        self._written: dict[Key, tuple[PendingRequest, Key]] = {}
-        """Requests with a row, and the row's tenant and id."""
+        self._written: dict[Key, tuple[PendingRequest, Key]] = {}  # Requests with a row, and the row's tenant and id.
         self._taken: dict[Key, tuple[PendingRequest, LedgerRecord]] = {}
         self._ended: list[Key] = []
 
     @property
     def due(self) -> bool:
-        """True if there are rows to write or to remove."""
         return bool(self._new or self._ended)
 
     def look(self) -> None:
-        """Find the requests that came since the last look."""
         now = self._clock()
         for key, pending in reversed(self._pending.items()):
             if pending.since < self._looked:
@@ -108,7 +93,7 @@ class AcceptedRequests:
             del self._new[key]
 
     def take(self) -> tuple[Sequence[LedgerRecord], Sequence[Key]]:
-        """Return the next rows to write, and the keys of the rows to remove first. Returns them again until `done` is called."""
+        """Return the next rows to write, and the keys of rows to remove before. Returns the same until `done` is called."""
         now, wall = self._clock(), self._wall()
         self._taken = {}
         for key, pending in list(self._new.items())[:OPEN_AT_ONCE]:
@@ -118,7 +103,7 @@ class AcceptedRequests:
         return [row for _, row in self._taken.values()], self._ended[:OPEN_AT_ONCE]
 
     def done(self, removed: Sequence[Key]) -> None:
-        """Note that the rows of the last `take` are written and removed."""
+        """Note that the rows of the last `take` were written and removed."""
         del self._ended[: len(removed)]
         for key, (request, row) in self._taken.items():
             stored = row.tenant, row.id
@@ -131,10 +116,7 @@ class AcceptedRequests:
 
 
 class LedgerWriter:
-    """Ledger writer of one gateway; see `headway.gateway.pending.Observer` and `headway.app.lifecycle.Resource`.
-
-    Pending requests in `held` get rows before they end if the settings say so. `wall` gives Unix time in seconds.
-    """
+    """Observer that writes the ledger. If so set, requests in `held` get rows before they end. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -153,25 +135,19 @@ class LedgerWriter:
         self._content = settings.ledger_content
         self._counters, self._clock, self._wall, self._rng = counters, clock, wall, rng
         self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
-        self._noted = 0
-        """Number of requests in the notes."""
-        self._unended: list[tuple[float, float, PendingRequest]] = []
-        """Notes of first inputs of requests with several inputs, while the outcomes of these requests aren't known."""
+        self._noted = 0  # Number of requests in the notes.
+        self._unended: list[tuple[float, float, PendingRequest]] = []  # Notes of first inputs, until their lists end.
         self._refusals = RefusalCounts()
         self._accepted = (
             AcceptedRequests(settings.tier_names, clock, wall, PendingTable() if held is None else held)
             if settings.ledger_rows == ALL_ROWS
             else None
         )
-        self._records: deque[LedgerRecord] = deque()
-        """Records that the ledger hasn't confirmed. Those being written are in front."""
+        self._records: deque[LedgerRecord] = deque()  # Unconfirmed records. The bulk being written comes first.
         self._content_size = 0
-        self._bulk = FIRST_BULK
-        """Maximum number of records in the next bulk."""
-        self._pace = 0.0
-        """Seconds for each record in the last bulk."""
-        self._suspect: LedgerRecord | None = None
-        """First record of the last bulk that was refused."""
+        self._bulk = FIRST_BULK  # Maximum number of records in the next bulk.
+        self._pace = 0.0  # Seconds for each record in the last bulk.
+        self._suspect: LedgerRecord | None = None  # First record of the last bulk that was refused.
         self._failures, self._many = 0, asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
@@ -184,7 +160,7 @@ class LedgerWriter:
         return self._noted + len(self._unended) + len(self._records)
 
     def trouble(self) -> str:
-        """Return why the ledger takes no records now; empty if it does."""
+        """Return why the ledger takes no records now; empty if it takes them."""
         error = self._availability.error
         return error and f"takes nothing: {error}; {self.waiting} records wait, of {self._bound} at most"
 
@@ -203,7 +179,7 @@ class LedgerWriter:
         self._there_are_records.set()
 
     async def open(self) -> None:
-        """Open the ledger, or retry later if it is out of reach. Raises SettingError if it can't be used."""
+        """Open the ledger, or retry later if it is out of reach. Raises SettingError if it is unusable."""
         try:
             await self._ledger.open()
             self._opened = True
@@ -217,7 +193,7 @@ class LedgerWriter:
             supervisor.start("ledger retention", self._prune_on)
 
     async def close(self) -> None:
-        """Write the remaining records, and close the ledger. Records not written within FLUSH_WITHIN are dropped and counted."""
+        """Write the remaining records, and close the ledger. After FLUSH_WITHIN, unwritten records are dropped and counted."""
         self._bulk = min(self._bulk, FIRST_BULK)
         until = self._clock() + FLUSH_WITHIN
         try:
@@ -229,7 +205,7 @@ class LedgerWriter:
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
-                    if self._pace:  # Bulks get smaller, because a bulk that isn't written in time is lost as a whole.
+                    if self._pace:  # Smaller bulks, because a bulk that isn't written in time is lost as a whole.
                         self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
                     await self._write()
                 while self._accepted is not None and self._accepted.due:
@@ -243,7 +219,7 @@ class LedgerWriter:
         await self._ledger.close()
 
     def _crowd(self) -> None:
-        """Drop notes that exceed the bound. The others become records soon."""
+        """Drop notes that exceed the bound, and let the others become records soon."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
             at, ended, notes = self._notes.pop()
@@ -291,7 +267,7 @@ class LedgerWriter:
             self._there_are_records.set()
 
     def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
-        """Record a request that ended at instant `ended`, which is Unix time `at`, or wait for the outcome of its list."""
+        """Record a request that ended at instant `ended`, Unix time `at`, or wait for the outcome of its list."""
         if self._accepted is not None:
             self._accepted.ended(request)
         if request.several is not None and (whole := request.whole) is not None and not whole.ended:
@@ -302,7 +278,7 @@ class LedgerWriter:
             self._keep(record)
 
     def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
-        """Make a record. The record of the first of several inputs tells the outcome of the whole request."""
+        """Make a record. For the first of several inputs, it has the outcome of the whole request."""
         seconds, reply, part_of = ended - request.since, request.reply, ""
         if request.several is not None:
             whole, part_of = request.whole, request.part_of
@@ -328,7 +304,7 @@ class LedgerWriter:
                 async with asyncio.timeout(ASK_EVERY):
                     await self._there_are_records.wait()
             except TimeoutError:
-                await self._tell_ledger()  # An empty call shows if the ledger answers.
+                await self._tell_ledger()  # An empty call tells if the ledger answers.
                 continue
             while self._records:
                 await self._write()
@@ -342,7 +318,7 @@ class LedgerWriter:
             self._opened = True
 
     async def _note_open(self, accepted: AcceptedRequests) -> None:
-        """Write one call's worth of rows of requests without an outcome. The others wait for the next interval."""
+        """Write one call's worth of rows of requests without an outcome. Other rows wait for the next interval."""
         records, ended = accepted.take()
         if await self._tell_ledger(records, ended):
             accepted.done(ended)
@@ -365,7 +341,6 @@ class LedgerWriter:
         return True
 
     async def _write(self) -> None:
-        """Write one bulk, or pause if that fails."""
         bulk = list(islice(self._records, self._bulk))
         began = self._clock()
         try:
@@ -389,7 +364,7 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Halve a refused bulk until the bad record is alone. Try that twice, in case it was damaged on its way, and drop it."""
+        """Halve a refused bulk until the bad record is alone. Drop that if it is refused twice, as it may have been damaged once."""
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
             self._bulk = max(1, len(bulk) // 2)

@@ -1,10 +1,10 @@
 """Rate limits of principals at one gateway, and of the lowest tier by the fleet's capacity.
 
-The broker counts requests for all gateways, and charges the limits when an entry is enqueued. Here limits are only compared
-with the debts known so far, to keep a flood away from the broker. During an outage each gateway counts its part of a limit.
+The broker counts requests for all gateways, and charges the limits when it enqueues an entry. A gateway only compares limits with
+the debts known so far, to keep a flood away from the broker. During an outage, each gateway applies its part of a limit.
 
-Invalid requests, such as those for an unknown model, never reach the broker. They count towards the same limits, but each
-gateway counts its own.
+Invalid requests, for example for an unknown model, never reach the broker. They count towards the same limits, but each gateway
+counts only its own.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ from headway.core.throttle import Throttle
 from headway.model import Entry, Failure, Limit
 from headway.ports import QueueCondition
 
-REMEMBERED = 10_000
-"""Maximum number of sets of limits whose parts are cached."""
-POLLS = 30
-"""Minimum number of polls for each allowed request. It is one per second of the longest task if that is more."""
-POLLS_AT_ONCE = 60
-"""Additional burst of polls."""
+REMEMBERED = 10_000  # Maximum number of sets of limits whose parts are cached.
+POLLS = 30  # Minimum polls for each allowed request. Longer tasks get one poll per second.
+POLLS_AT_ONCE = 60  # Additional burst of polls.
 CHARGED = frozenset((
     errors.BAD_REQUEST, errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT, errors.REJECTED_BY_POLICY,
 ))  # fmt: skip
 """Error codes of invalid requests that a gateway answers itself, and charges."""
-OF_LOAD = frozenset((errors.SHED, errors.SERVICE_OVERLOADED, errors.SCARCE))
-"""Error codes of refusals that more workers or memory would have avoided."""
+OF_LOAD = frozenset((errors.SHED, errors.SERVICE_OVERLOADED, errors.SCARCE))  # Refusals for lack of workers or memory.
 
 
 class Limiter:
@@ -39,20 +35,18 @@ class Limiter:
 
     def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
         self.throttles = defaultdict[str, Throttle](Throttle)
-        """Throttles of the lowest tier, by model. They are open until a rate is set."""
-        self.gateways = 1
-        """Known number of gateways, including this one."""
+        """Throttles of the lowest tier, by model. A throttle is open until its rate is set."""
+        self.gateways = 1  # Known number of gateways, including this one.
         self._lowest = tiers - 1
         self._clock = clock
         self._parts: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
         self._parts_of = 1
-        self.debts = Debts()
-        """Theoretical arrival times by limit id, for requests answered here."""
+        self.debts = Debts()  # Theoretical arrival times by limit id, for requests answered here.
         self._polls = Debts()
         self._polls_each = max(POLLS, math.ceil(task_seconds))
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return this gateway's parts of limits, which apply while no broker counts for all gateways."""
+        """Return this gateway's parts of limits, which apply while no broker counts for all gateways together."""
         if self._parts_of != self.gateways or len(self._parts) >= REMEMBERED:
             self._parts, self._parts_of = {}, self.gateways
         parts = self._parts.get(limits)
@@ -61,11 +55,11 @@ class Limiter:
         return parts
 
     def owed_by(self, broker: QueueCondition) -> Callable[[Limit], float]:
-        """Return a function that returns the seconds owed to a limit, at the broker and here."""
+        """Return a function that returns the seconds owed to a limit, at the broker and here together."""
         return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
 
     def excess(self, limits: tuple[Limit, ...], broker: QueueCondition) -> Failure | None:
-        """Return the refusal of a request that exceeds one of these limits; otherwise None. Charges nothing."""
+        """Return the refusal of a request that exceeds any of these limits, otherwise None. Charges nothing."""
         owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
         for limit in limits:
             owed = owed_to(limit)
@@ -74,13 +68,13 @@ class Limiter:
         return None
 
     def never(self, limits: tuple[Limit, ...], counted: int) -> Failure | None:
-        """Return the refusal of a request that counts as more requests than a limit ever lets in at once; None if it fits."""
+        """Return the refusal of a request that counts as more requests than a limit ever allows at once; None if it fits."""
         least = min(limits, key=lambda limit: limit.burst)
-        several = least.counting > 1  # It belongs to a list, which was compared as a whole.
+        several = least.counting > 1  # It belongs to a list, which was checked as a whole.
         return None if several or counted <= max(least.burst, 1.0) else failures.never_within(least, counted)
 
     def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
-        """Charge an invalid request as one request. `counting`: number of requests that the limits would charge for it."""
+        """Charge an invalid request as one request. `counting`: number of requests that it would count as if it were valid."""
         now, debts = self._clock(), self.debts
         for limit in limits:
             debts.forget_paid(now)
@@ -103,10 +97,8 @@ class Limiter:
                 self._debt(limit)
 
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
-        """Charge a poll of a task. Returns its refusal if there are too many. Each gateway counts its own polls.
-
-        The limit of a tier doesn't apply, because one principal's polls would keep others of the tier from polling.
-        """
+        """Charge a poll of a task. Returns the refusal of a poll beyond the limits. Each gateway counts its own polls. The
+        limit of a tier doesn't apply, because one principal could use it up for all others."""
         now, polls, own = self._clock(), self._polls, self._of_polls(limits)
         charged = ratelimit.charge(own, polls, now)
         if isinstance(charged, Over):
@@ -134,10 +126,10 @@ class Limiter:
         return 0 < self._lowest <= tier
 
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
-        """Count a new entry that is within its rate limits. Returns its refusal if the fleet lacks capacity; otherwise None.
+        """Count a new entry that is within its rate limits. Returns its refusal if the fleet lacks capacity, otherwise None.
 
-        An entry is `alone` if it goes to the gateway's own broker, to which the fleet's capacity doesn't apply. `count` is the
-        number of entries let in together, including this one; 0 for an entry that was let in with another.
+        An entry is `alone` if it goes to the gateway's own broker, where the fleet's capacity doesn't apply. `count` is the number
+        of entries to let in together, including this one; 0 for an entry that was let in with another.
         """
         throttle = self.throttles[entry.model]
         demand = count if entry.timeout >= throttle.least_seconds else 0
@@ -149,16 +141,12 @@ class Limiter:
         return None
 
     def _debt(self, limit: Limit) -> float:
-        """Return the seconds owed to a limit for requests answered here."""
         now = self._clock()
         self.debts.forget_paid(now)
         return max(self.debts.get(limit.id, now) - now, 0.0)
 
     def refused(self, entry: Entry, failure: Failure) -> None:
-        """Note that the broker refused an entry, which thus uses no capacity.
-
-        An entry refused for load still counts as demand. One whose inputs can't all meet its deadline, for example, doesn't.
-        """
+        """Note that the broker refused an entry, so it uses no capacity. Only if refused for load, it still counts as demand."""
         throttle = self.throttles[entry.model]
         demand = 0 if failure.code in OF_LOAD or entry.timeout < throttle.least_seconds else entry.count
         if self.holds_up(entry.tier):
@@ -167,15 +155,13 @@ class Limiter:
             throttle.higher -= demand
 
     def forgo(self, model: str, tenant: str, tier: int, count: int) -> None:
-        """Give back the capacity of `count` entries that were let in and are not offered after all."""
+        """Give back the capacity of `count` entries that were let in, but won't be offered."""
         if tier == self._lowest:
             self.throttles[model].refund(tenant, count)
 
     def left(self, entry: Entry, seconds: float) -> None:
-        """Note that the client of an entry left after `seconds`.
-
-        The entry isn't demand if no worker could have answered by then, unless it runs on because of a dedup key.
-        """
+        """Note that the client of an entry left after `seconds`. The entry doesn't count as demand if no worker could have
+        answered by then, unless a dedup key keeps it running."""
         if seconds < self.throttles[entry.model].least_seconds <= entry.timeout and not entry.dedup_keys:
             self.not_run(entry)
 

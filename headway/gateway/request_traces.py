@@ -1,13 +1,13 @@
-"""Spans of requests, which a gateway and its ports add to traces.
+"""Spans of requests, recorded by a gateway and its ports.
 
     SERVER `POST /v1/inference`
       └─ PRODUCER `send MODEL`, one for each input ── its context travels in the entry
            └─ CONSUMER `process MODEL`, recorded by the worker (`headway.worker.batch_traces`)
 
-Nothing is stored for requests that aren't sampled. Spans of a sampled one are recorded when it ends.
+Nothing is stored for requests that aren't sampled. The spans of a sampled request are recorded when it ends.
 
-A port records one SERVER span for a sampled request that it refuses, for example because of a wrong key or body. Clients decide
-what is sampled by naming a span, so the rate of these spans is limited. Spans beyond the limit are counted as dropped.
+A port records a SERVER span for a sampled request that it refuses, for example because of a wrong key or body. A client can have
+any request sampled by naming a span, so the rate of these spans is limited. Spans beyond the limit are counted as dropped.
 """
 
 from __future__ import annotations
@@ -26,18 +26,12 @@ from headway.model.request import SAMPLED
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
-ACCEPTED = 202
-"""Status of a request that has become a task."""
-SERVER_FAULT = 500
-"""Lowest status of errors that aren't the client's fault."""
-RATE = 20.0
-"""Spans of refusals per second, on average."""
-BURST = 100
-"""Spans of refusals at once."""
-LONGEST_PATH = 256
-"""Maximum number of characters of a path in a span."""
-LONG_MODEL = 128
-"""Longest model name, in characters, that a cached form may hold."""
+ACCEPTED = 202  # Status of a request that has become a task.
+SERVER_FAULT = 500  # Lowest status of errors that aren't the client's fault.
+RATE = 20.0  # Spans of refusals per second, on average.
+BURST = 100  # Spans of refusals at once.
+LONGEST_PATH = 256  # Maximum number of characters of a path in a span.
+LONG_MODEL = 128  # Longest model name, in characters, that a cached form may hold.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 _GEN_AI: Mapping[str, str] = {
@@ -52,15 +46,13 @@ class SentInput(msgspec.Struct, eq=False):
     """One input of a sampled request, from submission to end."""
 
     request: RequestTrace
-    context: TraceContext
-    """PRODUCER span of the input."""
+    context: TraceContext  # PRODUCER span of the input.
     begun: float
-    admitted: float = 0.0
-    """Instant at which the broker accepted the input; 0 before that is known."""
+    admitted: float = 0.0  # Instant at which the broker accepted the input; 0 before that is known.
 
 
 class RequestTraces:
-    """Observer that records the spans of sampled requests, and gives the histograms of `counters` exemplars."""
+    """Observer that records the spans of sampled requests, and adds exemplars to the histograms of `counters`."""
 
     def __init__(
         self, recorder: SpanRecorder, tiers: Sequence[str], counters: GatewayCounts, scheme: str = "http"
@@ -69,11 +61,10 @@ class RequestTraces:
         self._clock, self.sampler = recorder.clock, recorder.sampler
         self._send_form = lru_cache(FORMS)(_send_form)
         self._server_form = lru_cache(FORMS)(self._make_server_form)
-        self._sent: dict[bytes, SentInput] = {}
-        """Inputs that haven't ended, by the trace in their entries."""
+        self._sent: dict[bytes, SentInput] = {}  # Inputs that haven't ended, by the trace in their entries.
 
     def begin(self, options: RequestOptions, several: SeveralInputs | None, number: int) -> bytes:
-        """Begin a request's or input's trace. Returns the trace for its entry, if it is sampled. `number`: see `Sampler.draws`."""
+        """Begin a trace. Returns it for the entry; empty if it isn't sampled. For `number`, see `Sampler.draws`."""
         drawn = number >= self.sampler.due and self.sampler.draws(number)
         if several is None:
             request = self._begin(options, 1, drawn)
@@ -90,8 +81,8 @@ class RequestTraces:
         return packed
 
     def _begin(self, options: RequestOptions, count: int, drawn: bool) -> RequestTrace | None:
-        """Begin the trace of a request; None if it isn't sampled. `drawn` decides for a request that names no span."""
-        if options.replays is not None:  # The dead letter was sampled, so its replay is.
+        """Begin the trace of a request, if it is sampled. `drawn` decides about a request that names no span."""
+        if options.replays is not None:  # The dead letter was sampled, so its replay is, too.
             links = (SpanLink(options.replays),)
             return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
         if options.trace is None:
@@ -105,7 +96,7 @@ class RequestTraces:
             sent.admitted = self._clock()
 
     def detached(self, entry: Entry) -> None:
-        """Record the span of a request whose client has its task id and no longer waits."""
+        """Record the span of a task whose client no longer waits for the outcome."""
         if (sent := self._sent.get(entry.trace)) is not None:
             now = self._clock()
             self._record_request(sent.request, entry, entry.id, ACCEPTED, None, now, self._recorder.unix_zero(now))
@@ -161,7 +152,6 @@ class RequestTraces:
     def _record_request(
         self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float, zero: int
     ) -> None:
-        """Record the SERVER span of a request, unless that was done."""
         if request.recorded:
             return
         request.recorded = True
@@ -194,22 +184,18 @@ class RefusalTraces:
     def __init__(self, recorder: SpanRecorder, dropped: dict[str, int], scheme: str = "http") -> None:
         self._recorder, self._dropped, self._scheme = recorder, dropped, scheme
         self._form = lru_cache(FORMS)(self._make_form)
-        self._full_at = 0.0
-        """Instant at which BURST spans may be recorded again."""
+        self._full_at = 0.0  # Instant at which BURST spans may be recorded again.
 
     def refused(self, way: str, fields: Mapping[bytes, bytes], id: str, error: RequestError, begun: float) -> None:
-        """Record a refused request whose header fields or metadata have been read.
-
-        Its `id` is as the client sees it. It arrived at instant `begun`. For `way`, see RequestOptions.
-        """
+        """Record a refused request, which arrived at instant `begun`. Clients see this `id`. For `way`, see RequestOptions."""
         parent = fields.get(b"traceparent")
         context = None if parent is None else read_trace_context(parent)
-        if context is not None and context.flags & SAMPLED:  # Otherwise the other field isn't worth reading.
+        if context is not None and context.flags & SAMPLED:  # Otherwise `tracestate` isn't worth reading.
             context = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
         self.refused_below(context, way, id, error, begun)
 
     def refused_below(self, parent: TraceContext | None, way: str, id: str, error: RequestError, begun: float) -> None:
-        """Record a refused request below the client's span `parent`, or as the first of a trace; see `refused`."""
+        """Record a refused request below the client's span `parent`, or as the first span of a trace; see `refused`."""
         self._record(parent, way, (("headway.request_id", id),), error, begun)
 
     def _record(
@@ -229,13 +215,13 @@ class RefusalTraces:
         form = self._form(way, status, SHOWN.get(code, code))
         above = parent.span_id if parent is not None else b""
         begun_at, ended_at = zero + int(min(begun, now) * 1e9), zero + int(now * 1e9)
-        wrong = error.message if status >= SERVER_FAULT else None
-        recorder.add(Span(form, context, above, begun_at, ended_at, own, error=wrong, remote=bool(above)))
+        message = error.message if status >= SERVER_FAULT else None
+        recorder.add(Span(form, context, above, begun_at, ended_at, own, error=message, remote=bool(above)))
 
     def answered(
         self, method: str, path: str, fields: Mapping[bytes, bytes], id: str, status: int, begun: float
     ) -> None:
-        """Record a request to an ordinary route that failed, if the client names a span; see `refused`."""
+        """Record a failed request to a route other than inference, if the client names a span; see `refused`."""
         if b"traceparent" not in fields:
             return
         parent = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
@@ -256,7 +242,7 @@ class RefusalTraces:
 
 
 def protocol_attributes(way: str, status: int, scheme: str) -> Attributes:
-    """Return the attributes of a span that tell a request's protocol and the answer's HTTP status. `way`: see RequestOptions."""
+    """Return a span's attributes for the request's protocol and the answer's HTTP status. `way`: see RequestOptions."""
     kind, _, place = way.partition(" ")
     if kind == "grpc":
         service, _, method = place.partition("/")

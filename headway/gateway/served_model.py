@@ -1,30 +1,33 @@
-"""One model that a gateway serves. It makes entries from requests by the model's settings and its workers' reports."""
+"""One model that a gateway serves. It makes entries of requests, by its settings, versions and workers' reports."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
 
 from headway.config import CHARS, Settings
-from headway.core import batch_cost, call_parameters, ratelimit, rows
+from headway.core import batch_cost, call_parameters, failures, ratelimit, rows
 from headway.core.dedup import digest
+from headway.core.health import UNKNOWN_FOR
+from headway.core.rollout import weights_of
 from headway.core.tensors import NoTensors, check_heads, header_of, opening_of, rows_of
-from headway.core.versions import read_weights
+from headway.core.versions import Versions, Weights, position_of, read_weights, versions_of
 from headway.core.weight_estimate import UNKNOWN, estimated, mean_line
 from headway.gateway.pending import SeveralInputs
 from headway.gateway.request_traces import RequestTraces
-from headway.gateway.version_choice import VersionChoice
 from headway.model import (
     ALL_PARAMETERS,
     KINDS,
     DedupKey,
     DedupKind,
     Entry,
+    Failure,
     InferenceRequest,
     Limit,
     PerCall,
     RequestOptions,
+    Rollout,
     RowsTogether,
     Tensors,
     TensorSpec,
@@ -34,33 +37,157 @@ from headway.model import (
     WorkerStatus,
 )
 
-_MOST_KNOWN = 256
-"""Maximum number of headers of tensors to remember."""
-_STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)
-"""Rules by which not all rows may share a call. While workers differ, the first of these rules counts."""
+
+class VersionChoice:
+    """Versions of one model, as far as this gateway knows. Until workers report versions, the `configured` version counts.
+
+    Attributes:
+        any: True if any worker may answer requests that name no version, because no worker claims by version.
+        label: version under which identical requests share answers while `any` is True.
+        weights: current weights by version. A rollout overrides the weights of the settings.
+        rollout: last rollout of the model; None if there was none.
+    """
+
+    __slots__ = (
+        "_clock", "_configured", "_lost", "_named", "_present", "_rng", "_versions", "_workers", "any", "label", "rollout", "weights",
+    )  # fmt: skip
+
+    def __init__(
+        self, configured: str, weights: Weights, rng: Callable[[], float], clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._configured = self.weights = weights
+        self._rng, self._clock = rng, clock
+        self.rollout: Rollout | None = None
+        self._present: Collection[str] = ()  # Versions with workers at the last look.
+        self._lost: dict[str, float] = {}  # Versions without workers, with the instants until which they may return.
+        self.any, self.label = True, configured
+        self._named: Sequence[str] = (configured,)
+        self._versions: Versions | None = None
+        self._workers: Sequence[WorkerInfo] = ()
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Update from the model's workers. Without any, the former workers still count."""
+        self._workers = workers = workers or self._workers
+        self._note_lost(workers)
+        self.weights = self._weights()
+        versions = versions_of(workers, self.weights)
+        if versions is not None:
+            self.any, self._versions = False, versions
+            return
+        if self._versions is None and _have_left(workers):
+            self.any, self._versions = False, Versions({}, (), self.weights)
+            return
+        named = {
+            worker.runs.version for worker in workers if worker.status is WorkerStatus.HEALTHY and worker.runs.version
+        }
+        if named:  # With two versions, either may answer, so the label names both.
+            self.any, self._versions = True, None
+            self._named, self.label = sorted(named), ",".join(sorted(named))
+
+    def _note_lost(self, workers: Sequence[WorkerInfo]) -> None:
+        now, known = self._clock(), {worker.version or worker.runs.version for worker in workers}
+        self._lost = {version: until for version, until in self._lost.items() if until > now and version not in known}
+        self._lost |= {version: now + UNKNOWN_FOR for version in self._present if version not in known}
+        self._present = {
+            worker.version or worker.runs.version for worker in workers if worker.status is not WorkerStatus.OFFLINE
+        }
+
+    @property
+    def sole(self) -> str | None:
+        """Version for all requests that name none: empty for the shared queue, or None if each request draws a version."""
+        return "" if self._versions is None else self._versions.only
+
+    @property
+    def absent(self) -> Sequence[str]:
+        """Versions with a weight and no worker."""
+        return self._versions.absent if self._versions is not None else ()
+
+    def weigh(self, weights: Weights) -> None:
+        """Set the weights that count without a rollout."""
+        self._configured = weights
+        self.roll(self.rollout)
+
+    def roll(self, rollout: Rollout | None) -> bool:
+        """Follow a rollout. Returns True if that changes the weights."""
+        self.rollout = rollout
+        if self._weights() == self.weights:
+            return False
+        self.learn(self._workers)
+        return True
+
+    def _weights(self) -> Weights:
+        return weights_of(self.rollout, self._configured, self._present)
+
+    def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
+        """Return the version whose queue a request joins; empty for the shared queue.
+
+        All inputs of a list get the version that was drawn for the first, even if weights change meanwhile. Requests that a client
+        may repeat for the same answer always get the same version.
+        """
+        if several is None:
+            return self._chosen(tenant, id, options, again=False)
+        if several.version is None:
+            several.version = self._chosen(tenant, id, options, again=True)
+        return several.version
+
+    def _chosen(self, tenant: str, id: str, options: RequestOptions, again: bool) -> str:
+        versions = self._versions
+        if versions is None:
+            return ""
+        if options.version:
+            return options.version
+        if versions.only is not None:
+            return versions.only
+        if again or options.key or options.chosen or options.task:
+            return versions.drawn(position_of(tenant, options.key or id))
+        return versions.drawn(self._rng())
+
+    def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
+        """Return the refusal of a request that names a version; None if this takes requests. `in_doubt`: see ServedModels."""
+        if self._versions is None:
+            taken, open_versions = list(self._named) == [version], self._named
+        else:
+            taken, open_versions = self._versions.takes(version), self._versions.open
+        if taken:
+            return None
+        if (in_doubt or self._lost.get(version, 0.0) > self._clock()) and self.weights.get(version) != 0.0:
+            return failures.version_unknown(model, version)
+        return failures.no_version(model, version, open_versions)
+
+
+def _have_left(workers: Sequence[WorkerInfo]) -> bool:
+    """Return True if all workers are gone, and some claimed by version. The next worker may have another version, so requests
+    that name a version mustn't join the shared queue."""
+    return any(worker.version for worker in workers) and all(
+        worker.status is WorkerStatus.OFFLINE for worker in workers
+    )
+
+
+_MOST_KNOWN = 256  # Maximum number of headers of tensors to remember.
+_STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)  # Rules that separate rows. If workers differ, the first counts.
 
 
 class ServedModel:
     """One model of a gateway. `alone` means that the process serves no other model.
 
-    If batches are bounded by weight, an input weighs its characters, or what a function of the target counts. Workers run that
-    function, and report how its result depends on the length of an input. So inputs are weighed here by length alone, without
-    user code.
+    If batches are bounded by weight, the weight of an input is its number of characters, or the result of a weight function of the
+    target. Workers run this function, and report how its result depends on the length of an input. So here, inputs are weighed by
+    length alone, without user code.
 
-    If workers take tensors, an input weighs its rows, or more if such a function counts more. A request counts once for each row
-    towards rate limits.
+    If workers take tensors, the weight of an input is its number of rows, or the function's result if that is more. Rate limits
+    count a request once for each row.
 
     Attributes:
-        reported: versions that workers run. Before there is a worker, the version that the settings name.
+        reported: versions that workers run. Before the first worker, the version in the settings.
         takes, gives: kinds of its inputs and outputs; None while unknown. `takes` is also None while only some workers take
             tensors, for example during a change of the target.
-        inputs, outputs: specifications of its tensors; empty if it has none, or while unknown.
-        example: JSON text of its target's example; empty if it has none, or while unknown.
-        seen: parameters that reach all workers' targets; all parameters while unknown.
+        inputs, outputs: specifications of its tensors; empty without any, or while unknown.
+        example: JSON text of the target's example; empty without one, or while unknown.
+        seen: parameters that reach the targets of all workers; all parameters while unknown.
         per_call: parameters that apply to a whole call. Only requests with equal values share a batch.
         sharing: True if identical requests share answers.
-        queue_timeout: seconds that a request may wait in the queue. While the model is at zero, they are more.
-        longest, longest_task: longest timeouts in seconds; infinite if the port bounds timeouts already.
+        queue_timeout: seconds that a request may wait in the queue, more while the model is at zero.
+        longest, longest_task: longest timeouts in seconds; infinite if the port already bounds timeouts.
         weigh: returns the weight of an input, at least 1.
     """
 
@@ -94,12 +221,11 @@ class ServedModel:
         self._line = UNKNOWN
         self._together: RowsTogether | None = None
         self.per_call: PerCall = ()
-        self._unweighed: dict[bytes, bool] = {}
-        """Results of `takes_unweighed`, by the bytes of tensors before their data."""
+        self._unweighed: dict[bytes, bool] = {}  # Results of `takes_unweighed`, by the bytes before the data.
         self._set_weigh(rows=False, padded=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update from the reports of the model's workers. Without a healthy worker, only versions change."""
+        """Update from the reports of the model's workers. Without a healthy worker, only the versions change."""
         self.versions.learn(workers)
         healthy = [worker for worker in workers if worker.status is WorkerStatus.HEALTHY]
         if not healthy:
@@ -114,7 +240,10 @@ class ServedModel:
         self.example = next((worker.example for worker in healthy if worker.example), "")
         inputs = next((worker.inputs for worker in healthy if worker.inputs), ())
         outputs = next((worker.outputs for worker in healthy if worker.outputs), ())
-        if (inputs, outputs) != (self.inputs, self.outputs):  # Keep equal objects: caches go by identity.
+        if (inputs, outputs) != (
+            self.inputs,
+            self.outputs,
+        ):  # Keep an equal object, because caches compare it by identity.
             self.inputs, self.outputs = inputs, outputs
         self._unweighed.clear()
         rules = {worker.together for worker in healthy}
@@ -143,21 +272,19 @@ class ServedModel:
             self.weigh = self._estimate if settings.weight != CHARS else _characters
 
     def sees(self, name: str) -> bool:
-        """Return True if a parameter reaches all workers' targets."""
         return self.seen == ALL_PARAMETERS or name in self.seen
 
     def counted(self, inputs: Sequence[Value]) -> int:
-        """Return how many requests a rate limit charges for these inputs."""
         return sum(map(rows_of, inputs)) if self._rows else len(inputs)
 
     @property
     def is_plain(self) -> bool:
-        """True if a lane may take all requests, because no request needs a drawn version, dedup keys, a trace or a weight."""
+        """True if all requests may take a lane, because none needs a drawn version, dedup keys, a trace or a weight."""
         return self._is_unmarked and not self._weighs
 
     @property
     def takes_rows(self) -> bool:
-        """True if a lane may take single rows of tensors, which must weigh 1 and need no drawn version, dedup keys or trace."""
+        """True if single rows of tensors may take a lane, because they weigh 1, and need no drawn version, dedup keys or trace."""
         texts = self.takes is not ValueKind.TENSORS
         return self._is_unmarked and not (texts or self.settings.max_batch_weight or self.per_call)
 
@@ -166,7 +293,7 @@ class ServedModel:
         return self.versions.sole is not None and not self.sharing and self.traces is None
 
     def takes_unweighed(self, input: Value) -> bool:
-        """Return True for a single row of valid tensors that weighs 1 and may share a batch with any other."""
+        """Return True for a single row of valid tensors that weighs 1 and may share a batch with any other row."""
         if type(input) is not Tensors:
             return False
         opening = opening_of(input.content)
@@ -215,7 +342,7 @@ class ServedModel:
         trace = b""
         if self.traces is not None and (
             nonce >= self.traces.sampler.due or options.trace is not options.replays or several is not None
-        ):  # Few requests are sampled, name a span (a client's or a dead letter's), or have several inputs.
+        ):  # Most requests aren't sampled, name no span (of a client or a dead letter), and have one input.
             trace = self.traces.begin(options, several, nonce)
         payer, count, weight, shape = 0, 1, 1, 0
         if self._weighs:
@@ -238,7 +365,7 @@ class ServedModel:
     def _weighed(
         self, input: Value, limits: tuple[Limit, ...], several: SeveralInputs | None
     ) -> tuple[int, tuple[Limit, ...]]:
-        """Return the weight of an input, and limits that charge for its rows. The limits of a list do that already."""
+        """Return the weight of an input, and limits that charge for its rows. Limits of a list already charge for all rows."""
         if self._rows and limits and several is None and (counted := rows_of(input)) > 1:
             limits = ratelimit.all_counting_as(limits, counted)
         return self.weigh(input), limits
@@ -258,8 +385,8 @@ def dedup_keys_of(
 ) -> tuple[DedupKey, ...]:
     """Return the dedup keys of a request with digest `asked`.
 
-    `version` names the versions that may answer, separated by commas. Identical requests share answers of these versions only.
-    Tasks and idempotency keys don't depend on the version.
+    `version` has the versions that may answer, separated by commas. Identical requests share answers of these versions only. Tasks
+    and idempotency keys don't depend on the version.
     """
     dedup_keys = []
     if options.task:

@@ -1,7 +1,7 @@
-"""Models that a gateway serves, and what a client may know of each.
+"""Models that a gateway serves, and the part of each that a client may see.
 
-A gateway may know a model before any of its workers has started. Until a worker has started, the gateway lets in every input.
-The worker then fails inputs that it can't take, one by one.
+A gateway may know a model before any of its workers has started. Until then, the gateway lets in every input, and a worker later
+fails each input that it can't take.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from headway.core.tensors import NoTensors, check_heads, header_of
 from headway.core.values import name_of
 from headway.core.versions import Weights
 from headway.gateway.request_traces import RequestTraces
-from headway.gateway.served_model import ServedModel
-from headway.gateway.version_choice import VersionChoice
+from headway.gateway.served_model import ServedModel, VersionChoice
 from headway.model import Entry, Failure, Octets, Scaling, Tensors, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-_CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
-"""Kinds of inputs for which not every text is valid."""
+_CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)  # Kinds of inputs for which not every text is valid.
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
 """Statuses in which a GPU that holds several models loads this one on request, or is loading it."""
@@ -44,12 +42,12 @@ class ServedModels(dict[str, ServedModel]):
     """Served models by name. Any other name maps to `unserved`, whose requests are refused.
 
     Attributes:
-        in_doubt: returns True if there may be models and versions that this process hasn't heard of.
+        in_doubt: returns True if there may be models and versions that this process doesn't know yet.
         models: names of the models, sorted.
         default: model of requests that name none; empty if there is no default.
         unchecked: models that take any text, so their inputs need no check.
-        at_zero: models without workers because there was no demand, with the seconds until a worker started now would serve.
-        failed: models that failed to load on every GPU, with the seconds until the first retry.
+        at_zero: models without workers for lack of demand, with the seconds that a worker's start would take.
+        failed: models that failed to load on every GPU, with the seconds until the next try.
         failing: models whose workers are all starting after a failure, with the seconds until the next try.
         unready: models that are at zero or failed.
     """
@@ -69,22 +67,16 @@ class ServedModels(dict[str, ServedModel]):
         self._rng, self._clock = rng, clock
         self._wanted, self._configured = settings.default, settings.served
         self.traces, self.in_doubt = traces, in_doubt
-        self._weights: Mapping[str, Weights] | None = None
-        """Version weights that override the settings."""
-        self._absent: dict[str, Sequence[str]] = {}
-        """Versions with a weight and no worker, by model, as last logged."""
-        self._ready: Collection[str] = ()
-        """Models with a healthy worker at the last look, or with a GPU that loads them on request."""
+        self._weights: Mapping[str, Weights] | None = None  # Version weights that override the settings.
+        self._absent: dict[str, Sequence[str]] = {}  # Versions with a weight but no worker, by model, as logged.
+        self._ready: Collection[str] = ()  # Models with a healthy worker, or that a GPU loads on request.
         self.failed: dict[str, float] = {}
         self.failing: Mapping[str, float] = {}
         self.at_zero: Mapping[str, float] = {}
         self.unready: Collection[str] = ()
-        self._scalings: Mapping[str, Scaling] = {}
-        """Scaling of each model that may be at zero."""
-        self._warm: Collection[str] = ()
-        """Models with a warm worker at the last look."""
-        self._loads: Mapping[str, float] = {}
-        """Models that are loaded nowhere, with the seconds until they would be, if GPUs report that."""
+        self._scalings: Mapping[str, Scaling] = {}  # Scaling of each model that may be at zero.
+        self._warm: Collection[str] = ()  # Models with a warm worker at the last look.
+        self._loads: Mapping[str, float] = {}  # Seconds to load each model that no GPU has loaded.
         self.unserved = ServedModel(settings, rng, alone=alone, traces=traces, clock=clock)
         for model in models:
             self._add(model, self._configured.get(model, settings), alone=alone)
@@ -96,7 +88,7 @@ class ServedModels(dict[str, ServedModel]):
         return self.unserved
 
     def serve(self, served: Mapping[str, Settings]) -> None:
-        """Serve exactly these models from now on."""
+        """Serve these models, and no others, from now on."""
         for gone in self.keys() - served.keys():
             del self[gone]
             self.unchecked.discard(gone)
@@ -111,7 +103,6 @@ class ServedModels(dict[str, ServedModel]):
         self._note_names()
 
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
-        """Update from the reports of workers; see `ServedModel.learn`."""
         workers = list(workers)
         of_each = defaultdict[str, list[WorkerInfo]](list)
         for worker in workers:
@@ -127,26 +118,26 @@ class ServedModels(dict[str, ServedModel]):
         self.note_starts(self._scalings)
 
     def note_starts(self, scalings: Mapping[str, Scaling]) -> bool:
-        """Update which models are at zero, given the scaling of each that may be. Returns True if any change."""
+        """Update which models are at zero. `scalings` has the scaling of each that may be. Returns True for a change."""
         before, self._scalings = self.at_zero.keys(), scalings
         at_zero = (model for model in scalings if model not in self._warm and model in self)
         self.at_zero = {model: max(scalings[model].starts_in or 0.0, self.failing.get(model, 0.0)) for model in at_zero}
         self.unready = self.at_zero.keys() | self.failed.keys()
         for model in before | self.at_zero.keys():
-            settings = self[model].settings  # At zero, a request may spend its whole timeout waiting for the start.
+            settings = self[
+                model
+            ].settings  # At zero, a request may wait for a worker's start during its whole timeout.
             wait = settings.request_timeout_ms if model in self.at_zero else settings.queue_timeout_ms
             self[model].queue_timeout = wait / 1000
         return before != self.at_zero.keys()
 
     def has_worker(self, model: str) -> bool:
-        """Return True if a model has a healthy worker, will be loaded or started on request, or is the only model."""
+        """Return True if a model has a healthy worker, is loaded or started on request, or is the only model."""
         return len(self.models) == 1 or model in self._ready or (model in self.at_zero and model not in self.failing)
 
     def not_loaded(self, entry: Entry) -> Failure | None:
-        """Return the failure of an entry whose model failed to load and won't be retried in time; None if it may wait.
-
-        An entry with dedup keys may always wait, because the broker may have its answer.
-        """
+        """Return the failure of an entry whose model failed to load, and won't be tried again in time; None if it may wait.
+        An entry with dedup keys may always wait, because the broker may have an answer for it."""
         seconds = self.failed.get(entry.model, 0.0)
         waits = bool(entry.dedup_keys) or seconds <= min(entry.timeout, entry.queue_timeout)
         return None if waits else failures.not_loaded(entry.model, seconds)
@@ -158,7 +149,7 @@ class ServedModels(dict[str, ServedModel]):
         return None if waits else self._no_worker(entry.model, seconds)
 
     def still_at_zero(self, entry: Entry) -> Failure | None:
-        """Return the failure of an entry whose deadline has passed while its model is at zero; None if it isn't at zero."""
+        """Return the failure of an entry whose deadline has passed while its model is at zero; None at any other time."""
         seconds = self.at_zero.get(entry.model)
         return None if seconds is None else self._no_worker(entry.model, max(seconds, 1.0))
 
@@ -170,16 +161,16 @@ class ServedModels(dict[str, ServedModel]):
 
     @property
     def awaited(self) -> Mapping[str, Scaling]:
-        """Models at zero that have demand, with the workers that they should have."""
+        """Scaling of each model at zero that has demand."""
         return {model: self._scalings[model] for model in self.at_zero if self._scalings[model].desired}
 
     @property
     def wakes(self) -> bool:
-        """True if any model is at zero and isn't known to fail at the start."""
+        """True if any model at zero may start, as far as known."""
         return any(model not in self.failing for model in self.at_zero)
 
     def in_time(self, model: str, failure: Failure) -> Failure:
-        """Raise the Retry-After of a NO_WORKERS failure to the time until the model should be loaded."""
+        """Raise the Retry-After of a NO_WORKERS failure to the expected time until the model is loaded."""
         seconds = self._loads.get(model, self.at_zero.get(model))
         if seconds is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
             return failure
@@ -195,15 +186,15 @@ class ServedModels(dict[str, ServedModel]):
         return failures.no_model(model, [name if name in self._ready else f"{name} (no worker)" for name in names])
 
     def visible(self, only: Collection[str]) -> list[str]:
-        """Return the names of the models that a credential may use. `only`: models that it is limited to; empty for all."""
+        """Return the names of the models that a credential may use. `only`: the models it is limited to; empty for all."""
         return [model for model in self.models if model in only] if only else self.models
 
     def default_of(self, only: Collection[str]) -> str:
-        """Return the default model for a credential; empty if there is none. `only`: see `visible`."""
+        """Return the default model for a credential; empty without one. `only`: see `visible`."""
         return self.default if not only or self.default in only else ""
 
     def seen_by(self, only: Collection[str]) -> KnownModels:
-        """Return a view without the models that a credential may not use. `only`: see `visible`."""
+        """Return a view of the models that a credential may use. `only`: see `visible`."""
         return SeenModels(self, only) if only else self
 
     def refusal(self, model: str, version: str) -> Failure | None:
@@ -211,7 +202,7 @@ class ServedModels(dict[str, ServedModel]):
         return None if model in self.at_zero else self[model].versions.refusal(model, version, self.in_doubt())
 
     def example(self, model: str) -> Any:
-        """Return the example of a model's target as a JSON value; None if it has none, or while unknown."""
+        """Return the example of a model's target as a JSON value; None without one, or while unknown."""
         text = self[model].example
         return msgspec.json.decode(text) if text else None
 
@@ -230,11 +221,11 @@ class ServedModels(dict[str, ServedModel]):
                 return None
         except (binascii.Error, ValueError):
             pass
-        got = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
-        return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {got}")
+        shown = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
+        return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {shown}")
 
     def weigh(self, weights: Mapping[str, Weights]) -> None:
-        """Set the version weights by model. Those under "" apply to all other models."""
+        """Set the version weights by model. The weights under "" apply to all other models."""
         self._weights = weights
         for model in self:
             self._set_weights(model)
@@ -254,7 +245,7 @@ class ServedModels(dict[str, ServedModel]):
             self[model].versions.weigh(self._weights.get(model, self._weights[""]))
 
     def _warn_of_absent(self, model: str, choice: VersionChoice) -> None:
-        """Log which versions of a model have a weight and no worker, whenever that changes."""
+        """Log the versions of a model with a weight but no worker, whenever these change."""
         versions = choice.absent
         if versions != self._absent.get(model, ()):
             self._absent[model] = versions
@@ -291,12 +282,11 @@ class SeenModels:
         return self._served.check(model, input, only) if model in self else None
 
 
-KnownModels = ServedModels | SeenModels
-"""Models as the readers of requests see them."""
+KnownModels = ServedModels | SeenModels  # Models as the readers of requests see them.
 
 
 def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
-    """Return a failure unless the model takes an input as tensors or as JSON for tensors."""
+    """Return a failure unless the input is tensors that the model takes, or JSON for such tensors."""
     try:
         tensors = input if isinstance(input, Tensors) else tensors_of(input, served.inputs)
         header = header_of(tensors)
@@ -311,7 +301,7 @@ def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
 
 
 def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
-    """Return the models that failed to load and have no other worker, with the seconds until the first retry."""
+    """Return the seconds until the next try for each model whose workers have all failed to load it."""
     seconds_left: dict[str, float] = {}
     others = set()
     for worker in workers:
@@ -323,7 +313,7 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
 
 
 def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
-    """Return the models whose workers are all starting after a failure, with the seconds until the next try."""
+    """Return the seconds until the next try for each model whose workers are all starting after a failure."""
     workers = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
     others = {worker.model for worker in workers if worker.status is not WorkerStatus.STARTING}
     failing = {worker.model for worker in workers if worker.start_failed} - others
@@ -331,7 +321,8 @@ def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
 
 
 def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
-    """Return the models that are loaded nowhere, with the fewest seconds in which a GPU could load them, if GPUs report that."""
+    """Return, for each model that no GPU has loaded, the seconds until the first GPU could have loaded it. A model is
+    left out if no GPU reports a load time for it."""
     seconds_left: dict[str, float] = {}
     warm = set()
     for worker in workers:
@@ -344,7 +335,7 @@ def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
 
 
 def _loadable(workers: Sequence[WorkerInfo]) -> set[str]:
-    """Return the models that a live GPU with several models is loading, or loads on request."""
+    """Return the models that a live GPU is loading, or loads on request."""
     newest = max((worker.last_heartbeat for worker in workers), default=0.0)
     return {
         worker.model

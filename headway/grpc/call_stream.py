@@ -1,47 +1,206 @@
 """Stream of one call in HTTP/2: its metadata, its messages both ways, and its status.
 
 A message is a byte that says whether it is compressed, four bytes with its length, and its content. The client may send WINDOW
-bytes ahead of the call, and the rest of a message once the call reads it.
+bytes before the call reads, and the rest of a message while the call reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from functools import partial
 from time import monotonic
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote_from_bytes
 
-from headway.errors import DRAINING, RequestError
+from headway.core.tenant_turns import TenantTurns
+from headway.errors import DRAINING, HOPELESS, LABEL, REFUSALS, SHOWN, STATUS, AnyError, RequestError
 from headway.gateway.client_quotas import CountedConnection
 from headway.grpc.header_blocks import RequestFields, block_of
-from headway.grpc.message_turns import MessageTurns
-from headway.grpc.statuses import Metadata, StatusCode
 from headway.grpc.writer import ErrorCode, Http2Writer
+from headway.runtime.fair_turns import give_way
 from headway.runtime.memory_reuse import unfilled
 
+
+class StatusCode(IntEnum):
+    """gRPC's status codes."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+STATUSES: dict[int, StatusCode] = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    405: StatusCode.UNIMPLEMENTED,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    409: StatusCode.ABORTED,
+    413: StatusCode.RESOURCE_EXHAUSTED,
+    422: StatusCode.INVALID_ARGUMENT,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    431: StatusCode.RESOURCE_EXHAUSTED,
+    500: StatusCode.INTERNAL,
+    501: StatusCode.UNIMPLEMENTED,
+    502: StatusCode.INTERNAL,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+"""gRPC status by HTTP status. INTERNAL errors must not be retried."""
+
+RETRIED = frozenset((409, 429, 503))
+"""HTTP statuses of errors after which the same call may succeed."""
+
+LONGEST = 2048
+"""Maximum size of details in bytes, each of which may take three on the wire. Many clients accept 8 KiB of metadata."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def status_of(code: str) -> StatusCode:
+    """Return the gRPC status of an error code."""
+    status = STATUS[code]
+    return STATUSES.get(status, StatusCode.INVALID_ARGUMENT if status < 500 else StatusCode.INTERNAL)
+
+
+def details_of(message: str) -> str:
+    """Shorten an error's message to a status's details, which are sent as metadata."""
+    return message.encode("utf-8", "backslashreplace")[:LONGEST].decode("utf-8", "ignore")
+
+
+def trailers_of(error: AnyError, shown: str) -> Metadata:
+    """Return the trailing metadata of an error: its code, its reason, and when to retry. `shown` is the public request id."""
+    code = error.code
+    trailers = [
+        ("x-request-id", shown),
+        ("x-headway-error", SHOWN.get(code, code)),
+        ("grpc-retry-pushback-ms", str(pushback(code, error.retry_after))),
+    ]
+    if code in REFUSALS and LABEL.fullmatch(error.reason):
+        trailers.append(("x-headway-dropped-reason", error.reason))
+    return tuple(trailers)
+
+
+def pushback(code: str, retry_after: float | None) -> int:
+    """Return the milliseconds after which a retry makes sense, or -1 if it never does."""
+    if code in HOPELESS or STATUS[code] not in RETRIED:
+        return -1
+    return math.ceil(1000 * (1.0 if retry_after is None else retry_after))
+
+
+SHARE = 0.001
+"""Seconds of work in one turn of the loop, after which no more work begins."""
+
+T = TypeVar("T")
+
+
+class MessageTurns:
+    """Queue of one port's work. Owners take turns, and each owner's work is done in order. `clock` is in monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.clock = clock
+        self._waiting = TenantTurns[Callable[[], None]]()
+        self._spent = 0.0
+        self._asked = False
+        """True if `_begin` is scheduled for the next turn of the loop."""
+
+    @property
+    def free(self) -> bool:
+        return self._spent < SHARE and not self._waiting
+
+    def wait(self, owner: str, work: Callable[[], None]) -> None:
+        """Do work in a later turn of the loop, after earlier work of the owner. The work must not raise."""
+        self._waiting.add(owner, work)
+        self._ask()
+
+    def add(self, seconds: float) -> None:
+        """Count seconds of work that is done in this turn of the loop, or will be in the next."""
+        self._spent += seconds
+        self._ask()
+
+    def spend(self, since: float) -> float:
+        now = self.clock()
+        self.add(now - since)
+        return now
+
+    async def take(self, owner: str, work: Callable[[float], T]) -> T:
+        """Do work, at once or in a later turn of the loop, and return its result or raise its error. `work` gets the seconds that
+        it has waited. If the caller is cancelled, the work may still have been done."""
+        if self.free:
+            before = self.clock()
+            try:
+                return work(0.0)
+            finally:
+                self.spend(before)
+        turn: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.wait(owner, partial(self._serve, turn, work, self.clock()))
+        del work
+        try:
+            return await turn
+        finally:
+            del turn  # Its error refers to this frame, so a reference would be a cycle.
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        if self._waiting:
+            give_way()
+        self._asked, self._spent = False, 0.0
+        for _ in range(len(self._waiting)):  # Work that is added now waits for the next turn.
+            if self._spent >= SHARE:
+                break
+            self._waiting.take()()
+        if self._waiting:
+            self._ask()
+
+    def _serve(self, turn: asyncio.Future[Any], work: Callable[[float], Any], since: float) -> None:
+        if turn.done():  # The call has ended.
+            return
+        before = self.clock()
+        try:
+            turn.set_result(work(before - since))
+        except Exception as exc:
+            turn.set_exception(exc)
+        finally:
+            del turn, work  # An error would keep them in a cycle.
+            self.spend(before)
+
+
 WINDOW = 1 << 13
-"""Bytes that a client may send ahead of its call's reading, on each stream."""
+"""Bytes that a client may send on a stream before the call reads."""
 PREFIX = 5
-"""Size in bytes of what precedes the content of a message."""
+"""Bytes before the content of a message."""
 _LARGE = 1 << 14
-"""Size in bytes from which a message is received into memory of its own, so that it is assembled once."""
+"""Size in bytes from which a message is received into its own memory, so that it is copied once."""
 AHEAD = 128
-"""Bytes of room before the content of a large message, for the header of a packed value that ends with the message's data."""
+"""Bytes of room before a large message's content, for the header of a packed value that ends with the message's data."""
 
 _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)
 _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
-"""Header fields of an answer with nothing but a status, and of one with messages."""
+"""Header fields of an answer with only a status, and of an answer with messages."""
 _OK = block_of((("grpc-status", "0"),))
 _ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
 """Let zlib detect whether a message has the format of gzip or zlib."""
 _LENGTH_DIGITS = 20
-"""Number of digits that no content-length reaches."""
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -49,7 +208,7 @@ _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 class Ended(Exception):
-    """The port ends the call with this status."""
+    """The call ends with this status."""
 
     def __init__(self, status: StatusCode, details: str) -> None:
         super().__init__(details)
@@ -57,7 +216,7 @@ class Ended(Exception):
 
 
 class Carrier(CountedConnection, Protocol):
-    """Connection as its calls see it. `leaving` is the monotonic instant at which the client was told to leave, or None before."""
+    """A call's view of its connection. `leaving` is the monotonic time of the GOAWAY, or None before."""
 
     address: str
     leaving: float | None
@@ -66,21 +225,20 @@ class Carrier(CountedConnection, Protocol):
 
     @property
     def payer(self) -> str:
-        """Name under which the client waits in line for work of this connection."""
+        """Owner of this connection's work in `turns`."""
 
     def retire(self) -> None:
         """Tell the client to open another connection for further calls."""
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream on which the client must not send any more."""
+        """End a stream. The client must not send on it any more."""
 
 
 class CallStream:
     """Stream of one call.
 
     The client may send `window` bytes before the call reads. If `whole`, the client has sent everything. `task` answers the call.
-    `closed` is True once nothing more can be sent. `sent` is done when the message in hand has left, or None while there is none.
-    """
+    `closed` is True once nothing more can be sent. `sent` is done once the current message is sent, or None without a message."""
 
     __slots__ = (
         "_begun", "_deadline", "_encoding", "_missing", "_received", "_room", "_timer", "_unsent", "_waiting", "_whole", "_window", "_writer", "closed",
@@ -96,10 +254,10 @@ class CallStream:
         self._encoding = b""
         self._received = bytearray()
         self._room: memoryview | None = None
-        """Unfilled part of the memory of a large message, or None if no such message is being read."""
+        """Unfilled part of a large message's memory, or None if no large message is being read."""
         self._whole = whole
         self._missing: int | None = None
-        """Bytes still to come according to the content-length, or None without one."""
+        """Bytes to come according to the content-length, or None without a content-length."""
         self._window = window
         self._waiting: asyncio.Future[None] | None = None
         self._begun = False
@@ -109,7 +267,7 @@ class CallStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, fields: Mapping[bytes, bytes]) -> None:
-        """Read compression, length and time-out of the call from its header fields. Raises Ended if the time-out is malformed."""
+        """Read compression, length and timeout of the call from its header fields. Raises Ended if the timeout is malformed."""
         self._encoding = fields.get(b"grpc-encoding", b"")
         length, timeout = fields.get(b"content-length"), fields.get(b"grpc-timeout")
         if length is not None:
@@ -126,8 +284,8 @@ class CallStream:
         return None if self._deadline is None else self._deadline - monotonic()
 
     async def read(self, most: int, *, leaves: bool = False) -> bytes | None:
-        """Return the next message, or None if the client has sent all. Raises Ended if the message is incomplete, compressed in an
-        unknown way, or larger than `most` bytes. With `leaves`, raises RequestError once the client has to leave."""
+        """Return the next message, or None after the last one. Raises Ended if the message is incomplete, compressed in an unknown
+        way, or larger than `most` bytes. With `leaves`, raises RequestError once the client has to leave."""
         received = self._received
         while True:
             if leaves and self.connection.leaving is not None:
@@ -152,13 +310,13 @@ class CallStream:
             await self.change()
 
     def length_there(self, most: int) -> int:
-        """Return the length of the next message if it can be taken at once, or -1 if only `read` can take it."""
+        """Return the next message's length if `take_message` can take it, or -1 if only `read` can."""
         received = self._received
-        there = len(received) - PREFIX
-        if there < 0 or received[0]:
+        available = len(received) - PREFIX
+        if available < 0 or received[0]:
             return -1
         length = int.from_bytes(received[1:PREFIX], "big")
-        return length if length <= there and length <= most else -1
+        return length if length <= available and length <= most else -1
 
     def take_message(self, length: int) -> bytes:
         received = self._received
@@ -180,10 +338,10 @@ class CallStream:
                 await self.change()
         finally:
             self._room = None
-        return cast(bytes, content)  # Nobody changes it, so it serves as bytes.
+        return cast(bytes, content)  # Nobody changes the content, so it passes for bytes.
 
     async def change(self) -> None:
-        """Return as soon as more data have arrived, or the client has to open another connection."""
+        """Wait until more data arrive, or the client has to open another connection."""
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting
@@ -191,7 +349,6 @@ class CallStream:
             self._waiting = None
 
     def _open(self, missing: int) -> None:
-        """Widen the window for the `missing` bytes of a message and some bytes ahead."""
         if self._window < missing or self._window < WINDOW // 2:
             more = max(missing, WINDOW) - self._window
             self._window += more
@@ -199,17 +356,15 @@ class CallStream:
 
     async def _unpack(self, packed: int, body: bytes, most: int) -> bytes:
         if packed > 1 or self._encoding in _NO_ENCODINGS:
-            raise Ended(
-                StatusCode.INTERNAL, "the message is marked as compressed in a way that grpc-encoding does not tell"
-            )
+            raise Ended(StatusCode.INTERNAL, "the message is compressed, but grpc-encoding names no compression")
         if self._encoding not in _ENCODINGS:
             if not self.closed:
-                self._begin()  # Its header fields tell the known encodings.
-            raise Ended(StatusCode.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
+                self._begin()  # The header fields name the known encodings.
+            raise Ended(StatusCode.UNIMPLEMENTED, "the grpc-encoding is unknown; use gzip, deflate or identity")
         return await self.connection.turns.take(self.connection.payer, partial(_unpacked, body, most))
 
     def send(self, body: bytes) -> None:
-        """Send a message after the last one. `sent` is set while the client has no room for all of it."""
+        """Send the next message. `sent` is set while the client has no room for the whole message."""
         if self.closed:
             return
         self._begin()
@@ -219,7 +374,7 @@ class CallStream:
             self.sent = asyncio.get_running_loop().create_future()
 
     def answer(self, body: bytes, trailers: Metadata) -> bool:
-        """End the call successfully with its only message. Return False, and send nothing, if there isn't room for all of it."""
+        """End the call successfully, with its only message. Return False, and send nothing, if there isn't room for the message."""
         writer = self._writer
         if self._begun or self.closed or PREFIX + len(body) > writer.room(self.number):
             return False
@@ -231,7 +386,7 @@ class CallStream:
     def end(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
         if self.closed:
             return
-        if self._unsent:  # No status can pass a message that is half sent.
+        if self._unsent:  # A status cannot overtake a message.
             self.reset()
             return
         if status is StatusCode.OK and not details:
@@ -243,12 +398,11 @@ class CallStream:
         self._finish()
 
     def reset(self) -> None:
-        """End the stream without a status."""
         if not self.closed:
             self.connection.reset(self.number, ErrorCode.CANCEL)
 
     def pump(self) -> bool:
-        """Send as much of the message in hand as there is room for. Return True if all of it is sent."""
+        """Send as much of the current message as there is room for. Return True if the whole message is sent."""
         unsent = self._unsent
         while unsent:
             size = self._writer.send(self.number, unsent)
@@ -276,7 +430,7 @@ class CallStream:
             self.connection.reset(self.number, ErrorCode.NO_ERROR)
 
     def take(self, data: bytes | memoryview, amount: int) -> bool:
-        """Take data, which use `amount` of the window. Return False if the client wasn't allowed to send them."""
+        """Take data, which use `amount` bytes of the window. Return False if the client exceeds its window."""
         self._window -= amount
         if self._window < 0:
             return False
@@ -295,7 +449,7 @@ class CallStream:
         return True
 
     def _fill(self, room: memoryview, data: bytes | memoryview) -> None:
-        """Put data into the memory of a large message, and keep the data beyond its end for the next message."""
+        """Put data into the memory of a large message. Data after the message's end are for the next message."""
         own = data[: len(room)]
         room[: len(own)] = own
         self._room = room[len(own) :]
@@ -310,17 +464,16 @@ class CallStream:
         return not self._missing
 
     def narrow(self, amount: int) -> None:
-        """Narrow the window by `amount`, as the client has done."""
+        """Narrow the window by `amount` bytes, as the client has done."""
         self._window -= amount
-        self.wake()  # There may be no more room for the rest of a message.
+        self.wake()  # The window may now be too narrow for the rest of a message.
 
     def wake(self) -> None:
-        """Wake the call to check what has changed."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     def close(self) -> None:
-        """Send nothing more, and drop what isn't sent."""
+        """Send nothing more, and drop the rest of the current message."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -330,7 +483,7 @@ class CallStream:
             self._unsent = memoryview(b"")
 
     def cancel(self) -> None:
-        """Cancel the call's task, because its client has left or its time is over."""
+        """Cancel the call's task: its client has left, or its time is over."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -346,13 +499,13 @@ def _unpacked(body: bytes, most: int, waited: float) -> bytes:
     try:
         content = unpacker.decompress(body, most + 1)
     except zlib.error:
-        raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked") from None
+        raise Ended(StatusCode.INTERNAL, "the message cannot be decompressed") from None
     if len(content) > most:
         raise Ended(
-            StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
+            StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is decompressed"
         )
     if not unpacker.eof or unpacker.unused_data:
-        raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked")
+        raise Ended(StatusCode.INTERNAL, "the message cannot be decompressed")
     return content
 
 
@@ -361,6 +514,6 @@ def _incomplete() -> Ended:
 
 
 def to_be_opened_anew() -> RequestError:
-    """Return the error that ends a call whose client has to open another connection."""
-    message = "the connection is to be closed, as it is old or this process goes down; open another one"
+    """Return the error for a call whose client has to open another connection."""
+    message = "the connection closes, because it is old or this process shuts down; open another one"
     return RequestError(message, code=DRAINING, retry_after=0.0)

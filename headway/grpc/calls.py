@@ -1,50 +1,173 @@
 """Calls of the gRPC port: what all calls share, calls with streams of messages, and calls without inference.
 
-The metadata identify the principal before the message is read, so a stranger's message is never read.
+The metadata identify the principal before the message is read, so no stranger's message is read.
 
-A call is cancelled when its client has left or its deadline has passed. The gateway then abandons its request, which doesn't
-reach a GPU if it hasn't yet. All messages have the same time to arrive, so one timer serves them all.
+A call is cancelled when its client has left or its deadline has passed. The gateway then drops its request, unless a GPU runs it
+already. All messages have the same time to arrive, so they share one timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
 from typing import Any
 
+from headway.config import Settings
+from headway.core.budget import GREED, Budget
 from headway.doors.entrance import Entrance
 from headway.doors.fields import ID_PREFIX, TRACE_FIELDS, select_fields
-from headway.errors import INTERNAL, REQUEST_TIMEOUT, UNFORESEEN, BadRequest, RequestError
+from headway.errors import (
+    INTERNAL,
+    RATE_LIMITED,
+    REQUEST_TIMEOUT,
+    SERVICE_OVERLOADED,
+    UNFORESEEN,
+    BadRequest,
+    RequestError,
+)
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
-from headway.grpc.call_quotas import STRANGERS, CallQuotas
-from headway.grpc.call_stream import CallStream, Ended
-from headway.grpc.message_turns import MessageTurns
-from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
+from headway.gateway.client_quotas import HeldBytes, no_room
+from headway.grpc.call_stream import (
+    CallStream,
+    Ended,
+    MessageTurns,
+    Metadata,
+    StatusCode,
+    details_of,
+    status_of,
+    trailers_of,
+)
 from headway.model import Principal
 from headway.runtime.logger import get_logger
+
+STRANGERS = "\0"
+"""Prefix of the owner of a call without credentials. The address follows, so no address can block another one's probes."""
+
+SMALL = 4096
+"""Size in bytes up to which answers aren't counted. All calls together hold at most about 40 MB of them."""
+
+
+class CallQuotas:
+    """Quotas of the calls on one gRPC port: calls at once, and bytes of incoming messages and unread answers.
+
+    A connection may have calls of several tenants, as behind a proxy. So each call counts for its own tenant, or for its client's
+    address if the service has no credentials. A message's length is known only once its first bytes have arrived. So a call takes
+    room for the largest message before it reads, and then gives back the rest. Without room, it waits behind the other calls of
+    its tenant. `bytes` is the budget that all ports of the process share."""
+
+    def __init__(self, settings: Settings, bytes: HeldBytes) -> None:
+        self._named = bool(settings.keys or settings.jwt)
+        self._largest = settings.max_body_bytes
+        self._calls = Budget(settings.max_connections, GREED if self._named else 0)
+        self._bytes = bytes
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def begin(self, owner: str) -> None:
+        if not self._calls.take(owner, 1):
+            used = self._calls.used(owner)
+            if not used:
+                raise RequestError(
+                    "too many calls are in progress", code=SERVICE_OVERLOADED, retry_after=1.0, reason="calls"
+                )
+            message = f"{used} calls of this caller are in progress; use fewer at once (max_connections)"
+            raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="calls")
+
+    def end(self, owner: str) -> None:
+        self._calls.give(owner, 1)
+
+    def may_read(self, owner: str) -> bool:
+        """Take room for the largest message. Return False if there is no room, or if other calls of the owner wait for room."""
+        return owner not in self._waiting and self._bytes.take(owner, self._largest)
+
+    async def room_to_read(self, owner: str) -> None:
+        if self.may_read(owner):
+            return
+        waiting = self._waiting.get(owner)
+        if waiting is None:
+            waiting = self._waiting[owner] = deque()
+            self._bytes.freed = self._admit
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # The call got its room at the same moment.
+                self.has_read(owner)
+            elif turn in waiting:
+                waiting.remove(turn)
+                self._forget(owner, waiting)
+            raise
+
+    def has_read(self, owner: str, kept: int = 0) -> None:
+        """Give back the room to read, except `kept` bytes for the received message."""
+        self._bytes.give(owner, self._largest - kept)
+
+    def room_for_stream(self, owner: str) -> int:
+        """Take room for the largest message on an open stream, and return its size. Raises RequestError if there is no room."""
+        if not self._bytes.take(owner, self._largest):
+            message = "too many streams and messages of this caller are on their way; use fewer at once (memory_mb)"
+            raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
+        return self._largest
+
+    def may_hold(self, owner: str, amount: int) -> bool:
+        return self._bytes.take(owner, amount)
+
+    def keep(self, owner: str, amount: int) -> int:
+        """Count an answer until it is sent, and return the counted bytes. Raises RequestError if the owner reads too little."""
+        if amount <= SMALL:
+            return 0
+        if self._bytes.take(owner, amount):
+            return amount
+        if used := self._bytes.used(owner):
+            raise no_room(used)
+        return 0  # A single answer of any size may wait.
+
+    def drop(self, owner: str, amount: int) -> None:
+        if amount:
+            self._bytes.give(owner, amount)
+
+    def _admit(self) -> None:
+        admitted = True
+        while admitted:
+            admitted = False
+            for owner, waiting in list(self._waiting.items()):
+                while waiting and waiting[0].done():  # The call has ended.
+                    waiting.popleft()
+                if waiting and self._bytes.take(owner, self._largest):
+                    waiting.popleft().set_result(None)
+                    admitted = True
+                self._forget(owner, waiting)
+
+    def _forget(self, owner: str, waiting: deque[asyncio.Future[None]]) -> None:
+        if not waiting:
+            self._waiting.pop(owner, None)
+        if not self._waiting:
+            self._bytes.freed = None
+
 
 log = get_logger(__name__)
 
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
-"""Answer the message of a request, given its principal, with a message. Raises RequestError."""
+"""Return the answer to a message and its principal, as a message. Raises RequestError."""
 
 _LOOKED_AT = TRACE_FIELDS | {
     b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
 MOST_PLAIN = 1 << 16
-"""Maximum size in bytes of a message other than inference. Such messages hold a few names, and are decoded without waiting."""
+"""Maximum size in bytes of a message without inference. It has only a few names, and is decoded at once."""
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
-"""Read the metadata of a call, whose names and meanings are those of the HTTP header fields."""
+"""Read a call's metadata, which have the names and meanings of the HTTP header fields."""
 
 
 class PortContext:
     """Context that the calls of one gRPC port share.
 
-    A message that asks for inference may have `largest` bytes, any other message `largest_plain`. A request may take `longest`
-    seconds. A message may take `message_timeout` seconds to arrive. `reading` has the deadlines of messages being read."""
+    An inference message may have `largest` bytes, any other message `largest_plain`. A request may take `longest` seconds, and a
+    message `message_timeout` seconds to arrive. `reading` has the deadlines of incoming messages."""
 
     def __init__(self, entrance: Entrance, quotas: CallQuotas, turns: MessageTurns) -> None:
         self.entrance, self.quotas, self.turns = entrance, quotas, turns
@@ -57,12 +180,11 @@ class PortContext:
 
 
 class Call:
-    """One call of a method with one request and one answer.
+    """Call of a method with one request and one answer.
 
-    `way` is that of RequestOptions, or empty for a call without inference. `begun` is monotonic seconds. `submitted` is True once
-    the gateway has the request. `principal` is NOBODY until known. While `counted`, the call and `kept` bytes count for `owner`.
-    `shown` is the request's id as clients see it. Errors are counted under `tier`, which is None once the gateway has counted
-    one."""
+    For `way` see RequestOptions; it is empty for a call without inference. `begun` is in monotonic seconds. `submitted` is True
+    once the gateway has the request. `principal` is NOBODY until known. While `counted`, the call and `kept` bytes count for
+    `owner`. `shown` is the public request id. Errors count under `tier`, which is None once the gateway has counted the error."""
 
     __slots__ = (
         "_way", "begun", "counted", "headers", "kept", "owner", "port", "principal", "shown", "stream", "submitted", "tier",
@@ -105,7 +227,7 @@ class Call:
         raise NotImplementedError
 
     async def send(self, message: bytes) -> None:
-        """Send a message. A client that doesn't read it within the time-out loses the call."""
+        """Send a message. The call ends if its client doesn't read the message in time."""
         stream = self.stream
         stream.send(message)
         if stream.sent is None:
@@ -114,10 +236,10 @@ class Call:
             async with asyncio.timeout(self.port.message_timeout):
                 await stream.sent
         except TimeoutError:
-            text = f"no answer was taken within {self.port.settings.read_timeout_ms:g} ms (read_timeout_ms); read them"
+            text = f"the client read no answer within {self.port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
             self.count_refusal(RequestError(text, code=REQUEST_TIMEOUT))
-            log.info("a client takes no answers", request_id=self.shown, error=text)
-            stream.reset()  # No status can pass the answer.
+            log.info("a client does not read its answers", request_id=self.shown, error=text)
+            stream.reset()  # A status cannot overtake the answer.
             raise asyncio.CancelledError from None
 
     def belong(self, owner: str) -> None:
@@ -126,12 +248,10 @@ class Call:
         self.owner, self.counted = owner, True
 
     def belong_to_address(self) -> None:
-        """Count a call without credentials for its client's address; see `belong`."""
         self.belong(STRANGERS + self.stream.connection.address)
 
     def identify(self, authorization: bytes) -> Principal:
-        """Find the principal of the call, and count the call for it. Raises RequestError if the principal isn't known, or its
-        tenant has too many calls or connections."""
+        """Find the principal, and count the call for its tenant. Raises RequestError, also if a quota is used up."""
         port, connection = self.port, self.stream.connection
         principal = port.entrance.identify(authorization)
         self.principal, self.tier = principal, port.entrance.tiers[principal.tier]
@@ -145,15 +265,14 @@ class Call:
         return principal
 
     async def read(self) -> bytes:
-        """Return the message of the request. Its bytes count for the owner until the call ends or drops them. Raises RequestError
-        if the message is late, or the call ends without one."""
+        """Return the request's message, and count its bytes for the owner. Raises RequestError if it is late or missing."""
         port = self.port
         quotas, deadlines = port.quotas, port.reading
         most = port.largest if self._way else port.largest_plain
-        there = self.stream.length_there(most)
-        if there >= 0 and quotas.may_hold(self.owner, there):
-            self.kept += there
-            return self.stream.take_message(there)
+        length = self.stream.length_there(most)
+        if length >= 0 and quotas.may_hold(self.owner, length):
+            self.kept += length
+            return self.stream.take_message(length)
         deadlines.begin(self)
         try:
             if not quotas.may_read(self.owner):
@@ -168,7 +287,7 @@ class Call:
         except asyncio.CancelledError:
             if deadlines.end(self):
                 raise
-            message = f"the message did not come within {port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
+            message = f"the message did not arrive within {port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
             raise RequestError(message, code=REQUEST_TIMEOUT) from None
         except BaseException:
             deadlines.end(self)
@@ -198,13 +317,12 @@ class Call:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
-        """Count bytes of an answer for the owner, and return how many were counted. Raises RequestError if it holds too many."""
+        """Count bytes of an answer for the owner, and return the counted bytes. Raises RequestError if the owner holds too many."""
         kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
         self.kept += kept
         return kept
 
     def drop(self, kept: int) -> None:
-        """Stop counting bytes, unless the call has ended."""
         if self.counted and kept:
             self.kept -= kept
             self.port.quotas.drop(self.owner, kept)
@@ -217,35 +335,32 @@ class Call:
 
 
 class StreamCall(Call):
-    """One call with any number of messages both ways. Its `talk` reads and writes them."""
+    """Call with any number of messages both ways, which `talk` reads and writes."""
 
     __slots__ = ()
 
     @property
     def retired(self) -> bool:
-        """True if this call has to end soon, because its client has to open another connection."""
+        """True if this call has to end soon, because the connection closes."""
         return self.stream.connection.leaving is not None
 
     def hold_room(self) -> None:
-        """Count the largest message for the owner as long as the call lasts, because its client may send one at any time. Raises
-        RequestError if the owner holds too many bytes."""
+        """Take room for the largest message until the call ends. Raises RequestError if the owner holds too many bytes."""
         self.kept += self.port.quotas.room_for_stream(self.owner)
 
     async def next(self) -> bytes | None:
-        """Return the next message, whose bytes `hold_room` has counted, or None if the client has no more. Raises RequestError if
-        the client has to open another connection."""
+        """Return the next message, or None after the last one. Raises RequestError once the client has to leave."""
         port = self.port
         return await self.stream.read(port.largest if self._way else port.largest_plain, leaves=True)
 
     async def pause(self, seconds: float) -> None:
-        """Return after some seconds, or as soon as the client has to open another connection."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stream.change()
 
 
 class PlainCall(Call):
-    """One call without inference, which `respond` answers. If `known`, only known principals may ask."""
+    """Call without inference, which `respond` answers. If `known`, only known principals may ask."""
 
     __slots__ = ("_known", "_respond")
 
@@ -274,16 +389,16 @@ def unforeseen(exc: Exception, shown: str) -> RequestError:
 
 
 class ReadDeadlines:
-    """Deadlines of the tasks that read a message, by the objects they read for. A message has `seconds` to arrive."""
+    """Deadlines of tasks that read a message, which has `seconds` to arrive. Keys are the objects that the tasks read for."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # Tasks are kept here because an object that held its task would be a cycle: a cancelled task holds what it has run.
+        # An object that refers to its task would be a cycle, because a cancelled task refers to what it has run.
         self._reading: dict[object, tuple[float, asyncio.Task[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, reader: object) -> None:
-        """Cancel the current task when its time is over, unless `end` is called before."""
+        """Start a deadline, at which the current task is cancelled."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a message is read in a task")
@@ -293,14 +408,13 @@ class ReadDeadlines:
             self._timer = loop.call_later(self._seconds, self._look)
 
     def end(self, reader: object) -> bool:
-        """End a deadline. Return False if the deadline is the only reason why the task was cancelled; the task then goes on."""
+        """End a deadline. Return False if the task was cancelled only by the deadline. Then the task may continue."""
         if self._reading.pop(reader, None) is not None:
             return True
         task = asyncio.current_task()
         return task is None or task.uncancel() > 0
 
     def _look(self) -> None:
-        """Cancel the late tasks, and set the timer for the next deadline."""
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()

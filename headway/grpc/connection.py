@@ -1,11 +1,11 @@
 """Connections of the gRPC port: asyncio's protocol between a reader of frames, the calls in hand, and a writer of frames.
 
 A connection lives for some minutes, so that new gateways get their share of the traffic. Then, or when the process drains, GOAWAY
-tells the client to open another connection for further calls, here or elsewhere. Every call that the client has sent before is
-answered: a PING follows the GOAWAY, and the connection ends only when the client has answered the PING and no call is left. A
-second GOAWAY then names the last call received, so that the client knows which calls it may send again.
+tells the client to open another connection for further calls, here or elsewhere. All earlier calls are answered: a PING follows
+the GOAWAY, and the connection closes only when the client has answered the PING and no call is left. A second GOAWAY then names
+the last received call, so the client knows which calls it may send again.
 
-The connection also cuts off a client that reads no answers, says nothing, or sends frames that only cost time.
+The connection also cuts off a client that reads no answers, is silent, or sends frames that only cost time.
 """
 
 from __future__ import annotations
@@ -20,47 +20,41 @@ from typing import Protocol, cast
 from headway.config import Settings
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.client_quotas import Quotas
-from headway.grpc import burden
-from headway.grpc.burden import CANCELLED, Burden
-from headway.grpc.call_stream import WINDOW, CallStream, Ended
+from headway.grpc import writer
+from headway.grpc.call_stream import WINDOW, CallStream, Ended, MessageTurns, StatusCode
 from headway.grpc.header_blocks import RequestFields, block_of
-from headway.grpc.message_turns import MessageTurns
 from headway.grpc.reader import Http2Reader
-from headway.grpc.statuses import StatusCode
-from headway.grpc.writer import DEFAULT_WINDOW, LARGEST, Broken, ErrorCode, Http2Writer
+from headway.grpc.writer import CANCELLED, DEFAULT_WINDOW, LARGEST, Broken, Burden, ErrorCode, Http2Writer
 from headway.runtime import protocol_hints
 from headway.runtime.listening import descriptor_of
 from headway.runtime.protocol_hints import ProtocolHints
 
 JITTER = 0.1
-"""Largest share by which a connection's age varies, so that clients that came together leave one by one."""
+"""Largest share by which a connection's age varies. So clients that came at the same time leave one by one."""
 STREAMS = 1000
-"""Maximum number of calls at once on one connection. A client keeps further calls back."""
+"""Maximum number of calls at once on a connection. The client delays further calls."""
 LAST = LARGEST
-"""Number of a stream that stands for all streams that the client begins before it has read this number."""
+"""Stream number in a GOAWAY that still allows all streams that the client begins before it reads the GOAWAY."""
 LEAVING = b"headway."
-"""Data of the PING that follows a GOAWAY. A client that has answered it has read everything sent before."""
+"""Data of the PING after a GOAWAY. A client that has answered it has read the GOAWAY."""
 SILENCE = 10.0
-"""Seconds of silence after which a connection without calls is closed, though its client hasn't said that it will leave."""
+"""Seconds of silence after a GOAWAY, after which a connection closes even if its client never answers."""
 KEEP_ALIVE = 30.0
-"""Seconds of silence after which a client is asked whether it is still there."""
+"""Seconds of silence after which a client gets a PING."""
 KEEP_ALIVE_TIMEOUT = 10.0
-"""Seconds that the client has to answer."""
+"""Seconds within which the client must answer the PING."""
 _BEGUN = 0.000_05
-"""Seconds charged for beginning or ending a call, because that work happens in the next turn of the event loop."""
+"""Seconds to charge for beginning or ending a call. That work happens in the next turn of the event loop."""
 _ENDED = 20
-"""Calls that are ended between two checks of the time spent."""
 _NO_FIELDS = RequestFields(())
 _NO_CALL = block_of(((":status", "415"),))
-"""Answer to a request that isn't a call."""
 
 _PREFACE = b"PRI "
 _HANDSHAKE = b"\x16\x03"
 _HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")
-"""Beginnings of a connection in HTTP/2, in TLS, and in HTTP/1.1: the method and its target."""
+"""First bytes of a connection in HTTP/2, in TLS, and in HTTP/1.1 (method and target)."""
 _NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
 _REFUSAL = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-"""Answer to a client that doesn't speak HTTP/2."""
 
 
 class MethodCall(Protocol):
@@ -76,10 +70,9 @@ MakeCall = Callable[[CallStream], MethodCall]
 class PortConnections:
     """All connections of the port.
 
-    Frames are read and messages taken in during `turns`. `jitter` is uniform in [0, 1). `methods` maps the paths of methods to
-    the makers of their calls. A client has `grace` seconds to open another connection before the old one is cut, and may leave
-    what it is sent unread for `unread_timeout` seconds. Connections are refused from the descriptor number `ceiling` on.
-    """
+    Frames and messages are read in `turns`. `jitter` is uniform in [0, 1). `methods` has the makers of calls by path. After a
+    GOAWAY, a client has `grace` seconds to open another connection. It may leave data unread for `unread_timeout` seconds. From
+    the descriptor number `ceiling` on, connections are refused."""
 
     def __init__(
         self, settings: Settings, quotas: Quotas, refusals: MutableMapping[tuple[str, str, str], int], turns: MessageTurns,
@@ -102,7 +95,7 @@ class PortConnections:
         return CallConnection(self)
 
     def enter(self, connection: CallConnection, descriptor: int) -> bool:
-        """Admit a connection. Return False if there are too many in all, or too many of its client."""
+        """Admit a connection. Return False if too many are open, in total or from its client."""
         full = len(self.open) >= self._most or descriptor >= self.ceiling
         if full or not self.quotas.enter(connection, connection.address):
             self._refusals["connections", "none", ""] += 1
@@ -112,7 +105,6 @@ class PortConnections:
         return True
 
     def count_cut(self, reason: str) -> None:
-        """Count a connection that is cut for what its client sends, and log it if a log line is due."""
         self._refusals[reason, "none", ""] += 1
         self.hints.tell(protocol_hints.CUTS[reason])
 
@@ -123,10 +115,9 @@ class PortConnections:
             self._left.set()
 
     def find(self, head: RequestFields) -> MakeCall:
-        """Return the maker of the call that begins with these header fields. Raises Ended if they are too large, contain a
-        forbidden octet, or name an unknown method."""
+        """Return the maker of the call with these header fields. Raises Ended if they are wrong, or the method is unknown."""
         if head.illegal:
-            raise Ended(StatusCode.INTERNAL, "the metadata have characters that none may have")
+            raise Ended(StatusCode.INTERNAL, "the metadata contain control characters; remove them")
         if head.size > self.most_header:
             raise Ended(StatusCode.RESOURCE_EXHAUSTED, self.too_many_metadata)
         make = self.methods.get(head.fields[b":path"].decode("latin-1"))
@@ -156,10 +147,8 @@ class PortConnections:
 class CallConnection(asyncio.Protocol):
     """Connection of one client.
 
-    `leaves` is the monotonic instant at which the client is told to leave, and `leaving` when it was told, or None before. The
-    client has sent its settings if `greeted`, and will begin no more calls here if `answered`. `owner`, `reserved` and
-    `unfetched` are those of `headway.gateway.client_quotas.CountedConnection`.
-    """
+    `leaves` is the monotonic time at which the client gets a GOAWAY. `leaving` is the time at which it got one, or None. The client
+    has sent its settings if `greeted`. It begins no more calls here if `answered`. For the rest see CountedConnection."""
 
     __slots__ = (
         "__weakref__", "_backlog", "_closed_at", "_heard", "_made", "_pinged", "_quiet", "_reader", "_transport", "address", "answered", "greeted", "leaves",
@@ -170,7 +159,7 @@ class CallConnection(asyncio.Protocol):
         self.port, self.turns = port, port.turns
         self._transport: asyncio.Transport | None = None
         self._reader: Http2Reader | None = None
-        """Reader, with its writer. None until the client begins to speak HTTP/2, and once the connection is lost."""
+        """Reader, with its writer. None until the client speaks HTTP/2, and after the connection is lost."""
         self.address = ""
         self.owner: str | None = None
         self.reserved = self.unfetched = 0
@@ -196,14 +185,14 @@ class CallConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         if not self.port.enter(self, descriptor_of(self._transport)):
-            self._transport.abort()  # Without a word, so that the client takes its time before it tries again.
+            self._transport.abort()  # Without an answer, so that the client waits before it tries again.
 
     def data_received(self, data: bytes) -> None:
-        """Read what the client has sent, unless it turns out to speak another protocol."""
+        """Read the received bytes, unless the client speaks another protocol."""
         self._heard = True
         if self._reader is None and not self._begin(data):
             return
-        if self._backlog:  # A transport may deliver more after it was told to pause.
+        if self._backlog:  # A paused transport may still deliver some data.
             self._backlog += data
         elif self.turns.free:
             self._read(data)
@@ -211,7 +200,7 @@ class CallConnection(asyncio.Protocol):
             self._wait(data)
 
     def pause_writing(self) -> None:
-        """Pause sending and reading, because the client doesn't read what it is sent."""
+        """Pause sending and reading, because the client doesn't read its answers."""
         if self._reader is not None:
             self._reader.writer.blocked = self.port.clock()
         self._adjust()
@@ -235,7 +224,7 @@ class CallConnection(asyncio.Protocol):
             self.turns.wait(self.payer, partial(self._cancel, streams))
 
     def _cancel(self, streams: list[CallStream]) -> None:
-        """Cancel calls whose client has left, a few in each turn of the event loop."""
+        """Cancel calls, a few in each turn of the event loop, because their client has left."""
         for stream in streams[:_ENDED]:
             stream.cancel()
         self.turns.add(_BEGUN * len(streams[:_ENDED]))
@@ -243,7 +232,7 @@ class CallConnection(asyncio.Protocol):
             self.turns.wait(self.payer, partial(self._cancel, streams[_ENDED:]))
 
     def _begin(self, data: bytes) -> bool:
-        """Begin to speak HTTP/2. Return False if the client speaks another protocol."""
+        """Start to speak HTTP/2. Return False if the client speaks another protocol."""
         if data.startswith(_HANDSHAKE):
             self.port.hints.tell(protocol_hints.TLS)
             self.shutdown()
@@ -259,7 +248,7 @@ class CallConnection(asyncio.Protocol):
         return True
 
     def _read(self, data: bytes) -> None:
-        """Read for a moment, and leave the rest for another turn of the event loop."""
+        """Read for a moment, and leave the remaining bytes for another turn of the event loop."""
         reader, turns, at, length = self._reader, self.turns, 0, len(data)
         if reader is None:
             return
@@ -271,11 +260,11 @@ class CallConnection(asyncio.Protocol):
             except Broken as broken:
                 self.cut("protocol_error", broken.code)
                 return
-            if load.frames > burden.LIMIT // 2:
-                if load.frames > burden.LIMIT:
+            if load.frames > writer.LIMIT // 2:
+                if load.frames > writer.LIMIT:
                     self.cut("too_many_frames")
                     return
-                self.retire()  # A proxy then opens another connection, and its other clients lose no call.
+                self.retire()  # A proxy then opens another connection, so its other clients lose no call.
             if self._transport is None or self._transport.is_closing():
                 return
             begun = turns.spend(begun)
@@ -285,7 +274,7 @@ class CallConnection(asyncio.Protocol):
         reader.writer.flush_soon()
 
     def _wait(self, data: bytes) -> None:
-        """Keep bytes until it is this connection's turn to read, and take no more from the socket until then."""
+        """Buffer bytes until this connection's turn, and read no more from the socket until then."""
         self._backlog = data
         self._adjust()
         self.turns.wait(self.payer, self._go_on)
@@ -319,7 +308,6 @@ class CallConnection(asyncio.Protocol):
         self.close()
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream on which the client must not send any more."""
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.close()
@@ -327,7 +315,7 @@ class CallConnection(asyncio.Protocol):
             self._reader.reset(number, code)
 
     def retire(self, last: int = LAST) -> None:
-        """Tell the client to open another connection for further calls. `last` is the last stream that is answered here."""
+        """Send a GOAWAY: the client has to open another connection for further calls. `last` is the last stream answered here."""
         if self.leaving is None:
             self.leaving = self.port.clock()
             self._tell_to_leave(last)
@@ -343,14 +331,13 @@ class CallConnection(asyncio.Protocol):
             self._flush()
 
     def cut(self, reason: str, code: ErrorCode = ErrorCode.ENHANCE_YOUR_CALM) -> None:
-        """Cut the connection of a client that breaks the protocol, or sends too much that costs time."""
+        """Cut the connection of a client that breaks the protocol, or sends too many frames that cost time."""
         self.port.count_cut(reason)
         if self._reader is not None:
             self._reader.writer.leave(self._reader.last, code, reason.encode())
         self.close()
 
     def close(self) -> None:
-        """Close once everything written has left."""
         self._flush()
         if self._closed_at is None:
             self._closed_at = self.port.clock()
@@ -362,7 +349,7 @@ class CallConnection(asyncio.Protocol):
             self._transport.abort()
 
     def inspect(self, now: float, draining: bool) -> None:
-        """Tell the client to leave when it is time, and end what takes too long. `draining`: True if the port has closed."""
+        """Enforce time-outs, and tell the client to leave when it is time. `draining` is True once the port has closed."""
         port, reader = self.port, self._reader
         since = self._closed_at
         if reader is not None:
@@ -371,7 +358,7 @@ class CallConnection(asyncio.Protocol):
         if since and now - since > port.unread_timeout:
             self.shutdown()
             return
-        if self._closed_at is not None:  # Only its last bytes have yet to leave.
+        if self._closed_at is not None:  # Only the last bytes are not yet sent.
             return
         if reader is not None:
             reader.writer.pump(sweep=True)
@@ -399,7 +386,7 @@ class CallConnection(asyncio.Protocol):
 
 
 class CallTable:
-    """Calls of one connection, which begin, continue and end with its frames; see `headway.grpc.reader.Events`."""
+    """Calls of one connection. They begin, continue and end by the events of its frames; see `headway.grpc.reader.Events`."""
 
     __slots__ = ("_connection", "_streams", "_window", "_writer")
 
@@ -434,7 +421,7 @@ class CallTable:
         stream.end(StatusCode.RESOURCE_EXHAUSTED, self._connection.port.too_many_metadata)
 
     def lost(self, last: int) -> None:
-        """Have the client open another connection, because no further call can begin on this one."""
+        """Send a GOAWAY, because no further call can begin on this connection."""
         self._connection.answered = True
         self._connection.retire(last)
 
@@ -448,13 +435,11 @@ class CallTable:
             self._fail(stream, ErrorCode.PROTOCOL_ERROR)
 
     def _fail(self, stream: CallStream, code: ErrorCode) -> None:
-        """End a call whose client breaks the protocol on this stream alone."""
         self._writer.burden.frames += CANCELLED
         self._connection.reset(stream.number, code)
         stream.cancel()
 
     def was_reset(self, number: int) -> None:
-        """End a call that its client has cancelled, or whose stream the client has broken."""
         stream = self._streams.pop(number, None)
         if stream is not None:
             stream.close()
@@ -464,7 +449,7 @@ class CallTable:
         self._connection.greeted = True
 
     def settled(self) -> None:
-        """Narrow the windows of all streams, as the client does now that it knows our settings."""
+        """Narrow the windows of all streams. The client does so too, now that it knows our settings."""
         self._window = WINDOW
         for stream in self._streams.values():
             stream.narrow(DEFAULT_WINDOW - WINDOW)
@@ -474,11 +459,9 @@ class CallTable:
             self._connection.cut("too_many_pings")
 
     def ponged(self, data: bytes) -> None:
-        """Note that the client has read the GOAWAY before this ping."""
         if data == LEAVING:
             self._connection.answered = True
 
     def left(self) -> None:
-        """Let the client go once its calls are answered."""
         self._connection.answered = True
         self._connection.retire()

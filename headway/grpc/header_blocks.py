@@ -1,4 +1,4 @@
-"""Blocks of header fields: HPACK for a server that writes few fields, and reads the same fields again and again."""
+"""Blocks of header fields: HPACK for a server that writes few fields, and often reads the same fields."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ _STATUS_OK = b"\x88"
 """`:status: 200` in HPACK's static table."""
 _OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
-"""Octets that each stand for a whole field, and change no table."""
+"""Octets that each stand for a whole field, and don't change the table."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
-"""Three changes of the table's size. Two are enough for any purpose (RFC 7541, section 4.2)."""
+"""Three changes of the table's size. Two are always enough (RFC 7541, section 4.2)."""
 _SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]
 """HPACK's encoding of small lengths, by the length."""
 _MOST_KNOWN = 8
 _ENTRY = 32
-"""Bytes to count for a header field in addition to its name and value."""
+"""Bytes that a header field counts in addition to its name and value."""
 _NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
-"""Names of header fields, joined by commas."""
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
 """Octets that are forbidden in the value of a header field."""
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
@@ -35,17 +34,18 @@ _HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer
 
 
 def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Encode fields so that the client puts none into its table."""
+    """Encode fields that the client won't add to its table."""
     return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
 class RequestFields:
     """Header fields of a request. `fields` has the last value of each name.
 
-    `size` is that of the fields as HTTP/2 counts it, or of the encoded block if that is larger. The names of `pseudo` fields
-    begin with a colon. `misnamed` is True if HTTP/2 doesn't allow a name (RFC 9113, section 8.2), and `malformed` also if the
-    fields break a rule for requests (section 8.3). `illegal` is True if a value contains a forbidden octet. `usual` is what a
-    call has read from these fields, for later calls with the same fields."""
+    `size` is the size of the fields as HTTP/2 counts it, or of the encoded block if that is larger. `pseudo` is the
+    number of fields whose names begin with a colon. `misnamed` is True if HTTP/2 forbids a name (RFC 9113, section
+    8.2). `malformed` is True if `misnamed` is, or if the fields break a rule for requests (section 8.3). `illegal` is
+    True if a value contains a forbidden octet. `usual` caches what a call has read from these fields, for later calls
+    with the same fields."""
 
     __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
 
@@ -68,8 +68,7 @@ class RequestFields:
 
 
 class HeaderReader(Decoder):
-    """Decoder that remembers blocks in which each octet stands for a field in the table. The unpacked fields of a block may have
-    `most` bytes, as HTTP/2 counts them."""
+    """Decoder with a cache of blocks whose octets all refer to the table. The fields of a block may have `most` bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(max_header_list_size=most)
@@ -97,7 +96,6 @@ def _field(name: str, value: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def _named(name: str) -> bytes:
-    """Encode the beginning of a field with this name. There are few names."""
     octets = name.encode()
     return b"\0%b%b" % (_length(octets), octets)
 

@@ -16,27 +16,26 @@ from headway.doors.fields import ID_PREFIX, MOMENT, read_id, read_options, with_
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.pending import FutureSink
-from headway.grpc.call_stream import CallStream
+from headway.grpc.call_stream import CallStream, Metadata
 from headway.grpc.calls import Call, PortContext, read_fields
-from headway.grpc.statuses import Metadata
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20
-"""Maximum size in bytes of all outputs of one request, because they are one message."""
+"""Maximum size in bytes of all outputs of a request, which are one message."""
 _ONE_MESSAGE = "as over gRPC an answer is one message"
 
 _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
-    """Values shared by calls with equal metadata."""
+    """Values that calls with equal metadata share."""
 
     authorization: bytes
     options: RequestOptions
 
 
 class InferenceCall(Call):
-    """One call of an inference method. `read` reads its message into an exchange whose `write` returns the answer as a message."""
+    """Call of an inference method. `read` makes an exchange from its message. The exchange writes the answer as a message."""
 
     __slots__ = ("_begun", "_charged", "_exchange", "_fan_out", "_read", "_reply", "_sink")
 
@@ -47,13 +46,13 @@ class InferenceCall(Call):
         self._charged = False
         self._exchange: Exchange | None = None
         self._sink: FutureSink | None = None
-        """Sink of the request between its submission and its outcome, or None."""
+        """Sink of the request while its outcome is awaited, or None."""
         self._fan_out: FanOut | None = None
         self._reply: Reply | None = None
 
     async def answer(self) -> tuple[bytes, Metadata]:
         options, id = self.begin()
-        if self.principal.limits:  # Until the message has come; otherwise any number could be under way.
+        if self.principal.limits:  # Bounds the number of messages on their way. Refunded once the message is there.
             self.port.entrance.charge(self.principal)
             self._charged = True
         message, marks = await self.infer(await self.read(), options, id)
@@ -61,8 +60,7 @@ class InferenceCall(Call):
         return message, (("x-request-id", self.shown), *marks, *self.limits_left())
 
     def begin(self) -> tuple[RequestOptions, str]:
-        """Identify the principal, and return the request's options and id from its metadata. Raises RequestError if the principal
-        isn't known or is over a limit, or if the metadata are wrong."""
+        """Identify the principal, check its limits, and return the request's options and id. Raises RequestError."""
         port, entrance, head = self.port, self.port.entrance, self.stream.head
         remaining = self.stream.time_remaining()
         is_usual = (remaining is None or remaining > port.longest) and self.headers is head.headers
@@ -96,7 +94,7 @@ class InferenceCall(Call):
         try:
             if size <= SHORT:
                 work = partial(self.submit, body, options, id)
-                del body  # Only its entry remains.
+                del body  # Only the entry remains.
                 await self.port.turns.take(self.owner, work)
                 del work
             else:
@@ -109,8 +107,8 @@ class InferenceCall(Call):
         return await self.outcome()
 
     async def take_long(self, body: bytes, options: RequestOptions, id: str) -> Exchange:
-        """Read a long message, each step in its turn, and submit its request. Raises RequestError if the message is wrong, or the
-        request's time has passed. What was read is charged even then."""
+        """Read a long message, each step in its turn, and submit its request. Raises RequestError if the message is wrong, or if
+        the request's time has passed. The bytes that were read are charged in any case."""
         turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
         steps = self._long_steps(body, options)
         try:
@@ -136,8 +134,9 @@ class InferenceCall(Call):
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
     ) -> Exchange:  # fmt: skip
-        """Submit the request of a message, or `exchange` if the message has been read already, and return it. The message has
-        waited `waited` seconds for its turn, and reading it took `spent` seconds. Raises RequestError if the message is wrong."""
+        """Submit the request in a message, and return the request's exchange. `exchange` is that exchange if the
+        message has been read already. The message waited `waited` seconds for its turn, and was read in `spent`
+        seconds. Raises RequestError if the request is invalid."""
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
         waited += spent
@@ -155,7 +154,7 @@ class InferenceCall(Call):
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
-        # Requests with options of their own go without a lane, which hardly any other request would use.
+        # A lane for rare options would serve hardly any other request.
         if exchange.options is options and options.timeout == self.port.longest:
             input = exchange.input
             if not isinstance(input, list):
@@ -171,7 +170,6 @@ class InferenceCall(Call):
         return exchange
 
     def abandon(self) -> None:
-        """Drop the request, if it was submitted and has no outcome yet."""
         sink, self._sink = self._sink, None
         if sink is None:
             return
@@ -181,8 +179,7 @@ class InferenceCall(Call):
             self.port.gateway.abandon(sink, self.principal.tenant, self.shown.removeprefix(ID_PREFIX))
 
     async def outcome(self) -> tuple[bytes, Metadata]:
-        """Wait for the outcome of the submitted request. Return the message of the answer, and metadata that say whether the
-        outcome was shared or stored. Raises RequestError if the request has failed."""
+        """Wait for the outcome. Return the answer's message, and metadata about the outcome. Raises RequestError."""
         exchange, sink = self._exchange, self._sink
         if exchange is None or sink is None:
             raise RuntimeError("no request is submitted")
@@ -216,13 +213,12 @@ class InferenceCall(Call):
         return message, outcome_headers(reply)
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, and with metadata about the outcome; see `outcome`."""
         marks = outcome_headers(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
 
 
 def _step(steps: Steps[Exchange], waited: float) -> Exchange | int:
-    """Do one step of reading a message. Return the number of bytes read, or the exchange after the last step."""
+    """Do one step of reading a message. Return the number of bytes read, or the exchange if this was the last step."""
     try:
         return next(steps)
     except StopIteration as stop:

@@ -2,7 +2,7 @@
 
 bind     reserve the address; clients are still refused
 open     accept connections, and inspect them from time to time
-retire   health says NOT_SERVING; every client is told to open another connection; new connections are still accepted
+retire   health says NOT_SERVING, and each client has to open another connection; new connections are accepted
 drain    stop listening, retire, and wait until no connection is left
 close    cut the remaining connections
 """
@@ -16,10 +16,9 @@ from time import monotonic
 
 from headway.doors.entrance import Entrance
 from headway.doors.readiness import CachedReadiness, Readiness
-from headway.grpc.call_quotas import CallQuotas
-from headway.grpc.calls import PortContext
+from headway.grpc.call_stream import MessageTurns
+from headway.grpc.calls import CallQuotas, PortContext
 from headway.grpc.connection import CallConnection, PortConnections
-from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import Health, methods_of
 from headway.runtime.certificates import Certificates
 from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
@@ -29,11 +28,11 @@ SWEEP = 0.5
 """Seconds between two inspections of all connections."""
 SWEEP_DRAINING = 0.05
 CLOSING_TURNS = 3
-"""Number of turns that the event loop takes to close a listening socket."""
+"""Turns of the event loop that closing a listening socket takes."""
 
 
 class GrpcListener(ListeningPort):
-    """Listener of the gRPC port, by default of the port in the settings. Without `certificates` it speaks HTTP/2 without TLS."""
+    """Listener of the gRPC port, by default the port in the settings. Without `certificates`, there is no TLS."""
 
     def __init__(
         self,
@@ -71,14 +70,14 @@ class GrpcListener(ListeningPort):
         return tls.around(connections.accept, _refuse_plain)
 
     def retire(self) -> None:
-        """Report that this process goes down, and have each client open another connection. New connections are still accepted."""
+        """Let health say NOT_SERVING, and send each client a GOAWAY. New connections are still accepted."""
         if self._health is not None:
             self._health.leaving.set()
         if self._connections is not None:
             self._connections.retire()
 
     async def drain(self) -> None:
-        """Accept no new connections, end each open one as soon as its calls are answered, and return when none is left."""
+        """Stop accepting, close each connection once its calls are answered, and return once all are closed."""
         connections = self._connections
         if connections is None:
             return
@@ -86,7 +85,7 @@ class GrpcListener(ListeningPort):
             self._health.leaving.set()
         await self.stop_listening()
         self._draining = True
-        for _ in range(CLOSING_TURNS):  # A client that is told to go before the socket is closed would come back to it.
+        for _ in range(CLOSING_TURNS):  # While the socket is open, a client with a GOAWAY would come back.
             await asyncio.sleep(0)
         self.retire()
         self.look_after()
@@ -103,7 +102,7 @@ class GrpcListener(ListeningPort):
         if connections is not None:
             connections.ceiling = descriptor_ceiling(SPARE)
             loop = asyncio.get_running_loop()
-            # Look only once everything that has come is read: it may be this process that stood still, and not its clients.
+            # After a pause of this process, all clients look silent. So first read everything that has arrived.
             loop.call_soon(loop.call_soon, connections.sweep, monotonic(), self._draining)
         return SWEEP_DRAINING if self._draining else SWEEP
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
+import msgspec
+
+from headway import protos
 from headway.core import tensor_json, values
 from headway.core.excerpt import excerpt
-from headway.core.failures import no_json
+from headway.core.failures import error_of, no_json
 from headway.core.json_pages import SHORT, Steps, finish
 from headway.core.tensors import NoTensors
 from headway.doors.answer_pieces import is_large
@@ -18,28 +21,111 @@ from headway.doors.bodies import read_text, to_tensors_in_steps
 from headway.doors.exchange import Exchange, Outcome, Reader, Written
 from headway.doors.fields import ID_PREFIX
 from headway.doors.readiness import AGE, CachedReadiness
-from headway.errors import BadRequest, NotFound
+from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, NotFound, RequestError
+from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import KnownModels
-from headway.grpc import messages
-from headway.grpc.call_stream import CallStream, to_be_opened_anew
+from headway.grpc.call_stream import CallStream, Metadata, StatusCode, to_be_opened_anew
 from headway.grpc.calls import PlainCall, PortContext, StreamCall
 from headway.grpc.connection import MakeCall
 from headway.grpc.inference_call import InferenceCall
-from headway.grpc.statuses import Metadata, StatusCode
 from headway.model import Octets, Principal, RequestOptions, Tensors, Value, ValueKind, added_up
+from headway.oip import metadata
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.grpc.infer_stream import InferStreamCall
-from headway.oip.grpc.models import OpenInference, responder
+from headway.oip.rest.models import ShownModels
 
-_REQUEST = messages.message("headway.v1.PredictRequest")
-_RESPONSE = messages.message("headway.v1.PredictResponse")
+_NOT_THERE = (NOT_FOUND, NO_WORKERS)
+"""Error codes for a model or version that isn't served now. Clients that wait for a model poll ModelReady."""
+
+Answer = Callable[[Any, Principal], Awaitable[Any]]
+"""Return the members of the answer, given the request message and its principal. Raises RequestError."""
+
+
+class OpenInference:
+    """Methods of the Open Inference Protocol except inference. `ready` returns True if this process should get traffic."""
+
+    def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
+        self._models = ShownModels(port.gateway, port.entrance.anonymous, ready)
+
+    @property
+    def for_everybody(self) -> dict[str, Answer]:
+        return {"ServerLive": self._live, "ServerReady": self._server_ready, "ServerMetadata": self._server}
+
+    @property
+    def for_principals(self) -> dict[str, Answer]:
+        return {
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model,
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._never,
+            "RepositoryModelUnload": self._never,
+        }
+
+    async def _live(self, message: Any, principal: Principal) -> Any:
+        return {"live": True}
+
+    async def _server_ready(self, message: Any, principal: Principal) -> Any:
+        return {"ready": await self._models.ready()}
+
+    async def _server(self, message: Any, principal: Principal) -> Any:
+        return metadata.ServerMetadata()
+
+    async def _model_ready(self, message: Any, principal: Principal) -> Any:
+        try:
+            model = self._find(message, principal)
+        except RequestError as exc:
+            if exc.code in _NOT_THERE:
+                return {"ready": False}
+            raise
+        return {"ready": await self._models.is_ready(model)}
+
+    async def _model(self, message: Any, principal: Principal) -> Any:
+        return self._models.metadata(self._find(message, principal))
+
+    async def _config(self, message: Any, principal: Principal) -> Any:
+        return {"config": self._models.config(self._find(message, principal))}
+
+    async def _statistics(self, message: Any, principal: Principal) -> Any:
+        model = self._find(message, principal) if message.name else ""
+        return {"model_stats": self._models.statistics(principal, model)}
+
+    async def _index(self, message: Any, principal: Principal) -> Any:
+        return {"models": await self._models.index(principal, only_ready=message.ready)}
+
+    async def _never(self, message: Any, principal: Principal) -> Any:
+        message = "clients cannot load or unload models; start a worker for a model instead"
+        raise RequestError(message, code=NOT_IMPLEMENTED)
+
+    def _find(self, message: Any, principal: Principal) -> str:
+        return self._models.find(message.name, message.version or None, principal)
+
+
+def responder(
+    method: str, answer: Answer, limiter: Limiter | None = None
+) -> Callable[[bytes, Principal], Awaitable[bytes]]:
+    """Make a function that answers a request message. With a `limiter`, calls count as polls."""
+    request, response = protos.message_classes(protos.OPEN_INFERENCE, method)
+
+    async def respond(body: bytes, principal: Principal) -> bytes:
+        if limiter is not None and (over := limiter.poll(principal.limits)) is not None:
+            raise error_of(over)
+        members = await answer(protos.read(request, body), principal)
+        return bytes(response(**msgspec.to_builtins(members)).SerializeToString())
+
+    return respond
+
+
+_REQUEST = protos.message("headway.v1.PredictRequest")
+_RESPONSE = protos.message("headway.v1.PredictResponse")
 _OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,))
 """Tag before the length of the output in an answer."""
 _TENSORS = ValueKind.TENSORS
 
 
 def _read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-    request = messages.read(_REQUEST, body)
+    request = protos.read(_REQUEST, body)
     model = request.model_id or known.default
     takes = known[model].takes
     input: Value | list[Value]
@@ -51,7 +137,7 @@ def _read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
 
 
 def _read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-    request = messages.read(_REQUEST, body)
+    request = protos.read(_REQUEST, body)
     model = request.model_id or known.default
     takes = known[model].takes
     input: Value | list[Value]
@@ -94,7 +180,6 @@ def _write(known: KnownModels, model: str, outcome: Outcome) -> Written:
 
 
 def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:
-    """Yield an answer in pieces, given the answer without its output, and the output. Raises RequestError."""
     text: list[bytes] = []
     try:
         for piece in tensor_json.pieces(output):
@@ -102,22 +187,22 @@ def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:
             yield b""
     except NoTensors as exc:
         raise no_json(exc, ", by ModelInfer of the Open Inference Protocol") from None
-    yield answer + _OUTPUT + messages.varint(sum(map(len, text)))
+    yield answer + _OUTPUT + protos.varint(sum(map(len, text)))
     yield from text
 
 
-_CHECK = messages.message("grpc.health.v1.HealthCheckRequest")
-_STATUS = messages.message("grpc.health.v1.HealthCheckResponse")
-_LIST = messages.message("grpc.health.v1.HealthListResponse")
+_CHECK = protos.message("grpc.health.v1.HealthCheckRequest")
+_STATUS = protos.message("grpc.health.v1.HealthCheckResponse")
+_LIST = protos.message("grpc.health.v1.HealthListResponse")
 
 UP = _STATUS.SERVING
 DOWN = _STATUS.NOT_SERVING
 UNKNOWN = _STATUS.SERVICE_UNKNOWN
 
-NAMES = frozenset(("", *messages.SERVICES))
+NAMES = frozenset(("", *protos.SERVICES))
 
-_PREDICTS, _INFERS = f"{messages.HEADWAY}/Predict", f"{messages.OPEN_INFERENCE}/ModelInfer"
-_STREAMS = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"
+_PREDICTS, _INFERS = f"{protos.HEADWAY}/Predict", f"{protos.OPEN_INFERENCE}/ModelInfer"
+_STREAMS = f"{protos.OPEN_INFERENCE}/ModelStreamInfer"
 
 
 def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
@@ -125,14 +210,14 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
     infer = infer_reader(port.settings)
     methods: dict[str, MakeCall] = {
         f"/{_PREDICTS}": lambda stream: InferenceCall(port, stream, PREDICT_READER, f"grpc {_PREDICTS}"),
-        f"/{messages.HEALTH}/Check": lambda stream: PlainCall(port, stream, health.check),
-        f"/{messages.HEALTH}/List": lambda stream: PlainCall(port, stream, health.list),
-        f"/{messages.HEALTH}/Watch": lambda stream: WatchCall(port, stream, health),
+        f"/{protos.HEALTH}/Check": lambda stream: PlainCall(port, stream, health.check),
+        f"/{protos.HEALTH}/List": lambda stream: PlainCall(port, stream, health.list),
+        f"/{protos.HEALTH}/Watch": lambda stream: WatchCall(port, stream, health),
     }
-    for reflection in (messages.REFLECTION, messages.REFLECTION_ALPHA):
+    for reflection in (protos.REFLECTION, protos.REFLECTION_ALPHA):
         package = reflection.rpartition(".")[0]
         methods[f"/{reflection}/ServerReflectionInfo"] = partial(ReflectionCall, port, package=package)
-    service = f"/{messages.OPEN_INFERENCE}"
+    service = f"/{protos.OPEN_INFERENCE}"
     methods[f"/{_INFERS}"] = lambda stream: InferenceCall(port, stream, infer, f"grpc {_INFERS}")
     methods[f"/{_STREAMS}"] = lambda stream: InferStreamCall(port, stream, infer, f"grpc {_STREAMS}")
     others = OpenInference(port, health.ready)
@@ -146,8 +231,8 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
 class Health:
     """Health service of one process, `grpc.health.v1.Health`.
 
-    The process as a whole, under the empty name, and every service have the same status: SERVING if the process should get
-    traffic, like `/readyz`. `leaving` is set when the process goes down, so everybody who watches learns it at once."""
+    The process as a whole, under the empty name, and all services have the same status: SERVING if the process should get
+    traffic, like `/readyz`. `leaving` is set when the process goes down."""
 
     def __init__(self, glance: CachedReadiness) -> None:
         self._glance = glance
@@ -157,14 +242,13 @@ class Health:
         return bool(await self.status() == UP)
 
     async def status(self) -> int:
-        """Return the status, which all names share."""
         if self.leaving.is_set():
             return int(DOWN)
         serving = await self._glance.serving()
         return int(UP if serving and not self.leaving.is_set() else DOWN)
 
     async def check(self, body: bytes, principal: Principal) -> bytes:
-        name = messages.read(_CHECK, body).service
+        name = protos.read(_CHECK, body).service
         if name not in NAMES:
             raise NotFound("no service of this name is served here")
         return bytes(_STATUS(status=await self.status()).SerializeToString())
@@ -177,7 +261,7 @@ class Health:
 
 
 class WatchCall(StreamCall):
-    """One call of Watch, which sends the status at once, and then whenever it has changed."""
+    """Call of Watch, which sends the status at once, and again after each change."""
 
     __slots__ = ("_health",)
 
@@ -188,7 +272,7 @@ class WatchCall(StreamCall):
     async def talk(self) -> Metadata:
         self.shown = ID_PREFIX + self.port.entrance.new_id()
         self.belong_to_address()
-        name = messages.read(_CHECK, await self.read()).service
+        name = protos.read(_CHECK, await self.read()).service
         self.drop(self.kept)
         sent = -1
         while True:
@@ -202,34 +286,34 @@ class WatchCall(StreamCall):
 
 
 class ReflectionCall(StreamCall):
-    """One call of the reflection service, from which tools such as grpcurl learn what is served."""
+    """Call of the reflection service, from which tools such as grpcurl learn about the services."""
 
     __slots__ = ("_request", "_response")
 
     def __init__(self, port: PortContext, stream: CallStream, package: str) -> None:
         super().__init__(port, stream)
-        self._request = messages.message(f"{package}.ServerReflectionRequest")
-        self._response = messages.message(f"{package}.ServerReflectionResponse")
+        self._request = protos.message(f"{package}.ServerReflectionRequest")
+        self._response = protos.message(f"{package}.ServerReflectionResponse")
 
     async def talk(self) -> Metadata:
         self.shown = ID_PREFIX + self.port.entrance.new_id()
         self.belong_to_address()
         self.hold_room()
         while (body := await self.next()) is not None:
-            await self.send(self._answer(messages.read(self._request, body)).SerializeToString())
+            await self.send(self._answer(protos.read(self._request, body)).SerializeToString())
         return ()
 
     def _answer(self, asked: Any) -> Any:
         answer = self._response(valid_host=asked.host, original_request=asked)
         match asked.WhichOneof("message_request"):
             case "list_services":
-                for name in messages.SERVICES:
+                for name in protos.SERVICES:
                     answer.list_services_response.service.add(name=name)
             case "file_by_filename":
                 self._give_file(answer, asked.file_by_filename)
             case "file_containing_symbol":
                 symbol = asked.file_containing_symbol
-                self._give_file(answer, messages.file_of(symbol) or symbol)
+                self._give_file(answer, protos.file_of(symbol) or symbol)
             case "all_extension_numbers_of_type":
                 self._give_extensions(answer, asked.all_extension_numbers_of_type)
             case "file_containing_extension":
@@ -237,18 +321,17 @@ class ReflectionCall(StreamCall):
                 message = f"there is no extension {of.extension_number} of {excerpt(of.containing_type)}"
                 _fail(answer, StatusCode.NOT_FOUND, message)
             case _:
-                _fail(answer, StatusCode.UNIMPLEMENTED, "the question is not known")
+                _fail(answer, StatusCode.UNIMPLEMENTED, "the request is not known")
         return answer
 
     def _give_extensions(self, answer: Any, name: str) -> None:
-        """Answer that a type has no extensions, as none of the files has any."""
-        if messages.is_message(name):
+        if protos.is_message(name):
             answer.all_extension_numbers_response.base_type_name = name
         else:
             _fail(answer, StatusCode.NOT_FOUND, f"there is no such type: {excerpt(name)}")
 
     def _give_file(self, answer: Any, name: str) -> None:
-        file = messages.FILES.get(name)
+        file = protos.FILES.get(name)
         if file is None:
             _fail(answer, StatusCode.NOT_FOUND, f"there is no such file or symbol: {excerpt(name)}")
         else:

@@ -2,9 +2,9 @@
 
     receive(bytes) ─▶ frames ─▶ blocks of header fields, by hpack ─▶ Events
 
-Each event is reported as soon as its frame is complete, and may end streams before the next frame is read. What the protocol
-itself has to answer (settings, pings, refused streams) goes straight to the writer. An error on one stream that no careful client
-makes ends the connection, as the RFC allows.
+Each event is reported once its frame is complete, and may end streams before the next frame is read. The writer sends the
+answers of the protocol itself (settings, pings, refused streams). An error on one stream that no careful client makes ends the
+connection, as the RFC allows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Protocol
 
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
-from headway.grpc.burden import CANCELLED
 from headway.grpc.header_blocks import HeaderReader, RequestFields
 from headway.grpc.writer import (
     ACK,
+    CANCELLED,
     CONTINUATION,
     DATA,
     DEFAULT_WINDOW,
@@ -41,17 +41,17 @@ from headway.grpc.writer import (
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LARGEST_DATA = 1 << 20
-"""Maximum size in bytes of the payload of a received DATA frame. Each frame takes time, however few bytes it brings."""
+"""Maximum size in bytes of the payload of a received DATA frame. Large frames save time, because each frame costs some."""
 _PADDED, _PRIORITY = 8, 0x20
 _SIZE = ErrorCode.FRAME_SIZE_ERROR
 _read_head = struct.Struct(">HBBBI").unpack_from
 """Unpack a frame's header: its length in two parts, type, flags and stream."""
 _IN_PIECES = 1 << 10
-"""Size in bytes above which the data of a frame are passed on as they come, so that nothing is assembled twice."""
+"""Size in bytes above which a frame's data are passed on as they arrive, so that nothing is assembled twice."""
 _MOST_SETTINGS = 32
 """Maximum number of settings in one frame. HTTP/2 has seven."""
 _READ_AT_ONCE = 4096
-"""Bytes of frames, or of unpacked header fields, after which `receive` stops. Data weigh less because they are only copied."""
+"""Bytes of frames, or of decoded header fields, after which `receive` stops. Data weigh less: they are only copied."""
 _DATA_SHIFT = 4
 
 
@@ -59,7 +59,7 @@ class Events(Protocol):
     """Listener of a connection's events."""
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
-        """A stream has begun. If `ended`, its client sends nothing more on it."""
+        """A stream has begun. If `ended`, the client sends nothing more on it."""
 
     def oversized(self, number: int, ended: bool) -> None:
         """A stream has begun with more header fields than the reader accepts."""
@@ -68,16 +68,16 @@ class Events(Protocol):
         """The client has sent more header fields than the reader accepts. No stream begins after `last`."""
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Data have arrived on a stream. With padding they take `amount` of its window. A view is valid only during the call."""
+        """Data have arrived on a stream. With padding, they use `amount` bytes of its window. A view is valid during the call."""
 
     def was_reset(self, number: int) -> None:
-        """A stream has ended, because its client has cancelled it or made an error on it."""
+        """A stream has ended: the client has cancelled it, or made an error."""
 
     def greeted(self) -> None:
         """The client has sent settings."""
 
     def settled(self) -> None:
-        """The client has read our settings, and follows them from now on."""
+        """The client has read our settings, and obeys them from now on."""
 
     def pinged(self) -> None:
         """The client has sent a ping, which the reader has answered."""
@@ -92,10 +92,9 @@ class Events(Protocol):
 class Http2Reader:
     """Reader of one connection.
 
-    A client may have `streams` streams at once, and may send `window` bytes ahead on each once it has read our settings. It is
-    told that header fields may have `most_header` bytes. Unpacking them stops at twice as many bytes: the decoder then no longer
-    knows the connection's table, so no more streams can begin. `last` is the number of the last stream that has begun.
-    """
+    A client may have `streams` streams at once, and may send `window` bytes ahead on each stream once it has read our settings.
+    The announced limit of header fields is `most_header` bytes. Decoding stops at twice as many bytes. Then the decoder has lost
+    the connection's table, so no more streams can begin. `last` is the number of the last stream that has begun."""
 
     __slots__ = (
         "_block", "_block_ends", "_block_of", "_burden", "_events", "_fields", "_greeted", "_in", "_left", "_lost", "_most", "_most_block", "_most_in", "_open",
@@ -109,25 +108,24 @@ class Http2Reader:
         self._lost = False
         """True once the decoder has lost the connection's table."""
         self._greeted = self._settled = False
-        """True once the preface has come (`_greeted`), and once the client has read our settings (`_settled`)."""
+        """`_greeted` is True after the preface, and `_settled` once the client has read our settings."""
         self._part = b""
         self._rest, self._rest_of, self._rest_ends = 0, 0, False
-        """Frame passed on as it comes: bytes still to come, its stream (0 to drop the bytes), and whether it ends the stream."""
+        """Frame that is passed on in pieces: bytes to come, its stream (0 to drop the bytes), True if it ends the stream."""
         self._spent = 0
-        """Bytes read since `receive` was called, weighed by the time they take."""
+        """Bytes read in this call of `receive`, weighed by the time they take."""
         self._block: bytearray | None = None
-        """Beginning of a block of header fields that comes in several frames."""
+        """First part of a block of header fields that comes in several frames."""
         self._block_of, self._block_ends = 0, False
         self.last = 0
         self._open: set[int] = set()
         self._left: dict[int, None] = {}
-        """The latest streams that ended here while the client was sending. Data still under way on them are ignored."""
+        """Latest streams that ended here while the client was sending. Data on them are ignored."""
         self._in, self._most_in = DEFAULT_WINDOW, max(DEFAULT_WINDOW, streams * window)
-        """Bytes that the client may send on all streams together: now, and at most once it respects the window of each stream."""
+        """Bytes that the client may send on all streams together, now and at most."""
         writer.announce(streams=streams, window=window, largest_data=LARGEST_DATA, most_header=most_header)
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream, and ignore what its client still sends on it."""
         if number in self._open:
             self._open.discard(number)
             self._left[number] = None
@@ -136,8 +134,8 @@ class Http2Reader:
         self.writer.reset(number, code)
 
     def receive(self, data: bytes, begin: int = 0) -> int:
-        """Read `data` from `begin` on, and return the number of bytes read. Stop after a frame once it is time to serve others.
-        Raises Broken if the client has broken the protocol."""
+        """Read `data` from `begin` on, and return the number of bytes read. After some work, stop at the end of a frame, so that
+        others get a turn. Raises Broken if the client has broken the protocol."""
         part, self._spent = len(self._part), 0
         if part:
             data, begin = self._part + data[begin:], 0
@@ -172,7 +170,7 @@ class Http2Reader:
         return length - begin - part
 
     def _begins(self, data: bytes) -> bool:
-        """Return True once the preface has arrived, with the beginning of the settings that must follow."""
+        """Return True once the preface has arrived, with the start of the settings that must follow."""
         size = len(PREFACE)
         kind = data[size + 3 : size + 4]
         _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))
@@ -214,7 +212,7 @@ class Http2Reader:
         self._burden.frames += 1
 
     def _in_pieces(self, kind: int, flags: int, number: int, size: int) -> bool:
-        """Begin to pass on a large frame piece by piece. Return False if the frame has to be complete first."""
+        """Start to pass on a large frame in pieces. Return False if the frame has to be complete first."""
         if self._block is not None:
             _check(kind == CONTINUATION and number == self._block_of)
         if kind == DATA and not flags & _PADDED and size <= LARGEST_DATA:
@@ -236,7 +234,7 @@ class Http2Reader:
         self._spent += amount >> _DATA_SHIFT
         if not number:
             return
-        if number not in self._open:  # It has ended here since the frame began.
+        if number not in self._open:  # The stream has ended here since the frame began.
             self._unwanted(number)
             return
         self._hand_on(number, piece, amount, self._rest_ends and not self._rest)
@@ -252,7 +250,6 @@ class Http2Reader:
             self._unwanted(number)
 
     def _take(self, amount: int) -> None:
-        """Subtract data from the connection's window, and widen the window when half of it is used."""
         self._in -= amount
         if self._in < 0:
             raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
@@ -268,7 +265,7 @@ class Http2Reader:
         self._events.received(number, data, amount, ended)
 
     def _unwanted(self, number: int) -> None:
-        """Ignore data on a stream that has ended here, or never begins, unless its client must know that."""
+        """Ignore data on a stream that has ended here or never begins. Raises Broken if the client must know that."""
         _check(number & 1 == 1 and (self._lost or number <= self.last))
         _check(number in self._left or number > self.last, ErrorCode.STREAM_CLOSED)
         self._ignore()
@@ -328,7 +325,7 @@ class Http2Reader:
             self._events.requested(number, head, ended)
 
     def _trailers(self, number: int, head: RequestFields, ended: bool) -> None:
-        """Take fields after the data as the end of a stream. Clients of gRPC send none."""
+        """Treat fields after the data as the end of a stream. gRPC clients send none."""
         if number not in self._open:
             self._unwanted(number)
         elif not ended or head.pseudo or head.misnamed:
@@ -337,7 +334,7 @@ class Http2Reader:
             self._hand_on(number, b"", 0, True)
 
     def _lose(self) -> None:
-        """Give up a block of header fields that is too large, and all blocks after it."""
+        """Stop decoding: a block of header fields is too large, and all later blocks are unreadable."""
         number, self._lost = self._block_of, True
         begins, self.last = number > self.last, max(number, self.last)
         self._events.lost(self.last)
@@ -350,7 +347,6 @@ class Http2Reader:
         self._events.oversized(number, self._block_ends)
 
     def _lose_frame(self, kind: int, flags: int, number: int, size: int) -> None:
-        """Give up a frame of header fields that is larger than all that a client may send."""
         if kind == HEADERS:
             _check(number & 1 == 1)
             self._block_of, self._block_ends = number, bool(flags & END_STREAM)
@@ -366,7 +362,7 @@ class Http2Reader:
             self._unread()
 
     def _unread(self) -> None:
-        """Ignore a block that can't be read. It may begin a stream, which the client has to begin elsewhere, or end one."""
+        """Ignore an unreadable block. If it ends a stream, end the stream; if it begins one, the client has to do so elsewhere."""
         number = self._block_of
         self._ignore()
         if number in self._open:
@@ -378,7 +374,7 @@ class Http2Reader:
         self._events.was_reset(number)
 
     def _window_update(self, number: int, payload: bytes) -> None:
-        if len(payload) != 4:  # No `_check` here and below: clients send one of these frames with many calls.
+        if len(payload) != 4:  # No calls of `_check` here, because this frame is frequent.
             raise Broken(_SIZE)
         if number and not (number & 1 and (self._lost or number <= self.last)):
             raise Broken(ErrorCode.PROTOCOL_ERROR)
@@ -431,7 +427,6 @@ def _check(holds: bool, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:
 
 
 def _depends_on(payload: bytes) -> int:
-    """Return the number of the stream on which a priority depends."""
     return int.from_bytes(payload[:4], "big") & LARGEST
 
 

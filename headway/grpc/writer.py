@@ -1,45 +1,77 @@
 """Writer of one HTTP/2 connection (RFC 9113): frames out, within the client's windows. It does no I/O and reads no clock.
 
-Frames gather until `take`. Messages that the client has no room for stay with their streams until `take` asks for them.
+Frames are collected until `take`. A message that the client has no room for stays with its stream until there is room.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from enum import IntEnum
 
-from headway.grpc.burden import CANCELLED, Burden
+LIMIT = 10_000
+"""Burden at which a client is cut off. At half of this, the client gets a GOAWAY."""
+RELIEF = 500
+"""Frames that each sweep takes off the burden."""
+CANCELLED = 4
+"""Frames that a cancelled call counts for, and that a frame of an answer takes off the burden."""
+LEAST_PING = 9.0
+"""Seconds between pings that are always allowed: gRPC's ten seconds, minus a margin for the network."""
+_EARLY_PINGS = 2
+"""Number of earlier pings in a row that are allowed while nothing is sent to the client."""
+
+
+class Burden:
+    """Burden of one client: `frames` that it sent without a message, minus those that its answers explain."""
+
+    __slots__ = ("_early_pings", "_pinged_at", "frames")
+
+    def __init__(self) -> None:
+        self.frames = self._early_pings = 0
+        self._pinged_at = -math.inf
+
+    def explain(self, frames: int) -> None:
+        """Part of an answer is sent: take frames off the burden, and allow another ping."""
+        self.frames -= min(self.frames, frames)
+        self._early_pings, self._pinged_at = 0, -math.inf
+
+    def relieve(self) -> None:
+        self.frames -= min(self.frames, RELIEF)
+
+    def ping(self, now: float) -> bool:
+        """Count a ping. `now` is monotonic seconds. Return False if the client pings too often."""
+        early, self._pinged_at = now < self._pinged_at + LEAST_PING, now
+        self._early_pings += early
+        return not early or self._early_pings <= _EARLY_PINGS
+
 
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 1
 END_HEADERS = 4
 FRAME_HEADER = 9
-"""Bytes of a frame before its payload."""
 LARGEST = (1 << 31) - 1
 """Largest window, and largest stream number."""
 LARGEST_FRAME = 1 << 14
-"""Maximum size in bytes of a frame's payload, except for received data. Clients may allow more, which nobody needs."""
+"""Maximum size in bytes of a frame's payload, except for received data. Clients may allow more, but that isn't needed."""
 DEFAULT_WINDOW = 65_535
-"""Bytes that may be sent ahead on each stream, and on all together, until the other side says otherwise."""
+"""Default window in bytes of each stream, and of all streams together."""
 
 _TABLE, _PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = range(1, 7)
-"""Numbers of settings."""
 _DEFAULT_TABLE = 4096
-"""Default size of a table of header fields in bytes."""
 _NO_TABLE = b"\x20"
-"""Beginning of a block of header fields that says that the table is not used."""
+"""First octet of a block of header fields that doesn't use the table."""
 _pack_head = struct.Struct(">HBBBI").pack
 """Pack a frame's header: its length in two parts, type, flags and stream."""
 
 _FLUSH = 1 << 17
-"""Bytes of answers to put into frames before they go to the socket."""
+"""Maximum number of answers' bytes in frames that wait for `take`."""
 _DRIBBLE = 1024
-"""Size in bytes of a tiny frame: one with less data that doesn't end a message. It justifies nothing that its client sends."""
+"""Size in bytes below which a frame is tiny, unless it ends a message. Tiny frames don't lower the burden."""
 _DRIBBLE_BURDEN = 10
-"""Number of frames that a tiny frame counts as, because it costs as much as a full one."""
+"""Frames that a tiny frame counts for, because it costs as much as a full frame."""
 _PATIENCE = 1000
-"""Burden from which a tiny frame waits for more room, or for the next sweep."""
+"""Burden from which tiny frames wait for more room, or for the next sweep."""
 
 
 class ErrorCode(IntEnum):
@@ -65,12 +97,11 @@ class Broken(Exception):
 
 
 class Http2Writer:
-    """Writer of one connection. It calls `wake` when there is something to take, and not again before `take`.
+    """Writer of one connection. It calls `wake` when there are bytes to take, and not again before `take`.
 
-    `blocked` is the monotonic instant since which the transport takes nothing, or 0 while it does. `stuck` has each stream whose
-    message waits for room, with a function that sends what there is room for, and returns True at the end of the message.
-    `windows` has each stream whose answer hasn't ended, with the bytes that may be sent beyond the client's initial window.
-    """
+    `blocked` is the monotonic time since which the transport is full, or 0. `stuck` has the streams whose message waits for room,
+    each with a function that sends as much as possible and returns True at the end of the message. `windows` has the streams
+    whose answer hasn't ended, each with the bytes that may be sent in addition to the client's initial window."""
 
     __slots__ = (
         "_initial", "_no_table", "_out", "_roomy", "_sweeping", "_unflushed", "_wake", "_waking", "_window", "blocked", "burden", "stuck", "windows",
@@ -83,14 +114,14 @@ class Http2Writer:
         self.blocked = 0.0
         self._window = self._initial = DEFAULT_WINDOW
         self._no_table = False
-        """True if the next block has to say that the table is not used, because the client has shrunk its own."""
+        """True if the next block has to say that it doesn't use the table, because the client has shrunk its table."""
         self._out: list[bytes] = []
         self._unflushed = 0
         self._waking = self._sweeping = self._roomy = False
-        """`_roomy`: messages of any stream may use new room. Otherwise a client could have all of them tried by single bytes."""
+        """`_roomy` is True if `take` tries the waiting messages of all streams. Single bytes of a client must not cause that."""
 
     def take(self) -> bytes:
-        """Return the bytes to send, including what there is room for of waiting messages."""
+        """Return the bytes to send, with as much of the waiting messages as there is room for."""
         if self._roomy:
             self._roomy = False
             self.pump()
@@ -103,13 +134,11 @@ class Http2Writer:
         return data
 
     def flush_soon(self) -> None:
-        """Arrange for `take` to be called soon."""
         if not self._waking:
             self._waking = True
             self._wake()
 
     def resume(self) -> None:
-        """Continue to send, because the transport accepts data again."""
         self.blocked = 0.0
         self._send_on()
 
@@ -118,7 +147,7 @@ class Http2Writer:
         self.flush_soon()
 
     def pump(self, *, sweep: bool = False) -> None:
-        """Send what there is room for of waiting messages. In a sweep, send it however little it is."""
+        """Send as much of the waiting messages as there is room for. A sweep also sends tiny frames."""
         self._sweeping = sweep
         for number, send in list(self.stuck.items()):
             if self.blocked or self._unflushed >= _FLUSH or self._window <= 0:
@@ -129,7 +158,7 @@ class Http2Writer:
         self._sweeping = False
 
     def headers(self, number: int, block: bytes, *, end: bool) -> None:
-        """Send a block of header fields. If `end`, nothing follows on the stream."""
+        """Send a block of header fields. `end` ends the stream."""
         if self._no_table:
             self._no_table, block = False, _NO_TABLE + block
         self._out.append(_frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), number, block))
@@ -139,7 +168,7 @@ class Http2Writer:
         self.flush_soon()
 
     def answer(self, number: int, block: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole answer: header fields, data that there is `room` for, and fields that end the stream."""
+        """Send a whole answer: header fields, data for which there is `room`, and trailers."""
         if self._no_table:
             self._no_table, block = False, _NO_TABLE + block
         size = len(data)
@@ -155,14 +184,14 @@ class Http2Writer:
         self.flush_soon()
 
     def room(self, number: int) -> int:
-        """Return how many bytes of data may be sent on a stream in one frame now; below 0 if the client has shrunk its window."""
+        """Return the number of bytes that may be sent on a stream now. It is negative if the client has shrunk its window."""
         beyond = self.windows.get(number)
         if beyond is None or self.blocked or self._unflushed >= _FLUSH:
             return 0
         return min(self._initial + beyond, self._window, LARGEST_FRAME)
 
     def send(self, number: int, data: bytes | memoryview) -> int:
-        """Send the beginning of data, as far as there is room. Return the number of bytes sent."""
+        """Send as much of the data as there is room for. Return the number of bytes sent."""
         size = self.room(number)
         if size <= 0:
             return 0
@@ -187,12 +216,12 @@ class Http2Writer:
         self.flush_soon()
 
     def grant(self, number: int, amount: int) -> None:
-        """Let the client send more bytes on a stream, or on all together if the number is 0."""
+        """Let the client send more bytes on a stream, or on all streams together if the number is 0."""
         self._out.append(_frame(WINDOW_UPDATE, 0, number, amount.to_bytes(4, "big")))
         self.flush_soon()
 
     def widen(self, number: int, amount: int) -> ErrorCode:
-        """Widen the window of a stream, or of all together if the number is 0, and continue to send. Return the error, if any."""
+        """Widen the window of a stream, or of all streams together if the number is 0, and continue to send. Return an error code."""
         if not number:
             self._window += amount
             room = self._window
@@ -241,7 +270,7 @@ class Http2Writer:
         self._out.append(_frame(PING, ACK if answer else 0, 0, data))
 
     def leave(self, last: int, code: ErrorCode, why: bytes = b"") -> None:
-        """Tell the client to leave. `last` is the last stream that is answered."""
+        """Send a GOAWAY. `last` is the last stream that is answered."""
         self._out.append(_frame(GOAWAY, 0, 0, last.to_bytes(4, "big") + code.to_bytes(4, "big") + why))
 
 

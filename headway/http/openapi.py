@@ -15,7 +15,7 @@ from headway.core.tensor_json import BOUNDS
 from headway.core.tensors import BYTES, JSON, MOST_AXES, MOST_TENSORS, SIZES, count_of
 from headway.doors.fields import MOST_KEY
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.http.openai.completions import MOST_CHOICES
+from headway.http.openai.chat import MOST_CHOICES
 from headway.http.openai.members import MOST_MESSAGES, MOST_TEXTS
 from headway.http.openai.responses import SETTLED
 from headway.http.problem import anchor
@@ -25,10 +25,8 @@ from headway.oip.tensors import INPUT
 from headway.version import __version__
 
 MOST_ZEROS = 64
-"""Maximum size of an example made of zeros, in numbers."""
 
 Specs = tuple[TensorSpec, ...]
-"""Input or output tensors of one model, or empty if they aren't known."""
 _ANY: dict[str, Any] = {
     "type": ["array", "object", "number", "boolean", "string"],
     "description": "Nested arrays of numbers or texts. Several tensors are an object of such arrays by name.",
@@ -36,7 +34,7 @@ _ANY: dict[str, Any] = {
 
 
 class Kinds(NamedTuple):
-    """Kinds of value of one model. `takes` and `gives` are None if not known. The rest is empty if it isn't public."""
+    """Kinds of value of one model. `takes` and `gives` are None if unknown. The tensors and `per_call` are empty if not public."""
 
     takes: ValueKind | None
     gives: ValueKind | None
@@ -51,22 +49,20 @@ _FACT = re.compile(r"\$\{(\w+)\}")
 _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
-"""Schemas of values. The document keeps the schemas that its models take or give."""
+"""Schemas of values. The document has only those that its models take or give."""
 _BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
-"""Schemas of bulk jobs. The document keeps them if bulk jobs are served."""
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
-"""Error codes that an inference route can answer with."""
 _COMMON = (
     errors.UNAUTHENTICATED, errors.REQUEST_TIMEOUT, errors.PAYLOAD_TOO_LARGE, errors.HEADERS_TOO_LARGE, errors.RATE_LIMITED,
     errors.SERVICE_OVERLOADED, errors.BAD_REQUEST,
 )  # fmt: skip
-"""Error codes that any other route with authentication can answer with."""
+"""Error codes of any other route with authentication."""
 _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.SERVICE_OVERLOADED)
 """Error codes of the Open Inference Protocol's metadata routes of one model."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """Example request that the service answers with 200. `input` is a JSON value, or None if unknown. `model` may be empty."""
+    """Example of a valid request. `input` is a JSON value, or None if unknown. `model` may be empty."""
 
     kinds: Kinds = TEXTS
     input: Any = "hello"
@@ -74,7 +70,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def example_of(kinds: Kinds, own: Any, model: str) -> Example:
-    """Return an example for a model. `own` is its target's example as a JSON value, or None."""
+    """Return an example for a model. `own` is the example from its target, a JSON value or None."""
     usual = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
     if own is None:
         own = zeros(kinds.inputs) if kinds.takes is ValueKind.TENSORS else usual.get(kinds.takes)
@@ -85,8 +81,7 @@ _HELLO = Example()
 
 
 def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> dict[str, Any]:
-    """Return the OpenAPI document, with `example` in the form of each route that can take it. `kinds` has one element for each
-    model. Without any, there is one model of texts."""
+    """Return the OpenAPI document, with `example` on each route that can take it, for models of these `kinds`."""
     models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
     taken = _names((model.takes for model in models), "TextInput", "TensorInput")
     given = _names((model.gives for model in models), "TextOutput", "TensorOutput")
@@ -130,8 +125,8 @@ def _per_call_hint(models: Iterable[Kinds]) -> str:
 
 
 def _filled(value: Any, facts: dict[str, Any]) -> Any:
-    """Fill facts into a value of the file: "${name}" becomes the fact of that name, or its text inside a longer string. A member
-    "..." of an object lists facts that are merged into the object."""
+    """Replace "${name}" in a value of `contract.json` by the fact `name`, as text inside a longer string. The member "..." of an
+    object is a list of facts that are merged into the object."""
     if isinstance(value, str):
         whole = _FACT.fullmatch(value)
         return facts[whole[1]] if whole else _FACT.sub(lambda match: str(facts[match[1]]), value)
@@ -206,7 +201,7 @@ def _refusals() -> dict[str, Any]:
 
 
 def _by_status(form: str, *codes: str) -> dict[str, Any]:
-    """Return references to the error responses for `codes`, by status. The first of codes that share a status counts."""
+    """Return references to error responses by status. If codes share a status, the first code counts."""
     return {str(errors.STATUS[code]): {"$ref": _RESPONSES + form.format(code)} for code in reversed(codes)}
 
 
@@ -235,7 +230,6 @@ def _errors() -> list[dict[str, Any]]:
 
 
 def _examples(settings: Settings, example: Example) -> dict[str, Any]:
-    """Return the example of each API's request, or an empty object if no valid one is known."""
     input, kinds = example.input, example.kinds
     takes, gives = kinds.takes, kinds.gives
     text = takes in (ValueKind.TEXT, None) and isinstance(input, str)
@@ -261,12 +255,11 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
 
 
 def _hides_models(settings: Settings) -> bool:
-    """Return True if strangers, who may read the document, must not see model names: some may be for some credentials only."""
+    """Return True if model names are secret. Strangers may read the document, and some models are for some credentials only."""
     return bool(settings.models and (settings.keys or settings.jwt))
 
 
 def _names(kinds: Iterable[ValueKind | None], text: str, tensors: str) -> list[str]:
-    """Return the names of the schemas for value kinds. A text is also a JSON value."""
     known = {ValueKind.JSON: "JsonValue", ValueKind.BYTES: "Octets", ValueKind.TENSORS: tensors}
     names = {text if kind is None else known.get(kind, text) for kind in kinds}
     return ["JsonValue"] if "JsonValue" in names else sorted(names)
@@ -278,21 +271,22 @@ def _any_of(names: list[str]) -> dict[str, Any]:
 
 
 def schema(models: Iterable[Specs], max_rows: int) -> dict[str, Any]:
-    """Return the schema of tensors in native JSON: one row, or an array of up to `max_rows`; several tensors as an object."""
+    """Return the schema of tensors in native JSON: one row, or an array of at most `max_rows`. Several tensors are an object."""
     options = [option for specs in dict.fromkeys(models) for option in _model_schemas(specs, max_rows)]
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def zeros(specs: Specs) -> Any:
-    """Return a row of zeros in native JSON, or None if it would be long, or the tensors are not known."""
+    """Return a row of zeros in native JSON, or None if the row is long or the tensors are unknown."""
     if not specs or sum(count_of(_row(spec)) for spec in specs) > MOST_ZEROS:
         return None
-    rows = {spec.name: _nested(_row(spec), _zero(spec)) for spec in specs}
+    zero: dict[str, Any] = {"BOOL": False, BYTES: "hello"}
+    rows = {spec.name: _nested(_row(spec), zero.get(spec.datatype, 0)) for spec in specs}
     return rows if len(rows) > 1 else rows[specs[0].name]
 
 
 def protocol_inputs(specs: Specs, value: Any) -> list[dict[str, Any]] | None:
-    """Convert native JSON, one row or several, to inputs of the Open Inference Protocol. Return None if `specs` don't fit."""
+    """Convert one or several rows of native JSON to the Open Inference Protocol. Return None if `specs` don't fit."""
     given = value if isinstance(value, dict) else {spec.name: value for spec in specs[:1]}
     if not specs or any(spec.name not in given for spec in specs):
         return None
@@ -343,10 +337,6 @@ def _schema_of_element(datatype: str) -> dict[str, Any]:
 
 def _row(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(1 if axis < 0 else axis for axis in spec.shape)
-
-
-def _zero(spec: TensorSpec) -> Any:
-    return {"BOOL": False, BYTES: "hello"}.get(spec.datatype, 0)
 
 
 def _nested(shape: Sequence[int], element: Any) -> Any:

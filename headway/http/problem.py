@@ -1,13 +1,16 @@
-"""Errors as HTTP answers. Routes whose API has no error format of its own answer with problem documents (RFC 9457)."""
+"""Errors as HTTP answers: problem documents (RFC 9457), and errors in OpenAI's form for its routes."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import msgspec
 
+from headway import errors
 from headway.errors import HOPELESS, LABEL, SHOWN, STATUS, TITLE, UNAUTHENTICATED, AnyError
+from headway.model import Failure
 
 
 class Problem(msgspec.Struct, gc=False):
@@ -26,15 +29,14 @@ class Problem(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 Encoded = tuple[dict[str, str], bytes]
-"""Header fields and body of an answer. The fields are ASCII and include the content type, but not the fields of the framing."""
+"""Header fields and body of an answer. The fields are ASCII. They include the content type, but not the content length."""
 
 EncodeError = Callable[[AnyError, str], Encoded]
-"""Encode any error in the form of one API. Never raises. The arguments are the error, whose message may contain lone surrogates,
-and the request id as clients see it, `req_…`."""
+"""Encode an error, given the public request id. Never raises, although the message may contain lone surrogates."""
 
 
 def retry_seconds(error: AnyError) -> float | None:
-    """Return the seconds after which to retry: as the error says, or 1 if only its status asks for a retry."""
+    """Return the seconds after which to retry, or None. The default is 1 for errors whose status asks for a retry."""
     if error.retry_after is None and STATUS[error.code] in (429, 503):
         return 1.0
     return error.retry_after
@@ -46,7 +48,7 @@ def anchor(code: str) -> str:
 
 
 def problem(error: AnyError, shown: str) -> Problem:
-    """Return the problem document of an error. `shown` is the request id as clients see it, `req_…`."""
+    """Return the problem document of an error. `shown` is the public request id, `req_…`."""
     code, message = error.code, error.message
     document = Problem(
         type=f"/docs#{anchor(code)}",
@@ -64,7 +66,7 @@ def problem(error: AnyError, shown: str) -> Problem:
 
 
 def escaped(text: str) -> str:
-    """Escape the lone surrogates that a model's text may contain."""
+    """Escape the lone surrogates in a text."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -97,3 +99,65 @@ def problem_header(error: AnyError) -> dict[str, str]:
 def encode_problem(error: AnyError, shown: str) -> Encoded:
     """Encode an error as a problem document; see EncodeError."""
     return problem_header(error), problem_body(problem(error, shown))
+
+
+MODEL_NOT_FOUND = "model_not_found"
+UNKNOWN_URL = "unknown_url"
+
+_CODES = {
+    errors.UNAUTHENTICATED: "invalid_api_key",
+    errors.FORBIDDEN: "permission_denied",
+    errors.NOT_FOUND: MODEL_NOT_FOUND,
+    errors.RATE_LIMITED: "rate_limit_exceeded",
+    errors.SHED: "rate_limit_exceeded",
+    errors.SCARCE: "rate_limit_exceeded",
+    errors.SERVICE_OVERLOADED: "server_is_overloaded",
+    errors.NO_WORKERS: "server_is_overloaded",
+    errors.DRAINING: "server_is_overloaded",
+}
+"""OpenAI's codes. Other errors have Headway's code in lower case."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
+_SPENT = frozenset((errors.BACKEND_ERROR, errors.DEADLINE_EXCEEDED))
+"""Errors that clients should not retry, although their status is 5xx."""
+
+_PARAM = re.compile(r"`\$\.(\w+)")
+
+
+class _Error(msgspec.Struct, gc=False):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class _Body(msgspec.Struct, gc=False):
+    error: _Error
+
+
+def encode_openai_error(error: AnyError, shown: str, name: str = "") -> Encoded:
+    """Encode an error in OpenAI's form; see EncodeError. `name` replaces the member `code`."""
+    code, message = error.code, error.message
+    fields = problem_header(error)
+    fields["content-type"] = "application/json"
+    if code in _SPENT:
+        fields["x-should-retry"] = "false"
+    status = errors.STATUS[code]
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    named = name or _CODES.get(code, errors.SHOWN.get(code, code).lower())
+    match = _PARAM.search(message)
+    param = "model" if named == MODEL_NOT_FOUND else match[1] if match else None
+    return fields, msgspec.json.encode(_Body(_Error(escaped(message), kind, param, named)))
+
+
+def encode_path_error(error: AnyError, shown: str) -> Encoded:
+    """Encode an error of an ordinary route under OpenAI's paths, where 404 means an unknown URL, not an unknown model."""
+    return encode_openai_error(error, shown, UNKNOWN_URL if error.code == errors.NOT_FOUND else "")
+
+
+def encode_stray_error(error: AnyError, shown: str) -> Encoded:
+    """Encode an error for a client whose base URL lacks `/v1`."""
+    if error.code == errors.NOT_FOUND:
+        hint = "set the client's base_url to one that ends in /v1, such as http://HOST:8000/v1"
+        error = Failure(error.code, f"{error.message}; {hint}", error.retry_after, error.reason)
+    return encode_path_error(error, shown)

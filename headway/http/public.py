@@ -1,6 +1,6 @@
 """Ordinary routes of the public port: health, tasks, models, bulk jobs, the OpenAPI document and its page.
 
-Inference routes are listed here only to answer a wrong method with 405. The fast path answers their requests.
+The fast path answers inference requests. Their routes are here only for the answer 405 to a wrong method.
 """
 
 from __future__ import annotations
@@ -18,12 +18,22 @@ from headway.doors.entrance import Entrance
 from headway.doors.readiness import CachedReadiness, Readiness
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
-from headway.http import openapi, probes, tasks
+from headway.http import openapi, tasks
 from headway.http.inference import routes as inference_routes
-from headway.http.openai.errors import encode_error
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
-from headway.http.requests import JSON, Request, RouteAnswer, as_json, refusal
-from headway.http.routing import Authentication, NoRoute, Route, Router
+from headway.http.problem import encode_openai_error
+from headway.http.routing import (
+    JSON,
+    Authentication,
+    NoRoute,
+    Request,
+    Route,
+    RouteAnswer,
+    Router,
+    as_json,
+    probe_routes,
+    refusal,
+)
 from headway.model import Principal
 from headway.oip.rest import models as oip_models
 from headway.oip.rest.models import ShownModels
@@ -44,14 +54,19 @@ _HINTS = {
 def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
     """Build the routes of the public port. `bulk` is None if bulk jobs are not served."""
     gateway, known = entrance.gateway, Authentication(entrance)
+    bulk_routes: list[Route] = []
+    if bulk is not None:
+        from headway.http.openai.bulk import routes
+
+        bulk_routes = routes(bulk, known, new_id)
     contract, models, readiness = _Contract(gateway), _Models(gateway), CachedReadiness(ready)
     return Router(
         [
-            *probes.routes(readiness, for_clients=True),
+            *probe_routes(readiness, for_clients=True),
             *tasks.routes(gateway, known),
             Route("/v1/models", known(models.list_all)),
             Route("/v1/models/{id:path}", known(models.get)),
-            *(() if bulk is None else _bulk_routes(bulk, known)),
+            *bulk_routes,
             Route("/openapi.json", contract.document),
             Route("/docs", contract.page),
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
@@ -61,15 +76,7 @@ def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) ->
     )
 
 
-def _bulk_routes(bulk: BulkJobs, known: Authentication) -> list[Route]:
-    from headway.http.openai.bulk import routes
-
-    return routes(bulk, known, new_id)
-
-
 class _Models:
-    """Routes of OpenAI's API for the models that a principal may use."""
-
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._since = int(time())
@@ -84,7 +91,7 @@ class _Models:
             raise NoRoute
         if id in names:
             return as_json(self._described(id))
-        return refusal(request.id, self._gateway.served.absence(id, request.principal.models), encode_error)
+        return refusal(request.id, self._gateway.served.absence(id, request.principal.models), encode_openai_error)
 
     def _names(self, principal: Principal) -> list[str]:
         return self._gateway.served.visible(principal.models)
@@ -95,7 +102,7 @@ class _Models:
 
 
 class _Contract:
-    """Routes of the OpenAPI document and its page. The document is cached until the models change in a way that it shows."""
+    """Routes of the OpenAPI document and its page. The document is cached until the models in it change."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -105,7 +112,7 @@ class _Contract:
 
     async def document(self, request: Request) -> RouteAnswer:
         served, settings = self._gateway.served, self._gateway.settings
-        public = not (settings.keys or settings.jwt)  # Otherwise strangers must not see names and inputs of models.
+        public = not (settings.keys or settings.jwt)  # Hide names and inputs of models from strangers.
         by_model = {model: _kinds(served[model], public) for model in served.models}
         model = served.default or next(iter(by_model), "")
         shown = "" if served.default else model if public else "NAME"

@@ -1,4 +1,4 @@
-"""Ordinary routes of a port: the table of paths, methods and handlers, authentication, and errors as answers."""
+"""Ordinary routes of a port: requests and answers, the table of routes, authentication, and health checks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,169 @@ from headway.errors import (
     RequestError,
     StoreUnavailable,
 )
-from headway.http.requests import Handler, Request, RouteAnswer, refuse, without_reason
 from headway.model import Failure
 
 if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from functools import cached_property
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from headway.doors.readiness import AT_ZERO, SERVING, CachedReadiness
+from headway.errors import STATUS, AnyError
+from headway.http.problem import EncodeError, encode_problem
+from headway.http.server.head import Head
+from headway.model import Principal
+
+JSON = "application/json"
+
+
+class ClientLeft(Exception):
+    """The client has left, or was refused, before its whole body arrived."""
+
+
+class Request:
+    """Request to an ordinary route.
+
+    `id` is the public one, `req_…`. `client` is the client's address and port, or None. `encode_error` encodes errors in the form
+    of the path's API. `shut` is set when the port closes: long polls then end. `cut` closes the connection at once. `want` is
+    called when the handler waits for more of the body. `path` is decoded; names in `fields` are lower case. `params` are the
+    values of the route's placeholders. Routes with authentication set `principal`, and `session` for a signed-in browser. `more`
+    returns further header fields for the answer. `gone` is True once the client has left."""
+
+    def __init__(
+        self,
+        head: Head,
+        path: bytes,
+        query: bytes,
+        id: str,
+        client: tuple[str, int] | None,
+        encode_error: EncodeError,
+        shut: asyncio.Event,
+        cut: Callable[[], None],
+        want: Callable[[], None],
+    ) -> None:
+        self.method, self.path, self.fields = head.method.decode(), unquote(path.decode()), head.fields
+        self.id, self.client, self.encode_error, self.shut, self.cut = id, client, encode_error, shut, cut
+        self.raw_query = query.decode("latin-1")
+        self.params: Mapping[str, str] = {}
+        self.principal: Principal
+        self.session = ""
+        self.more: Callable[[], Mapping[str, str]] | None = None
+        self.gone = False
+        self._want = want
+        self._body, self._complete, self._news = bytearray(), False, asyncio.Event()
+
+    @cached_property
+    def headers(self) -> Mapping[str, str]:
+        """Header values by lower-case name. Of repeated fields, the first counts."""
+        return {name.decode(): value.decode("latin-1") for name, value in reversed(self.fields)}
+
+    @cached_property
+    def query(self) -> Mapping[str, list[str]]:
+        return parse_qs(self.raw_query, keep_blank_values=True)
+
+    def param(self, name: str) -> str | None:
+        return self.query.get(name, (None,))[-1]
+
+    def feed(self, content: bytes) -> int:
+        """Add a piece of the body. Return the number of bytes that the handler hasn't read."""
+        self._body += content
+        self._news.set()
+        return len(self._body)
+
+    def end(self) -> None:
+        self._complete = True
+        self._news.set()
+
+    def leave(self) -> None:
+        self.gone = True
+        self._news.set()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield pieces of the body as they arrive. Raises ClientLeft if the client leaves first."""
+        while not self.gone:
+            if self._body:
+                piece = bytes(self._body)
+                self._body.clear()
+                yield piece
+            elif self._complete:
+                return
+            else:
+                self._want()
+                self._news.clear()
+                await self._news.wait()
+        raise ClientLeft
+
+    async def left(self) -> None:
+        """Drop the rest of the body, and wait until the client leaves."""
+        with contextlib.suppress(ClientLeft):
+            async for _ in self.pieces():
+                pass
+        while not self.gone:
+            self._news.clear()
+            await self._news.wait()
+
+
+class RouteAnswer:
+    """Answer of an ordinary route. The writer adds the content length. `media_type` is None if it is among `headers`."""
+
+    def __init__(
+        self,
+        body: bytes = b"",
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+    ) -> None:
+        self.body, self.status = body, status
+        self.headers = dict(headers or {})
+        if media_type is not None:
+            self.headers["content-type"] = media_type
+
+
+def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> RouteAnswer:
+    """Make a JSON answer."""
+    return RouteAnswer(msgspec.json.encode(content), status, headers, JSON)
+
+
+class StreamedAnswer(RouteAnswer):
+    """Answer that is sent piece by piece, until the pieces end or the client leaves. Then `ended` is called."""
+
+    def __init__(
+        self,
+        pieces: Callable[[], AsyncGenerator[bytes, None]],
+        headers: Mapping[str, str],
+        media_type: str,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(headers=headers, media_type=media_type)
+        self.pieces, self.ended = pieces, ended
+
+
+Handler = Callable[[Request], Awaitable[RouteAnswer]]
+"""Answer a request. Raised errors of `headway.errors` become answers."""
+
+
+def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> RouteAnswer:
+    """Return the error answer to the request with the public id `id`, `req_…`."""
+    fields, body = encode(error, id)
+    return RouteAnswer(body, STATUS[error.code], fields)
+
+
+def without_reason(error: RequestError) -> Failure:
+    """Return an error without its reason, which is a label of metrics."""
+    return Failure(error.code, error.message, error.retry_after)
+
+
+def refuse(request: Request, error: AnyError) -> RouteAnswer:
+    """Return the error answer to a request, in the form of its path's API."""
+    return refusal(request.id, error, request.encode_error)
+
 
 _PART = re.compile(r"\{(\w+)(:path)?\}")
 
@@ -30,7 +188,7 @@ class NoRoute(Exception):
 
 
 class WrongMethod(Exception):
-    """The path is served, but only with the methods `allowed`."""
+    """The path is served, but not with this method. `allowed` are the right methods."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         super().__init__()
@@ -38,8 +196,7 @@ class WrongMethod(Exception):
 
 
 class Route:
-    """A path, its methods, and the handler for them. In the path, `{name}` stands for one segment, and `{name:path}` for any
-    number of segments. HEAD is added to GET."""
+    """A path, methods and a handler. `{name}` stands for one segment, `{name:path}` for any number. GET includes HEAD."""
 
     def __init__(self, path: str, handler: Handler, methods: Sequence[str] = ("GET",)) -> None:
         self.path, self.handler = path, handler
@@ -51,20 +208,18 @@ class Route:
         self._form = re.compile(form)
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """Return the values of the path's placeholders, or None if the path is another one."""
+        """Return the values of the placeholders, or None if the path doesn't match."""
         match = self._form.fullmatch(path)
         return None if match is None else match.groupdict()
 
 
 class Router:
-    """All routes of a port. The first match answers a request. `hints` are further words for the 404 message, by prefixes of the
-    path; here too the first match counts."""
+    """All routes of a port. The first match answers. `hints` end the message of a 404, by prefixes of the path."""
 
     def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:
         self._routes, self._hints = tuple(routes), hints or {}
 
     async def __call__(self, request: Request) -> RouteAnswer:
-        """Answer a request. Unexpected exceptions are not caught."""
         try:
             response = await self._find(request)(request)
         except RequestError as exc:
@@ -82,7 +237,6 @@ class Router:
         return response
 
     def _find(self, request: Request) -> Handler:
-        """Return the handler of a request, and set the request's `params`."""
         allowed: Iterable[str] = ()
         for route in self._routes:
             params = route.match(request.path)
@@ -117,9 +271,9 @@ def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
 
 
 class Authentication:
-    """Wraps handlers of the public port so that only known principals within their rate limits pass.
+    """Wraps handlers of the public port. Only known principals within their rate limits pass.
 
-    Credentials are checked before the body is read. On most routes, a request counts for its principal's limit of polls."""
+    Credentials are checked before the body is read. On most routes, a request counts as a poll; see `Limiter.poll`."""
 
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
@@ -133,7 +287,7 @@ class Authentication:
         return checked
 
     def _refusal(self, request: Request, counts: bool) -> RouteAnswer | None:
-        """Return the answer to a request that doesn't pass; otherwise set the request's `principal` and return None."""
+        """Set the request's `principal`, and return None if the request passes, or else its error answer."""
         authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
         entrance = self._entrance
         try:
@@ -155,3 +309,46 @@ class Authentication:
         answer = refuse(request, over)
         answer.headers["cache-control"] = "no-store"
         return answer
+
+
+_AWAITED = "none; a worker is on its way"
+_WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than expected", "unavailable": "none is healthy"}
+"""State of the workers, for clients, by readiness status."""
+
+
+def probe_routes(
+    readiness: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
+) -> list[Route]:
+    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients, who may be anybody, get no numbers and
+    no names. Operators get the number of workers, why models failed to load, and `troubles`: the stores that don't answer."""
+
+    async def live(request: Request) -> RouteAnswer:
+        return _answer(request, 200, "ok", {"process": "ok"})
+
+    async def ready(request: Request) -> RouteAnswer:
+        status, checks = await readiness.take()
+        checks = _for_clients(status, checks) if for_clients else {**checks, **troubles()}
+        return _answer(request, 200 if status in SERVING else 503, status, checks)
+
+    return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]
+
+
+def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
+    public: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
+    if "workers" in checks:
+        known = "unknown" if "broker" in checks else _WORKERS.get(status, "unknown")
+        awaited = _AWAITED if checks["workers"].startswith("none; ") else known
+        public["workers"] = AT_ZERO if checks["workers"] == AT_ZERO else awaited
+    if "failed" in checks:
+        public["failed"] = "some models did not load"
+    return public
+
+
+def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> RouteAnswer:
+    content: dict[str, Any] = {"status": status}
+    if "verbose" in request.query:
+        content["checks"] = checks
+    headers = {"cache-control": "no-store"}
+    if code != 200:
+        headers["retry-after"] = "1"
+    return as_json(content, code, headers)

@@ -1,9 +1,9 @@
-"""Tasks over HTTP: poll, wait for, or forget `/v1/result/{task_id}`.
+"""Tasks over HTTP: poll a task at `/v1/result/{task_id}`, wait for its outcome, or forget it.
 
-A tenant sees only its own tasks. Unknown tasks, forgotten tasks and those of other tenants all get the same 404.
+A tenant sees only its own tasks. Unknown tasks, forgotten tasks and other tenants' tasks get the same 404.
 
-A wait ends with the outcome, after its time, when the client leaves, or when this process shuts down. Polls don't count as
-requests, because the request itself was charged. They have a limit of their own (`Limiter.poll`), because each costs the broker a
+A wait ends with the outcome, when its time is up, when the client leaves, or when this process shuts down. Polls don't count as
+requests, because the task was charged already. They have their own limit (`Limiter.poll`), because each poll costs the broker a
 call or two. A large outcome counts as several polls.
 """
 
@@ -21,18 +21,25 @@ from headway.doors.entrance import CHARGED
 from headway.doors.fields import ID_PREFIX
 from headway.errors import BACKEND_ERROR, AnyError, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
-from headway.http.inference.octets import OCTETS, Form, octet_pieces, read_accept
+from headway.http.inference.codecs import OCTETS, Form, octet_pieces, read_accept
 from headway.http.problem import Problem, escaped, problem
-from headway.http.requests import JSON, Request, RouteAnswer, StreamedAnswer, as_json, refuse, without_reason
-from headway.http.routing import Authentication, Route
+from headway.http.routing import (
+    JSON,
+    Authentication,
+    Request,
+    Route,
+    RouteAnswer,
+    StreamedAnswer,
+    as_json,
+    refuse,
+    without_reason,
+)
 from headway.model import EntryState, Failure, Reply
 from headway.runtime.race import race
 
 PATH = "/v1/result"
-"""Path up to the task id."""
 
 LONGEST_WAIT = 60.0
-"""Longest wait for an outcome in seconds."""
 
 _ID = re.compile(r"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -97,7 +104,7 @@ class _Tasks:
             return as_json(Result(ID_PREFIX + id, "PENDING"), headers={"retry-after": "1"})
         raw = read_accept(request.fields, Form.JSON) is Form.OCTETS
         response = await self._outcome(state, id, raw)
-        if not gateway.broker.kept.keeps(state):  # Too large to store: only a client that waited for it gets it.
+        if not gateway.broker.kept.keeps(state):  # Too large to store: only a waiting client gets the outcome.
             response.headers["x-headway-kept"] = "no"
         return response
 
@@ -106,8 +113,7 @@ class _Tasks:
         return None if outcome is None else outcome.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome. With `raw`, the body is the output itself. Large answers are sent as the tenant gets turns.
-        Raises BadRequest if the output is tensors that can't be sent in this form."""
+        """Answer with an outcome. With `raw`, the body is the output itself. Raises BadRequest if that isn't possible."""
         gateway, shown, output = self._gateway, ID_PREFIX + id, reply.output
         failure: AnyError
         if output is not None:
@@ -131,7 +137,7 @@ class _Tasks:
         return as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
     async def _pieces(self, pieces: Iterator[bytes], tenant: str, media_type: str) -> RouteAnswer:
-        """Answer with a body made of pieces. A large body is not joined, because copying 15 MB holds up the event loop."""
+        """Answer with a body in pieces, made in the tenant's turns. Large bodies stay in pieces: copying 15 MB blocks the loop."""
         answer, turns = LargeAnswer(pieces, None), self._gateway.turns
         await answer.made(turns, tenant)
         if answer.length <= PIECE:
@@ -147,7 +153,6 @@ class _Tasks:
 
 
 def _wait(request: Request) -> float:
-    """Return the seconds that the client wants to wait, at most LONGEST_WAIT."""
     values = request.query.get("wait")
     if not values:
         return 0.0

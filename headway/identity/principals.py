@@ -1,4 +1,4 @@
-"""Principals of credentials, one principal for everybody, and keys and tokens side by side."""
+"""Principals of credentials, and identities for no authentication and for keys together with tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from headway.config import Settings
 from headway.model import Limit, ModelLimit, Principal
 from headway.ports import Identity, KeyIdentity, WatchedIdentity
 
-BURST_SECONDS = 10.0
-"""By default, as many requests may come at once as the rate allows in so many seconds."""
+BURST_SECONDS = 10.0  # The default burst is the number of requests that the rate allows in this time.
 _OWN = b"hw_live_"
 
 
 class AnonymousIdentity:
-    """Identity that gives every request the same anonymous principal, whatever credential it carries."""
+    """Identity that gives every request the same anonymous principal, with or without a credential."""
 
     def __init__(self, tier: int) -> None:
         self._principal = Principal(user="anonymous", tenant="default", tier=tier)
@@ -61,12 +60,11 @@ def make_principal(
     models: Iterable[str] = (),
     model_limits: Iterable[ModelLimit] = (),
 ) -> Principal:
-    """Make the principal of a credential, with the limits that its requests count towards. Raises ValueError for an unknown tier.
+    """Make the principal of a credential, with its rate limits. Raises ValueError for an unknown tier.
 
-    `key` is the id of the API key, if there is one. `rate` is in requests per minute of this key alone, 0 for no limit. Without a
-    rate, they count towards the user's limit. `burst` is the number of requests of this key at once, by default BURST_SECONDS'
-    worth. `models` are the only models that the principal may use; empty for all. `model_limits` are those of this key alone or,
-    without a key, of the user.
+    `key` is the id of an API key. `rate` limits the requests per minute with this key, and `burst` the requests at once; a rate of
+    0 is no limit. Without a rate, the user's limit applies. `models` are the models that the principal is limited to; empty for
+    all. `model_limits` apply to the key alone or, without a key, to the user.
     """
     user_limit, key_limit = f"user\0{tenant}\0{user}", f"key\0{key}"
     by_user = _limit(user_limit, "user", settings.user_rate, None)

@@ -12,15 +12,14 @@ import msgspec
 from headway.errors import SettingError
 from headway.model import ModelLimit
 
-MOST_NAME = 128
-"""Most characters in the name of a user, tenant, tier or model."""
-MOST = 1e9
-"""Largest rate and burst."""
+MOST_NAME = 128  # Maximum number of characters in the name of a user, tenant, tier or model.
+MOST = 1e9  # Largest rate and burst.
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
-    """Return the unchecked tables in the member `name` of a file, which must have the shape `kind`. Raises SettingError. `setting`
-    is the setting that names the file, and `unreadable` the hint for a file that cannot be read."""
+    """Return the unchecked tables under the key `name` of a file that has the shape `kind`. Raises SettingError.
+
+    `setting` names the file. `unreadable` is the hint in the error about an unreadable file."""
     try:
         content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
     except OSError as exc:
@@ -40,8 +39,9 @@ def is_name(text: str) -> bool:
 
 
 def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
-    """Return a limit that was written at `where`. Raises SettingError if it cannot be used. `models` are the only models that the
-    credential may use; empty for all."""
+    """Return the limit unchanged. Raises SettingError, which names its place `where`, if the limit is wrong.
+
+    `models` are the models that the credential is limited to; empty for all."""
     model = limit.model
     if not is_name(model):
         reason = f"must be the name of a model, of 1 to {MOST_NAME} printable characters"

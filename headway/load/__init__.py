@@ -1,4 +1,4 @@
-"""The open-loop load generator behind `headway bench`.
+"""Open-loop load generator of `headway bench`.
 
-Latency counts from when a request was *due*. So a server that stalls cannot hide the requests that it kept from being sent
+Latency counts from the time at which a request was *due*. So a stalled server cannot hide how long requests waited to be sent
 (coordinated omission; Gil Tene, "How NOT to Measure Latency")."""

@@ -1,6 +1,6 @@
-"""Keep-alive connections of the load generator, with one request in flight each. The last one used is used next.
+"""Keep-alive connections of the load generator, each with one request in flight. The pool reuses the last used connection first.
 
-A plain answer that arrives whole is cut apart by a few searches. Any other goes through an AnswerReader, which costs more."""
+A few searches parse a plain answer that arrives in one piece. For other answers, the slower AnswerReader is used."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ from headway.errors import HeadwayError
 IDLE = -1  # Number of a connection without a request in flight.
 
 _MOST = 10_000
-# Attempts to connect at once: fewer than the 100 or more that servers queue. Any beyond are dropped, and repeated a second later.
+# Attempts to connect at once. Servers queue 100 or more; further attempts would be dropped, and repeated a second later.
 _MOST_OPENING = 64
 _SPARE_FILES = 64
 _CONNECT_WITHIN = 5.0  # Seconds that an attempt to connect may take.
-# Seconds after which an idle connection is not used again. Servers close theirs after 5 or more, and lose a request sent then.
+# Seconds after which an idle connection is not reused. Servers close idle connections after 5 s or more, and drop late requests.
 _STALE = 4.0
 
 
 class Owner(Protocol):
-    """Whoever uses a connection, and hears from it."""
+    """User of a connection, which the connection notifies."""
 
     def ready(self, connection: Connection) -> None: ...
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
-        """Note the answer to the request in flight. `retry_after` is True if a 429 or 503 had that header; `reusable`, if the
-        connection can carry another request."""
+        """Note the answer to the request in flight. `retry_after` is True if a 429 or 503 had a Retry-After header."""
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """Note that a connection is closed, and why, for the request in flight if there is one."""
+        """Note that a connection is closed. `cause` is the outcome of the request in flight, if there is one."""
 
 
 class Connection(asyncio.Protocol):
     """Connection that carries one request after the other. `send` sets `number`, `due` and `tier` of the request in flight. The
-    owner sets `number` to IDLE once that has an outcome. `idle_since` is when the owner put the connection aside."""
+    owner resets `number` to IDLE once the request has an outcome. `idle_since` is the time at which the connection became free."""
 
     __slots__ = ("_cause", "_owner", "_reader", "due", "idle_since", "number", "open", "tier", "transport")
 
@@ -58,7 +57,7 @@ class Connection(asyncio.Protocol):
         self.open = False
 
     def send(self, request: bytes, number: int, due: float, tier: int) -> None:
-        """Send a request. Only call this on an open connection with none in flight."""
+        """Send a request. The connection must be open, without a request in flight."""
         self.number, self.due, self.tier = number, due, tier
         self.transport.write(request)
 
@@ -68,12 +67,12 @@ class Connection(asyncio.Protocol):
         self._owner.ready(self)
 
     def eof_received(self) -> None:
-        """Note that the server will send no more."""
+        """Stop using the connection, because the server has closed its side."""
         self.open = False
 
     def data_received(self, data: bytes) -> None:
         if self.number == IDLE:
-            self.close("unasked")  # An unsolicited answer, so the next would be taken for another request's.
+            self.close("unasked")  # After an unsolicited answer, each answer would go to the wrong request.
             return
         reader = self._reader
         if reader is None:
@@ -99,18 +98,18 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self, cause)
 
     def retire(self) -> None:
-        """Close in good order, with no request in flight."""
+        """Close a connection without a request in flight in an orderly way."""
         self.open = False
         self.transport.close()
 
     def close(self, cause: str) -> None:
-        """Close at once. `cause` says why, for the request in flight."""
+        """Close at once. `cause` is the outcome of the request in flight."""
         self.open = False
         self._cause = self._cause or cause
         self.transport.abort()
 
     def _take_whole(self, data: bytes) -> bool:
-        """Report the answer if `data` is all of it. Returns False if only a parser can tell."""
+        """Report the answer if `data` is a whole plain answer. Return False if it needs a real parser."""
         end = data.find(b"\r\n\r\n")
         if end < 0 or not data.startswith(b"HTTP/1.1 "):
             return False
@@ -144,14 +143,14 @@ def _cause_of(exc: Exception) -> str:
 
 
 class AnswerReader:
-    """Reader of one answer's bytes. They are malformed if they aren't HTTP, so that the answer will never be complete."""
+    """Parser of one answer. `malformed` is True if the bytes aren't HTTP. `status` and `reusable` are set once it is `complete`."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._framed = self._headed = False
         self.complete = self.malformed = self.retry_after = False
-        self.reusable = False  # True if the connection may carry another request; set when complete, as is `status`.
+        self.reusable = False
         self.status = 0
 
     @property
@@ -162,12 +161,12 @@ class AnswerReader:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # Trailing garbage spoils the connection, not the complete answer.
+            # Garbage after a complete answer only makes the connection unusable.
             self.malformed = not self.complete
             self.reusable = False
 
     def end(self) -> None:
-        """Note that the server closed the connection, where an answer without a length ends."""
+        """Complete an answer without a length, because the server closed the connection."""
         if self._headed and not self._framed and not self.malformed:
             self.complete, self.status = True, self._parser.get_status_code()
 
@@ -192,7 +191,7 @@ class AnswerReader:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Ignore interim answers, and any after the first."""
+        """Complete the answer, but ignore interim answers and any further answer."""
         status = self._parser.get_status_code()
         if self.complete or status < 200:
             return
@@ -201,12 +200,12 @@ class AnswerReader:
 
 
 class Unreachable(HeadwayError):
-    """No connection to the target can be opened."""
+    """The target accepts no connection."""
 
 
 class ConnectionPool:
-    """Pool of connections to one address, up to as many as the process may open files or 10,000 by default. `build` makes the
-    protocol of a new one. `tried` is called after each attempt that `grow` began, with the error's text or ""."""
+    """Pool of at most `most` connections to one address; by default 10,000, or fewer if the process may open fewer files. `build`
+    makes a new connection. After each attempt by `grow`, the pool calls `tried` with the text of the error, or with ""."""
 
     def __init__(
         self, host: str, port: int, most: int | None, build: Callable[[], Connection], tried: Callable[[str], None],
@@ -217,16 +216,15 @@ class ConnectionPool:
         self._most = most or min(_MOST, _file_limit() - _SPARE_FILES)
         self._build, self._tried = build, tried
         self._opening: set[asyncio.Task[None]] = set()
-        self.open: set[Connection] = set()  # Open connections. Their owner adds and removes them.
-        self.idle: list[Connection] = []  # Free connections, the last one used at the end. Some may be closed by now.
+        self.open: set[Connection] = set()  # The owner of the connections adds and removes them.
+        self.idle: list[Connection] = []  # Free connections, with the last used one at the end. Some may be closed.
 
     async def warm(self, count: int) -> None:
-        """Open `count` connections, or as many as possible, to the address that answered first. Raises Unreachable if none
-        opens."""
+        """Open up to `count` connections to the address that answered first. Raises Unreachable if the first attempt fails."""
         try:
             await self._connect()
         except OSError as exc:
-            if fault := tls_fault(exc, "--ca, or by SSL_CERT_FILE", "--cert"):
+            if fault := tls_fault(exc, "--ca, or with SSL_CERT_FILE", "--cert"):
                 raise Unreachable(f"no connection to {self._host}:{self._port}: {fault}") from None
             reason = exc.strerror or str(exc) or "no answer in time"
             raise Unreachable(
@@ -243,7 +241,7 @@ class ConnectionPool:
                 return
 
     def take(self, now: float) -> Connection | None:
-        """Return the idle connection used last, or None. `now` is compared with their `idle_since`."""
+        """Return the idle connection that was used last, or None. `now` is on the clock of `idle_since`."""
         idle = self.idle
         while idle:
             connection = idle.pop()
@@ -255,7 +253,7 @@ class ConnectionPool:
         return None
 
     def grow(self, wanted: int) -> None:
-        """Have at least `wanted` attempts to connect under way, as far as the limits allow."""
+        """Start attempts to connect until `wanted` are in progress, as far as the limits allow."""
         room = self._most - len(self.open)
         for _ in range(min(wanted, room, _MOST_OPENING) - len(self._opening)):
             task = asyncio.get_running_loop().create_task(self._try())
@@ -266,7 +264,7 @@ class ConnectionPool:
             task.cancel()
         for connection in list(self.open):
             if self._tls:
-                connection.close("closed")  # An orderly end of TLS needs the server's answer, and the loop ends now.
+                connection.close("closed")  # An orderly end of TLS would wait for the server, but the loop ends now.
             else:
                 connection.retire()
 
@@ -287,7 +285,7 @@ class ConnectionPool:
 
 
 def _file_limit() -> int:
-    """Return how many files this process may open, after asking for as many as it can get."""
+    """Raise the soft limit of open files to the hard limit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

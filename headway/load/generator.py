@@ -1,14 +1,12 @@
-"""Load generator: sends requests when they are due, and gives each exactly one outcome.
+"""Load generator: sends requests when they are due, and gives each request exactly one outcome.
 
-The rules:
-
-1. A request is sent when it is due, whether or not earlier ones were answered (open loop).
-2. If no connection is free, another is opened, up to the limit. Beyond that the request waits in the backlog, and its lateness counts.
-3. Latency runs from the due time; so does the timeout, sent or not.
+1. The generator sends a request when it is due, even if earlier requests have no answers yet (open loop).
+2. If no connection is free, it opens another one, up to the limit. Until one is free, the request waits in the backlog.
+3. Latency and timeout count from the due time, even while the request waits.
 4. A request is never sent twice. Its outcome is its answer, the loss of its connection, or the timeout.
 
-There is no timer per request. Arriving answers, and one alarm for the next due time but at most once a millisecond, start the
-sending."""
+Requests have no timers of their own. The generator sends due requests whenever an answer arrives, and when the alarm for the next due
+time rings, at most once a millisecond."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ import uvloop
 from headway.core.arrivals import instants, poisson, replay, uniform
 from headway.errors import SettingError
 from headway.load.connection import IDLE, Connection, ConnectionPool
-from headway.load.record import Record
-from headway.load.report import report_on
+from headway.load.report import Record, report_on
 from headway.load.spec import LoadSpec
 from headway.runtime.race import end
 
@@ -43,13 +40,13 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class TraceFile:
-    """Times in seconds of a CSV file that `headway.core.arrivals` describes. Each iteration reads it anew."""
+    """Times in seconds from a CSV file, as `headway.core.arrivals` describes it. Each iteration reads the file again."""
 
     def __init__(self, path: Path, setting: str = "--arrivals") -> None:
         self._path, self._setting = path, setting
 
     def __iter__(self) -> Iterator[float]:
-        """Yield the times. Raises SettingError if the file cannot be read, or is no trace."""
+        """Yield the times. Raises SettingError if the file cannot be read, or is not a trace."""
         shown = str(self._path)
         try:
             with self._path.open(encoding="utf-8-sig", newline="") as lines:
@@ -63,7 +60,7 @@ class TraceFile:
 
 
 def due_times(spec: LoadSpec) -> Iterator[float]:
-    """Yield the due times of a load test, in seconds from its start, until its duration is over. Raises SettingError."""
+    """Yield the due times of a load test in seconds from its start. Raises SettingError for an unusable trace."""
     if spec.arrivals == "poisson":
         stream = poisson(spec.rate, random.Random(spec.seed))  # noqa: S311 - the same seed, the same load
     elif spec.arrivals == "uniform":
@@ -74,7 +71,7 @@ def due_times(spec: LoadSpec) -> Iterator[float]:
 
 
 class Alarm:
-    """Calls `ring` once after each `arm`. Close it when done. `precise` False uses the loop's own timer in any case."""
+    """Calls `ring` once after each `arm`. If `precise` is True, it uses a timerfd where the system has it. Close it after use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None], *, precise: bool = True) -> None:
         self._loop, self._ring = loop, ring
@@ -84,7 +81,7 @@ class Alarm:
             loop.add_reader(self._timer.fileno, self._on_timer)
 
     def arm(self, seconds: float) -> None:
-        """Ring in `seconds` from now, and not when it was to ring before."""
+        """Ring `seconds` from now. This replaces the time of an earlier call."""
         if self._timer is not None:
             self._timer.set(seconds)
             return
@@ -114,8 +111,6 @@ class _TimerSpec(ctypes.Structure):
 
 
 class _Timer:
-    """A timerfd that goes off once per setting."""
-
     def __init__(self, library: Any, fileno: int) -> None:
         self.fileno = fileno
         self._settime = library.timerfd_settime
@@ -133,8 +128,7 @@ class _Timer:
         return cls(library, fileno) if fileno >= 0 else None
 
     def set(self, seconds: float) -> None:
-        # Zero would disarm it.
-        nanoseconds = max(1, int(seconds * 1e9))
+        nanoseconds = max(1, int(seconds * 1e9))  # Zero would disarm it.
         self._value.seconds, self._value.nanoseconds = divmod(nanoseconds, 1_000_000_000)
         self._settime(self.fileno, 0, self._address, None)
 
@@ -149,7 +143,7 @@ class _Timer:
         os.close(self.fileno)
 
 
-_HOLE = "0f8fad5bd9cb469fa165"  # Placeholder of the request's number in the encoded body. It doesn't occur by chance.
+_HOLE = "0f8fad5bd9cb469fa165"  # Random placeholder for the request's number in the encoded body.
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -157,8 +151,8 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 class Payload:
-    """Makes requests, all different, and checks their answers. `nonce` is in every input, so that two runs never send the same.
-    What all requests have in common is encoded once, so that each costs one formatting step."""
+    """Makes requests, all different, and checks their answers. Every input contains `nonce`, so two runs never send the same request.
+    The common parts of all requests are encoded once. Each request then takes one formatting step."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         body = dict(spec.body)
@@ -177,7 +171,7 @@ class Payload:
         self._decode = msgspec.json.Decoder(_Answer).decode
 
     def request(self, number: int, tier: int) -> bytes:
-        """Return the bytes of request `number`, below 10^9, of a tier by index."""
+        """Return the bytes of request `number`, which is below 10^9. `tier` is the index of its tier."""
         template = self._templates[tier]
         return template % number if self._counts else template % ()
 
@@ -215,8 +209,9 @@ def _escaped(piece: bytes) -> bytes:
 
 
 _TICK = 0.001
-_MOST_AT_ONCE = 256  # Most requests to send before looking at answers again, when the generator is behind.
-_WARM_SECONDS = 0.25  # Answering time for which connections are opened beforehand, so that no burst begins the load.
+_MOST_AT_ONCE = 256  # Most requests to send before reading answers again, if the generator is late.
+# Latency to expect when opening connections in advance, so that the load doesn't begin with a burst.
+_WARM_SECONDS = 0.25
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
 _SHOWN_ERROR = 300
@@ -229,8 +224,8 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes
-    this run's inputs differ from every other run's. Due times count from `started_at` by `time.perf_counter`, at first infinite."""
+    """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes the
+    inputs of each run different. Due times count from `started_at` by `time.perf_counter`, which is infinite before the start."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         self.record = Record(spec.tiers)
@@ -252,7 +247,7 @@ class Generator:
         self.started_at = self._due = inf
 
     async def run(self) -> Record:
-        """Send the whole load, and return once every request has its outcome. Raises Unreachable."""
+        """Send the whole load, and return once every request has an outcome. Raises Unreachable."""
         spec, record = self._spec, self.record
         sweep = self._loop.create_task(self._sweep())
         try:
@@ -273,7 +268,7 @@ class Generator:
         return record
 
     def stop(self) -> None:
-        """Stop sending. What is in flight counts as `interrupted`."""
+        """Stop sending. Requests in flight count as `interrupted`."""
         self.record.interrupted = True
         self._due = inf
         self._give_up(inf, "interrupted", "interrupted")
@@ -350,7 +345,6 @@ class Generator:
             self._pool.grow(len(self._backlog))
 
     def _reuse(self, connection: Connection, now: float) -> None:
-        """Give a free connection the oldest request of the backlog, or put it aside."""
         if self._backlog:
             number, due, tier = self._backlog.popleft()
             connection.send(self._payload.request(number, tier), number, due, tier)
@@ -361,7 +355,7 @@ class Generator:
     # Requests without an answer.
 
     def _tried(self, failure: str) -> None:
-        """Note the end of an attempt to connect. A failure is the outcome of the oldest request in the backlog."""
+        """Handle the end of an attempt to connect. A failure becomes the outcome of the oldest request in the backlog."""
         if failure and self._backlog:
             _, _, tier = self._backlog.popleft()
             self._fail(tier, failure)
@@ -375,7 +369,7 @@ class Generator:
             self._give_up(perf_counter() - timeout, "timeout", "timeout before it was sent")
 
     def _give_up(self, before: float, sent: str, unsent: str) -> None:
-        """End all requests due at `before` or earlier, with a label for those sent and another for the others."""
+        """End all requests due at `before` or earlier. `sent` is the outcome of sent requests, `unsent` that of the others."""
         for connection in self._pool.open:
             if connection.number != IDLE and connection.due <= before:
                 connection.number = IDLE
@@ -401,7 +395,7 @@ class Generator:
             record.mismatched.append(f"request {number}: {_printable(body[:200].decode(errors='replace'))}")
 
     def _error_text(self, body: bytes) -> str:
-        """Return an error's text in the words of the API that sent it, or else its whole body."""
+        """Return the message in the body of an error, or else the whole body."""
         try:
             problem = self._problem(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -421,10 +415,10 @@ class Generator:
 
 
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
-    """Run a load test in an event loop of its own. Ctrl-C ends it early, with the outcomes so far. `progress` is the seconds
-    between two lines on standard error; None to go by the kind of stream, 0 for none.
+    """Run a load test in its own event loop. Ctrl-C ends it early, with the outcomes so far. `progress` is the number of seconds
+    between two lines on standard error; 0 for no lines, None for the default of a terminal or file.
 
-    Raises SettingError if a trace cannot be read, and Unreachable if no first connection could be opened."""
+    Raises SettingError if a trace cannot be read, or Unreachable if the first connection fails."""
 
     async def drive() -> Record:
         generator = Generator(spec, secrets.token_hex(4))
@@ -447,12 +441,10 @@ async def _report_progress(generator: Generator, duration: float, every: float |
 
 
 def _printable(text: str) -> str:
-    """Make a text from a server safe for a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def _tier_draws(spec: LoadSpec) -> Iterator[int]:
-    """Yield the tier of each request as an index into `spec.tiers`, without end."""
     weights = list(spec.mix.values())
     if len(weights) < 2:
         return repeat(0)

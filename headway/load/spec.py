@@ -1,4 +1,4 @@
-"""Specification of a load test: one frozen object, checked when it is built."""
+"""Specification of a load test: a frozen object that checks its values when it is built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_DATA = 1 << 30
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go: to `host` and `port`, with `authority` as the Host header, and for `path`, which includes the query."""
+    """Target of the requests. `authority` is the Host header. `path` includes the query."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """A load test. Raises SettingError if a part of it is impossible."""
+    """Settings of one load test. The constructor raises SettingError for impossible values."""
 
     target: Target
     # fmt: off
@@ -55,25 +55,25 @@ class LoadSpec:
     duration: float = tool_option(MISSING, "--duration", "S", _LOAD,
         "Seconds of load.", unit="s", within=(0.001, 604_800))
     arrivals: str = tool_option("poisson", "--arrivals", "poisson|uniform|FILE", _LOAD,
-        "When requests come: Poisson, evenly, or as in a trace (CSV with a TIMESTAMP column or one column of seconds), its time scaled to "
-        "the rate.",
-        type=str)  # `poisson`, `uniform`, or the path of a trace file.
-    seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same load. By default a new one.", type=int)
-    mix: Mapping[str, float] = field(default_factory=dict)  # Weights of tiers, sent as X-Request-Tier; empty for none.
-    keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier. The key under "" serves all tiers.
+        "How requests arrive: at random (Poisson), evenly, or as in a trace, scaled to the rate: a CSV file with a TIMESTAMP column or "
+        "one column of seconds.",
+        type=str)
+    seed: int = tool_option(0, "--seed", "N", _LOAD, "Seed of the load: the same seed repeats the same load. Default: a new one.", type=int)
+    mix: Mapping[str, float] = field(default_factory=dict)  # Weights of tiers, which are sent as X-Request-Tier; empty for none.
+    keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier. The key at "" is for all tiers.
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
     member: str = "input"  # Member of the JSON body with the input, which differs in each request; "" for none.
-    data: bytes = b""  # Bytes after the JSON body, which are its tensors.
+    data: bytes = b""  # Tensors after the JSON body.
     timeout: float = tool_option(10.0, "--timeout", "S", _LOAD,
-        "Give a request up after S seconds.", unit="s", within=(0.001, 3_600))  # Counts from the due time.
+        "Give up a request S seconds after it was due.", unit="s", within=(0.001, 3_600))
     promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
-        "Promised latency; answers within it are counted.", unit="ms", per=1000, within=(0.001, 3_600_000))
+        "Promised latency. The report counts the answers within it.", unit="ms", per=1000, within=(0.001, 3_600_000))
     expect: str = tool_option("none", "--expect", "none|upper|echo", _RESULT,
-        "Check each answer against its own request: the input in capitals, or as it is.", type=str)
+        "Check that each answer is the input of its own request: in capitals, or unchanged.", type=str)
     connections: int | None = tool_option(None, "--connections", "N", _LOAD,
-        "Most connections at once. By default as many as it takes, up to 10,000.", type=int, within=(1, 60_000))
+        "Most connections at once. Default: as many as needed, up to 10,000.", type=int, within=(1, 60_000))
     # fmt: on
-    tls: ssl.SSLContext | None = None  # Certificates to trust and to show.
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         check_options(self, tool_options_of(self))
@@ -84,9 +84,8 @@ class LoadSpec:
             raise SettingError("--expect", self.expect, "is not known", f"Use {', '.join(EXPECTATIONS)}.")
         if self.expect != "none" and not self.member:
             members = ", ".join(_INPUT_MEMBERS)
-            raise SettingError(
-                "--expect", self.expect, f"the body has no text member {members} to check answers by", "Use none."
-            )
+            reason = f"needs a text member in the body to check answers by: {members}"
+            raise SettingError("--expect", self.expect, reason, "Use none.")
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -95,7 +94,7 @@ class LoadSpec:
 
     @property
     def rows(self) -> int | None:
-        """Rows of a request: the first axis of its first tensor; None without tensors."""
+        """Rows of a request, from the first axis of its first tensor; None without tensors."""
         try:
             return int(self.body["inputs"][0]["shape"][0])
         except (KeyError, IndexError, TypeError, ValueError):
@@ -103,15 +102,15 @@ class LoadSpec:
 
 
 def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
-    """Parse `http://host[:port][/path]`, or https. Without a scheme it is http, without a path `default`. Raises SettingError."""
+    """Parse `http://host[:port][/path]`, or https. The default scheme is http, the default path `default`. Raises SettingError."""
     example = "For example http://127.0.0.1:8000/v1/inference."
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise SettingError("URL", url, "has characters no URL has", example)
+        raise SettingError("URL", url, "has characters that no URL may have", example)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as exc:
-        raise SettingError("URL", url, f"is no URL: {exc}", example) from None
+        raise SettingError("URL", url, f"is not a URL: {exc}", example) from None
     if parts.scheme not in ("http", "https"):
         raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", example)
     if not parts.hostname:
@@ -123,7 +122,7 @@ def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
 
 
 def parse_mix(text: str) -> dict[str, float]:
-    """Parse tier weights such as `enterprise=5,paid=25,free=70`; empty text for no mix. Raises SettingError."""
+    """Parse tier weights such as `enterprise=5,paid=25,free=70`. An empty text means no mix. Raises SettingError."""
     mix: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, weight = (piece.strip() for piece in part.partition("="))
@@ -142,8 +141,7 @@ def parse_mix(text: str) -> dict[str, float]:
 
 
 def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
-    """Parse API keys: `TIER=KEY` or, for all tiers, `KEY`. Raises SettingError, which doesn't show keys, if a tier is not in
-    `tiers`, has two keys, or no header can carry a key."""
+    """Parse API keys: `TIER=KEY`, or `KEY` for all tiers. Raises SettingError, which doesn't show keys."""
     keys: dict[str, str] = {}
     known = list(tiers)
     for text in texts:
@@ -152,22 +150,22 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
         tier, equals, key = text.partition("=") if "=" in bare or bare in known else ("", "", text)
         shown = f"{tier}{equals}…"
         if tier and tier not in known:
-            hint = f"Use {' or '.join(known)}." if known else "Name it in --mix, too."
+            hint = f"Use {' or '.join(known)}." if known else "Also name the tier in --mix."
             raise SettingError("--key", shown, f"the mix has no tier {tier!r}", hint)
         if tier in keys:
             raise SettingError("--key", shown, "is given twice", "Give one key for each tier.")
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise SettingError("--key", shown, "is empty or has characters no header can carry", "Copy it again.")
+            raise SettingError("--key", shown, "is empty or has characters that a header can't have", "Copy it again.")
         keys[tier] = key
     return keys
 
 
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
-    """Return the body of the requests, and its member that holds the input ("" if none does). `/v1/predict` and `/v1/completions`
-    have their own names for members. `content` is a JSON object to start from; None for the least that the route takes. `text` and
-    `model` replace its own. Without either, the text is a short sentence.
+    """Return the body of the requests, and the name of its member with the input, or "". `/v1/predict` and `/v1/completions` have
+    their own names for members. `content` is a JSON object to start from, or None for a minimal body. `text` and `model` override
+    its members. Without `content` and `text`, the input is a short sentence.
 
-    Raises SettingError if the content is not a JSON object, or the route needs a model and none is named."""
+    Raises SettingError if the content is not a JSON object, or the route needs a model but has none."""
     route = path.partition("?")[0]
     model_member = "model_id" if route.endswith("/v1/predict") else "model"
     member = "input_data" if route.endswith("/v1/predict") else "input"
@@ -188,13 +186,13 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
     if model is not None:
         body[model_member] = model
     if model_member == "model_id" and model_member not in body:
-        raise SettingError("--model", None, f"{route} asks for a model", "Name it.")
+        raise SettingError("--model", None, f"must be given for {route}", "Name a model.")
     return body, member
 
 
 def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
-    """Return the body of requests with tensors of zeros, and the data after it, by the Open Inference Protocol. Each text is
-    `[NAME=]DATATYPE:SHAPE`, with the rows as first axis. Raises SettingError if one is malformed, or has another number of rows."""
+    """Return the JSON body of requests with tensors of zeros, and the data after it, as in the Open Inference Protocol. Each text is
+    `[NAME=]DATATYPE:SHAPE`, and its first axis is the rows. Raises SettingError if a text is malformed, or row counts differ."""
     heads: list[dict[str, Any]] = []
     data = []
     for text in texts:
@@ -204,13 +202,13 @@ def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
         if datatype not in SIZES or datatype == JSON or not all(axis.isdecimal() and int(axis) for axis in axes):
             known = ", ".join(name for name in SIZES if name != JSON)
             reason = "is not [NAME=]DATATYPE:SHAPE"
-            raise SettingError("--tensor", text, reason, f"For example FP32:8,4, of 8 rows. Datatypes are {known}.")
+            raise SettingError("--tensor", text, reason, f"For example FP32:8,4 for 8 rows. Datatypes are {known}.")
         shape = [int(axis) for axis in axes]
         if heads and shape[0] != heads[0]["shape"][0]:
-            reason = f"has {shape[0]} rows, and the first tensor {heads[0]['shape'][0]}"
+            reason = f"has {shape[0]} rows, but the first tensor has {heads[0]['shape'][0]}"
             raise SettingError("--tensor", text, reason, "Give all tensors the same number of rows.")
         if count_of(shape) * (SIZES[datatype] or 1) > _MAX_DATA:
-            raise SettingError("--tensor", text, f"is of more than {_MAX_DATA >> 20} MiB", "Give fewer rows.")
+            raise SettingError("--tensor", text, f"is larger than {_MAX_DATA >> 20} MiB", "Give fewer rows.")
         zeros = bytes(SIZES[datatype] * count_of(shape))
         data.append(zeros if datatype != BYTES else join_elements([DEFAULT_INPUT.encode()] * count_of(shape)))
         parameters = {"binary_data_size": len(data[-1])}

@@ -1,8 +1,7 @@
 """Plain data that travels between the parts, by subject.
 
 Instants (`…_at`) are seconds on the broker's own clock and mean nothing outside it. A gateway therefore sends a broker only
-durations in seconds (`queue_timeout`, `timeout`), never instants.
-"""
+durations in seconds (`queue_timeout`, `timeout`), never instants."""
 
 from __future__ import annotations
 

@@ -18,22 +18,15 @@ def batch_id(worker: str, claimed_at: float) -> str:
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """A place where one batch at a time can run: a GPU process, or a call to a remote API.
-
-    Attributes:
-        max_batch: maximum number of entries in a batch.
-        max_weight: maximum weight of a batch, or 0 if entries aren't weighed.
-        version: version whose queue it claims from, or empty for the queue for any.
-        helps: True if this queue isn't its own, but one where it helps out.
-    """
+    """A place where one batch at a time can run: a GPU process, or a call to a remote API."""
 
     worker: str
     model: str
-    max_batch: int
-    max_weight: int = 0
+    max_batch: int  # Maximum number of entries in a batch.
+    max_weight: int = 0  # Maximum weight of a batch, or 0 if entries aren't weighed.
     runs: ModelReport = ModelReport()
-    version: str = ""
-    helps: bool = False
+    version: str = ""  # Version whose queue it claims from, or empty for the queue for any.
+    helps: bool = False  # True if the slot helps out at a queue that isn't its own.
 
     @property
     def queue(self) -> QueueName:
@@ -41,25 +34,16 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """The right to run one batch for a limited time.
+    """The right to run one batch for a limited time."""
 
-    Attributes:
-        fence: number that grows with every lease of a queue. A completion with an old fence changes nothing.
-        reason: why the batch left, which is `full`, `headway`, `deadline`, `window`, `early` or `retry`.
-        granted_at: broker instant of the claim.
-        expires_at: broker instant at which the lease ends unless it is extended.
-        time_left: seconds from the claim until the first deadline of an entry.
-        attempt: number of this run of the entries, from 1.
-    """
-
-    fence: int
+    fence: int  # Number that grows with every lease of a queue. A completion with an old fence changes nothing.
     slot: Slot
     entries: Sequence[Entry]
-    reason: str
-    granted_at: float
-    expires_at: float
-    time_left: float
-    attempt: int = 1
+    reason: str  # Why the batch left; see `core.departure.REASONS`.
+    granted_at: float  # Broker instant of the claim.
+    expires_at: float  # Broker instant at which the lease ends unless it is extended.
+    time_left: float  # Seconds from the claim until the first deadline of an entry.
+    attempt: int = 1  # Number of this run of the entries, from 1.
 
     @property
     def batch_id(self) -> str:
@@ -92,22 +76,14 @@ class NoWork(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchRun(msgspec.Struct, frozen=True, gc=False):
-    """Run of an answered entry's batch. All answers of the batch share this object.
-
-    Attributes:
-        size: number of entries in the batch.
-        seconds: seconds from the claim to the end of the run.
-        claimed_at: broker instant of the claim.
-        version: version of the model that the worker ran, or empty if unknown.
-        target: digest of the target that the worker ran, if that matters. See `ModelReport`.
-    """
+    """Run of an answered entry's batch. All answers of the batch share this object."""
 
     worker: str
-    size: int
-    seconds: float
-    claimed_at: float
-    version: str = ""
-    target: str = ""
+    size: int  # Number of entries in the batch.
+    seconds: float  # Seconds from the claim to the end of the run.
+    claimed_at: float  # Broker instant of the claim.
+    version: str = ""  # Version of the model that the worker ran, or empty if unknown.
+    target: str = ""  # Digest of the target that the worker ran, if that matters. See `ModelReport`.
 
     @property
     def batch_id(self) -> str:
@@ -119,16 +95,13 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
 
     output: Value | None
     error: str | None = None
-    fault: bool = False
-    """True if the target broke its contract, for example by an output that can't be sent. False if it rejected the input."""
-    elsewhere: bool = False
-    """True if the entry didn't run because it is pinned to another version than the worker's."""
-    tokens: TokenCount | None = None
-    """Tokens that the input used, if the target or the API says so."""
+    fault: bool = False  # True if the target broke its contract rather than rejected the input.
+    elsewhere: bool = False  # True if the entry didn't run because it is pinned to another version than the worker's.
+    tokens: TokenCount | None = None  # Tokens that the input used, if the target or the API says so.
+    # True for a bulk line that must run again because the outputs of its batch were too large together.
     crowded: bool = False
-    """True for a bulk line that must run again because the outputs of its batch were too large together."""
+    # Size of an output that was dropped because its batch's outputs were too large together. The entry runs again.
     left_out: int = 0
-    """Size of an output that was dropped because its batch's outputs were too large together. Its entry runs again, apart."""
 
 
 class Cause(enum.Enum):
@@ -144,26 +117,19 @@ class Cause(enum.Enum):
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
-    """A batch that failed as a whole.
-
-    Attributes:
-        message: text of the error, for operators.
-        shown: part of the text that clients may read, or empty for all of it.
-        places: places in the batch of the inputs in the call that raised, or empty for all.
-    """
+    """A batch that failed as a whole."""
 
     cause: Cause
-    message: str
+    message: str  # Text of the error, for operators.
     worker: str
-    shown: str = ""
-    places: tuple[int, ...] = ()
+    shown: str = ""  # Part of the text that clients may read, or empty for all of it.
+    places: tuple[int, ...] = ()  # Places in the batch of the inputs in the call that raised, or empty for all.
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """Result of completing a batch, with the number of entries that were answered, and of entries that had left before.
+    """Result of completing a batch: the number of entries that were answered, and of entries that had left before.
 
-    `fenced` is True if nothing was changed, because the lease was no longer valid.
-    """
+    `fenced` is True if nothing was changed, because the lease was no longer valid."""
 
     answered: int
     departed: int

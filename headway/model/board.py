@@ -10,132 +10,82 @@ from collections.abc import Sequence
 
 import msgspec
 
-RUNNING = ""
-"""Outcome of a running batch."""
-ARRIVED = "ok"
-"""Outcome of a batch with outputs. The outcome of a failed batch is its cause."""
-GIVEN_BACK = "given back"
-"""Outcome of a batch that its slot couldn't run."""
+RUNNING = ""  # Outcome of a running batch.
+ARRIVED = "ok"  # Outcome of a batch with outputs. The outcome of a failed batch is its cause.
+GIVEN_BACK = "given back"  # Outcome of a batch that its slot couldn't run.
 
 
 class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
-    """One batch.
-
-    Attributes:
-        left: broker instant at which it left the queue.
-        size: number of entries, or of rows for tensors.
-        fill: share of a full batch that it fills, 0 to 1.
-        reason: why it left at that instant.
-        tiers: `size` by tier, highest first.
-        seconds: seconds of its run, or 0 while it runs.
-        outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause of its failure.
-    """
+    """One batch that left, and perhaps arrived."""
 
     worker: str
     model: str
     version: str
-    left: float
-    size: int
-    fill: float
-    reason: str
-    tiers: tuple[int, ...]
-    seconds: float = 0.0
-    outcome: str = RUNNING
+    left: float  # Broker instant at which it left the queue.
+    size: int  # Number of entries, or of rows for tensors.
+    fill: float  # Share of a full batch, 0 to 1.
+    reason: str  # Why it left at that instant.
+    tiers: tuple[int, ...]  # `size` by tier, highest first.
+    seconds: float = 0.0  # Seconds of its run, or 0 while it runs.
+    outcome: str = RUNNING  # RUNNING, ARRIVED, GIVEN_BACK, or the cause of its failure.
 
 
 class SlotChange(msgspec.Struct, frozen=True, array_like=True):
-    """Change of a slot's status, or of a rollout.
+    """Change of a slot's status, or of a rollout."""
 
-    Attributes:
-        worker: id of the worker, or name of the rollout.
-        status: new status, which is a value of WorkerStatus, or any text for a rollout.
-        restarts: number of times that the worker's process was replaced.
-        ago: seconds from the change to its notice.
-        cause: last error that led to the change, or empty.
-    """
-
-    worker: str
+    worker: str  # Id of the worker, or name of the rollout.
     model: str
-    status: str
-    restarts: int
-    ago: float = 0.0
-    cause: str = ""
+    status: str  # Value of WorkerStatus, or any text for a rollout.
+    restarts: int  # Number of times that the worker's process was replaced.
+    ago: float = 0.0  # Seconds from the change to its notice.
+    cause: str = ""  # Last error that led to the change, or empty.
 
 
 class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
-    """Decision of the autoscaler.
-
-    Attributes:
-        before, desired: wanted number of workers before and after the decision.
-        direction: `up`, `down`, or `again` for a repeated request for the same number.
-        ago: seconds from the decision to its notice.
-    """
+    """Decision of the autoscaler."""
 
     model: str
+    # Wanted number of workers before and after the decision.
     before: int
     desired: int
-    direction: str
+    direction: str  # `up`, `down`, or `again` for a repeated request for the same number.
     reason: str
-    ago: float = 0.0
+    ago: float = 0.0  # Seconds from the decision to its notice.
 
 
 class RequestFlow(msgspec.Struct, frozen=True, array_like=True):
-    """Requests that one process has finished within some `seconds`.
-
-    Attributes:
-        answered: answers with an output, by tier.
-        refused: refusals, by reason.
-        failed: errors other than refusals, by code.
-        ended: all finished requests, by model.
-        latencies: answers by tier and by bucket of `headway.runtime.counters.SECONDS`.
-        retries: entries queued again, by cause.
-    """
+    """Requests that one process has finished within some `seconds`."""
 
     seconds: float
-    answered: dict[str, int] = {}
-    refused: dict[str, int] = {}
-    failed: dict[str, int] = {}
-    ended: dict[str, int] = {}
-    latencies: dict[str, dict[int, int]] = {}
-    retries: dict[str, int] = {}
+    answered: dict[str, int] = {}  # Answers with an output, by tier.
+    refused: dict[str, int] = {}  # Refusals, by reason.
+    failed: dict[str, int] = {}  # Errors other than refusals, by code.
+    ended: dict[str, int] = {}  # All finished requests, by model.
+    latencies: dict[str, dict[int, int]] = {}  # Answers by tier and by bucket of `headway.runtime.counters.SECONDS`.
+    retries: dict[str, int] = {}  # Entries queued again, by cause.
 
 
 class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
-    """Figures of the whole fleet at one instant.
+    """Figures of the whole fleet at one instant."""
 
-    Attributes:
-        waiting: queued entries by tier, highest first.
-        oldest: seconds that the oldest entry of each tier has waited.
-        capacity: maximum inputs per second of all workers together, or 0 if unknown.
-        usable: part of the capacity that is meant to be used.
-        workers: number of workers that aren't gone.
-    """
-
-    waiting: tuple[int, ...]
-    oldest: tuple[float, ...]
-    capacity: float
-    usable: float
+    waiting: tuple[int, ...]  # Queued entries by tier, highest first.
+    oldest: tuple[float, ...]  # Seconds that the oldest entry of each tier has waited.
+    capacity: float  # Maximum inputs per second of all workers together, or 0 if unknown.
+    usable: float  # Capacity times the target utilisation.
     healthy: int
-    workers: int
+    workers: int  # Number of workers that aren't gone.
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """News of one process since its last notice.
-
-    Attributes:
-        departures: batches that left or arrived. A batch that did both is listed once.
-        untold: number of batches and changes that didn't fit.
-        fleet: figures of the fleet, from the only process that records them.
-        at: broker instant of the notice, set by the board.
-    """
+    """News of one process since its last notice."""
 
     process: str
-    departures: tuple[BatchDeparture, ...] = ()
+    departures: tuple[BatchDeparture, ...] = ()  # Batches that left or arrived. A batch that did both is listed once.
     changes: tuple[SlotChange, ...] = ()
-    untold: int = 0
+    untold: int = 0  # Number of batches and changes that didn't fit.
     flow: RequestFlow | None = None
-    fleet: FleetFigures | None = None
-    at: float = 0.0
+    fleet: FleetFigures | None = None  # Figures of the fleet, from the only process that records them.
+    at: float = 0.0  # Broker instant, set by the board.
     scalings: tuple[ScalingChange, ...] = ()
 
     @property
@@ -151,35 +101,21 @@ class Posted(msgspec.Struct, frozen=True):
 
 
 class HistoryRow(msgspec.Struct):
-    """Counts of the whole fleet in one step of the board's history, and its figures at that time.
+    """Counts of the whole fleet in one step of the board's history, and its figures at that time."""
 
-    Attributes:
-        step: number of the step, which begins at broker instant `step * headway.core.departure_board.STEP`.
-        ended: all finished requests.
-        answered: answers with an output.
-        failed: errors, including refusals.
-        latencies: answers by bucket of `headway.runtime.counters.SECONDS`.
-    """
-
-    step: int
-    ended: int = 0
-    answered: int = 0
+    step: int  # Number of the step, which begins at broker instant `step * headway.core.departure_board.STEP`.
+    ended: int = 0  # All finished requests.
+    answered: int = 0  # Answers with an output.
     refused: int = 0
-    failed: int = 0
-    latencies: dict[int, int] = {}
+    failed: int = 0  # Errors, including refusals.
+    latencies: dict[int, int] = {}  # Answers by bucket of `headway.runtime.counters.SECONDS`.
     fleet: FleetFigures | None = None
     scalings: list[ScalingChange] = []
 
 
 class News(msgspec.Struct, frozen=True):
-    """News of the board for one reader.
+    """News of the board for one reader."""
 
-    Attributes:
-        notices: notices, oldest first.
-        cursor: name of the last notice, after which to read on.
-        lost_at: broker instant at which the board started over because the broker lost its data, or 0.
-    """
-
-    notices: Sequence[Notice]
-    cursor: str
-    lost_at: float = 0.0
+    notices: Sequence[Notice]  # Oldest first.
+    cursor: str  # Name of the last notice, after which to read on.
+    lost_at: float = 0.0  # Broker instant at which the board started over because the broker lost its data, or 0.

@@ -10,34 +10,23 @@ from headway.model.entry import QueueName
 from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
+# Xid errors that a program can cause on a healthy GPU. Some are caused by its end.
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
-"""Xid errors that a program can cause on a healthy GPU. Some are caused by its end."""
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one GPU. A figure is None if the driver doesn't report it.
+    """Figures of one GPU. A figure is None if the driver doesn't report it."""
 
-    Attributes:
-        uuid: id of the GPU or of its part (MIG).
-        memory_used, memory_total: bytes.
-        utilisation: share of the last moment in which the GPU computed anything, 0 to 1.
-        power: watts.
-        temperature: degrees Celsius.
-        ecc_errors: uncorrectable memory errors since the driver was loaded.
-        xids: number of Xid errors seen by this process, by code.
-        lost: why nothing can run on the GPU any more, or empty.
-    """
-
-    uuid: str = ""
+    uuid: str = ""  # Id of the GPU or of its part (MIG).
     name: str = ""
-    memory_used: int | None = None
-    memory_total: int | None = None
-    utilisation: float | None = None
-    power: float | None = None
-    temperature: float | None = None
-    ecc_errors: int | None = None
-    xids: dict[int, int] = {}
-    lost: str = ""
+    memory_used: int | None = None  # Bytes.
+    memory_total: int | None = None  # Bytes.
+    utilisation: float | None = None  # Recent share of time in which the GPU computed anything, 0 to 1.
+    power: float | None = None  # Watts.
+    temperature: float | None = None  # Degrees Celsius.
+    ecc_errors: int | None = None  # Uncorrectable memory errors since the driver was loaded.
+    xids: dict[int, int] = {}  # Number of Xid errors seen by this process, by code.
+    lost: str = ""  # Why nothing can run on the GPU any more, or empty.
 
     @property
     def memory_share(self) -> float:
@@ -46,15 +35,11 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, gc=False):
-    """Report on the model that a worker runs.
-
-    Attributes:
-        target: digest of the target's code, which is the same for all workers with that code. Empty if unknown.
-        terms: names and values of the model's settings that matter to its clients.
-    """
+    """Report on the model that a worker runs."""
 
     version: str = ""
-    target: str = ""
+    target: str = ""  # Digest of the target's code, which is the same for all workers with that code. Empty if unknown.
+    # Names and values of the model's settings that matter to its clients.
     terms: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 
@@ -68,44 +53,33 @@ class Role(enum.Enum):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the fleet, as its heartbeat describes it.
+    """One process of the fleet, as its heartbeat describes it."""
 
-    Attributes:
-        id: unique id. A gateway's id is the `gateway` of its entries.
-        admin: URL of the admin port, as seen from the host.
-        version: version of Headway.
-        leads: True for the leading controller.
-        model: name of a model that a gateway serves.
-        arrivals: requests per second received by a gateway, by model. The first number is for all tiers but the lowest.
-        tenant_rates: requests per second of the busiest tenants of the lowest tier at a gateway, by model and tenant.
-        scalable: number of workers and its limit, by model, if the process can change the number.
-        shared: settings on which a fleet must agree, by name.
-        last_seen: broker instant of the last heartbeat, set by the broker.
-        every: seconds until the next heartbeat.
-        versions: finished requests at a gateway, by model and version, for models with a running rollout.
-    """
-
-    id: str
+    id: str  # Unique id. A gateway's id is the `gateway` of its entries.
     role: Role
     host: str
     pid: int
-    admin: str = ""
-    version: str = ""
+    admin: str = ""  # URL of the admin port, as seen from the host.
+    version: str = ""  # Version of Headway.
     pending: int = 0
     requests_per_second: float = 0.0
-    leads: bool = False
-    model: str = ""
-    shared: dict[str, str] = {}
-    last_seen: float = 0.0
+    leads: bool = False  # True for the leading controller.
+    model: str = ""  # Name of a model that a gateway serves.
+    shared: dict[str, str] = {}  # Settings on which a fleet must agree, by name.
+    last_seen: float = 0.0  # Broker instant of the last heartbeat, set by the broker.
+    # Requests per second received by a gateway, by model. The first number is for all tiers but the lowest.
     arrivals: dict[str, tuple[float, float]] = {}
+    # Number of workers and its limit, by model, if the process can change the number.
     scalable: dict[str, tuple[int, int]] = {}
+    # Requests per second of the busiest tenants of the lowest tier at a gateway, by model and tenant.
     tenant_rates: dict[str, dict[str, float]] = {}
-    every: float = 1.0
+    every: float = 1.0  # Seconds until the next heartbeat.
+    # Finished requests at a gateway, by model and version, for models with a running rollout.
     versions: dict[str, dict[str, VersionCounts]] = {}
 
 
 class EndKind(enum.Enum):
-    """How a process ended. One that is `lost` gave no notice. A worker's process is `killed` if its host runs on."""
+    """How a process ended. A `lost` process gave no notice. A `killed` one was a worker's process whose host runs on."""
 
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -114,22 +88,15 @@ class EndKind(enum.Enum):
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is gone, or a worker's process that was replaced.
+    """A process that is gone, or a worker's process that was replaced."""
 
-    Attributes:
-        id: id of the process or worker.
-        role: role of the process, or of the worker's host.
-        pid: process id, or 0 if unknown.
-        at: broker instant of the end, or of the last heartbeat of a lost process, set by the broker.
-    """
-
-    id: str
-    role: Role
+    id: str  # Id of the process or worker.
+    role: Role  # Role of the process, or of the worker's host.
     host: str
-    pid: int = 0
+    pid: int = 0  # Process id, or 0 if unknown.
     ending: EndKind
     reason: str = ""
-    at: float = 0.0
+    at: float = 0.0  # Broker instant of the end, or of the last heartbeat of a lost process, set by the broker.
 
 
 class WorkerStatus(enum.Enum):
@@ -137,8 +104,7 @@ class WorkerStatus(enum.Enum):
 
     A worker is `starting` until its warm-up batch is back, and `degraded` and then `offline` after missing heartbeats. The model of
     a `cold` worker isn't loaded, but will be when that is worthwhile. The model of a `failed` worker failed to load, and is tried
-    again later. A `drained` worker claims nothing more by an operator's order, but finishes its batch.
-    """
+    again later. A `drained` worker claims nothing more by an operator's order, but finishes its batch."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
@@ -150,62 +116,38 @@ class WorkerStatus(enum.Enum):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker in the registry. What its target takes and gives is described in `headway.model.value.Signature`.
+    """One worker in the registry. What its target takes and gives is described in `headway.model.value.Signature`."""
 
-    Attributes:
-        worker_id: unique name, for example `gpu-0`.
-        utilisation: recent share of time spent running batches, 0 to 1.
-        last_heartbeat: broker instant.
-        restarts: number of times that the worker's process was replaced.
-        pid: process id of the child, or 0 for a remote API.
-        memory: used share of the memory in which the process lives, 0 to 1.
-        reason: why the worker is degraded, offline or failed, or what it waits for.
-        items_per_second: items per second in full batches, or 0 if unknown.
-        estimated: True if `items_per_second` is uncertain because few full batches ran.
-        warm_up: sizes and run times in seconds of the batches that the start ran.
-        takes, gives: values of `ValueKind`, empty until the target is loaded.
-        example: JSON text of the target's example, if short.
-        gpu: name of the worker's GPU within its process, if several models share that GPU.
-        share: share of the GPU that is available to the worker.
-        version: version whose queue it claims from, or empty for the queue for any.
-        loading: seconds that the process has been starting, or 0.
-        start_failed: True if the worker is starting and its last attempt failed.
-        retry_in: seconds until the next attempt to load a failed model. 0 means now, or on the next request.
-        failed: share of the last inputs whose runs failed, 0 to 1.
-        every: seconds until the next heartbeat.
-        scarce: True if the worker is degraded only because memory is scarce, and goes on working.
-        load_seconds: expected or last load time of the model, or 0 if unknown.
-    """
-
-    worker_id: str
+    worker_id: str  # Unique name, for example `gpu-0`.
     model: str
     status: WorkerStatus
-    utilisation: float = 0.0
+    utilisation: float = 0.0  # Recent share of time spent running batches, 0 to 1.
     in_flight: int = 0
-    last_heartbeat: float = 0.0
-    restarts: int = 0
-    pid: int = 0
-    memory: float = 0.0
-    reason: str = ""
-    items_per_second: float = 0.0
-    estimated: bool = False
-    warm_up: tuple[tuple[int, float], ...] = ()
+    last_heartbeat: float = 0.0  # Broker instant.
+    restarts: int = 0  # Number of times that the worker's process was replaced.
+    pid: int = 0  # Process id of the child, or 0 for a remote API.
+    memory: float = 0.0  # Used share of the memory in which the process lives, 0 to 1.
+    reason: str = ""  # Why the worker is degraded, offline or failed, or what it waits for.
+    items_per_second: float = 0.0  # Items per second in full batches, or 0 if unknown.
+    estimated: bool = False  # True if `items_per_second` is uncertain because few full batches ran.
+    warm_up: tuple[tuple[int, float], ...] = ()  # Sizes and run times in seconds of the batches that the start ran.
+    # Values of `ValueKind`, empty until the target is loaded.
     takes: str = ""
     gives: str = ""
-    example: str = ""
+    example: str = ""  # JSON text of the target's example, if short.
     weight: WeightLine | None = None
     runs: ModelReport = ModelReport()
-    gpu: str = ""
-    share: float = 1.0
-    version: str = ""
-    loading: float = 0.0
-    start_failed: bool = False
-    retry_in: float = 0.0
-    failed: float = 0.0
-    every: float = 0.5
+    gpu: str = ""  # Name of the worker's GPU within its process, if several models share that GPU.
+    share: float = 1.0  # Share of the GPU that is available to the worker.
+    version: str = ""  # Version whose queue it claims from, or empty for the queue for any.
+    loading: float = 0.0  # Seconds that the process has been starting, or 0.
+    start_failed: bool = False  # True if the worker is starting and its last attempt failed.
+    retry_in: float = 0.0  # Seconds until the next attempt to load a failed model. 0 means now, or on the next request.
+    failed: float = 0.0  # Share of the last inputs whose runs failed, 0 to 1.
+    every: float = 0.5  # Seconds until the next heartbeat.
     gpu_figures: GpuFigures | None = None
-    load_seconds: float = 0.0
-    scarce: bool = False
+    load_seconds: float = 0.0  # Expected or last load time of the model, or 0 if unknown.
+    scarce: bool = False  # True if the worker is degraded only because memory is scarce, and goes on working.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
@@ -224,7 +166,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's order that the worker or process with id `name` claim nothing more until the process ends."""
+    """Order of an operator: the worker or process with id `name` claims nothing more until the process ends."""
 
     name: str
     process: str
@@ -232,85 +174,54 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of workers that a model should have, and progress towards it.
-
-    Attributes:
-        current: number of serving workers.
-        coming: number of requested workers on their way.
-        late: number of requested workers that didn't come in time. While no worker serves and the model may scale to zero, it
-            counts workers that take longer than a start usually does.
-        policy: policy that chooses the number, a value of the setting `scale_policy`.
-        driver: who changes the number, a value of the setting `autoscale`.
-        utilisation: offered load over the capacity of the serving workers, or None if unknown.
-        rate: offered entries per second.
-        least, most: limits on the number. 0 is no upper limit.
-        trouble: why a worker failed to load, or empty.
-        start_seconds: observed duration of a worker's start, or 0 if unknown.
-        starts_in: seconds until a worker serves, if none serves now. None for a model that always has a worker.
-        awaited: seconds that the longest awaited worker has been on its way, or 0.
-    """
+    """Number of workers that a model should have, and progress towards it."""
 
     desired: int
-    current: int
-    coming: int = 0
+    current: int  # Number of serving workers.
+    coming: int = 0  # Number of requested workers on their way.
+    # Number of requested workers that didn't come in time. While no worker serves and the model may scale to zero, it
+    # counts workers that take longer than a start usually does.
     late: int = 0
     reason: str = ""
-    policy: str = ""
-    driver: str = ""
-    utilisation: float | None = None
-    rate: float = 0.0
+    policy: str = ""  # Value of the setting `scale_policy`.
+    driver: str = ""  # Value of the setting `autoscale`.
+    utilisation: float | None = None  # Offered load over the capacity of the serving workers, or None if unknown.
+    rate: float = 0.0  # Offered entries per second.
     least: int = 1
-    most: int = 0
-    trouble: str = ""
-    start_seconds: float = 0.0
+    most: int = 0  # 0 for no limit.
+    trouble: str = ""  # Why a worker failed to load, or empty.
+    start_seconds: float = 0.0  # Observed duration of a worker's start, or 0 if unknown.
+    # Seconds until a worker serves, if none serves now. None for a model that always has a worker.
     starts_in: float | None = None
-    awaited: float = 0.0
+    awaited: float = 0.0  # Seconds that the longest awaited worker has been on its way, or 0.
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity of the workers of one model.
-
-    Attributes:
-        healthy: number of serving slots.
-        degraded: number of slots that rest or whose heartbeats are late.
-        drained: number of slots that an operator has drained.
-        items_per_second: maximum items per second of the healthy slots together, or 0 if unknown.
-        usable_per_second: `items_per_second` times the target utilisation, or 0 while `scarce`.
-        scarce: True while the broker's memory is nearly full.
-        estimated: True if `items_per_second` is uncertain because some slot has run few full batches.
-        measured_at: broker instant, set by the broker.
-        least_seconds: shortest time in which a worker can answer, however many there are. 0 if unknown.
-    """
+    """Capacity of the workers of one model."""
 
     model: str
-    healthy: int
-    degraded: int
-    items_per_second: float
-    usable_per_second: float
-    scarce: bool = False
-    estimated: bool = False
-    measured_at: float = 0.0
+    healthy: int  # Number of serving slots.
+    degraded: int  # Number of slots that rest or whose heartbeats are late.
+    items_per_second: float  # Maximum items per second of the healthy slots together, or 0 if unknown.
+    usable_per_second: float  # `items_per_second` times the target utilisation, or 0 while `scarce`.
+    scarce: bool = False  # True while the broker's memory is nearly full.
+    estimated: bool = False  # True if `items_per_second` is uncertain because some slot has run few full batches.
+    measured_at: float = 0.0  # Broker instant, set by the broker.
     scaling: Scaling | None = None
-    least_seconds: float = 0.0
+    least_seconds: float = 0.0  # Shortest time in which a worker can answer, however many there are. 0 if unknown.
     rollout: Rollout | None = None
-    drained: int = 0
+    drained: int = 0  # Number of slots that an operator has drained.
 
 
 class BulkDepth(msgspec.Struct, frozen=True):
-    """Bulk entries of one queue.
-
-    Attributes:
-        delayed: number of other entries that they have delayed.
-        version: version of the queue, or empty for the queue for any.
-        busy: number of GPUs that run only bulk entries.
-        held: seconds until an idle GPU runs bulk entries alone if no other entries come. Infinite if they only take empty seats.
-    """
+    """Bulk entries of one queue."""
 
     model: str
     waiting: int
-    delayed: int
-    version: str = ""
-    busy: int = 0
+    delayed: int  # Number of other entries that they have delayed.
+    version: str = ""  # Version of the queue, or empty for the queue for any.
+    busy: int = 0  # Number of GPUs that run only bulk entries.
+    # Seconds until an idle GPU runs bulk entries alone if no others come. Infinite if bulk only fills empty seats.
     held: float = 0.0
 
 

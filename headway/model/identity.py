@@ -2,63 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
-    """A rate limit that a request counts towards.
+    """A rate limit that a request counts towards."""
 
-    Attributes:
-        id: name of the count, unique in the fleet. All gateways charge the same count.
-        name: what is limited, which is `key`, `user`, `tier` or `model`.
-        rate: average requests per minute.
-        burst: requests at once.
-        model: name of the model, if the limit is for one model only.
-        counting: number of requests for which each counted request stands. Rate and burst are divided by it.
-    """
-
-    id: str
-    name: str
-    rate: float
-    burst: float
-    model: str = ""
-    counting: int = 1
+    id: str  # Name of the count, unique in the fleet. All gateways charge the same count.
+    name: str  # `key`, `user`, `tier` or `model`.
+    rate: float  # Average requests per minute.
+    burst: float  # Requests at once.
+    model: str = ""  # Model that the limit is for; empty for all models.
+    counting: int = 1  # Requests that each counted request stands for. Rate and burst are divided by it.
 
 
 class ModelLimit(msgspec.Struct, frozen=True, gc=False):
-    """Limit on a credential's requests for one model, in addition to its other limits.
-
-    Attributes:
-        rate: requests per minute, above 0.
-        burst: requests at once. None means ten seconds' worth of the rate.
-    """
+    """Limit on a credential's requests for one model, in addition to its other limits."""
 
     model: str
-    rate: float
-    burst: float | None = None
+    rate: float  # Requests per minute, above 0.
+    burst: float | None = None  # Requests at once. None means ten seconds' worth of the rate.
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Result of authentication: the user, the tenant, and what they may ask.
+    """Result of authentication: the user, the tenant, and what they may ask."""
 
-    Attributes:
-        user: name of the user, unique within the tenant.
-        tenant: name of the account that pays.
-        tier: index into the configured tiers.
-        limits: rate limits that each of its requests counts towards.
-        models: models that it may ask, or empty for all.
-        of_models: principal with a model's extra limit, by model.
-    """
-
-    user: str
-    tenant: str
-    tier: int
-    limits: tuple[Limit, ...] = ()
-    models: frozenset[str] = frozenset()
+    user: str  # Name of the user, unique within the tenant.
+    tenant: str  # Name of the account that pays.
+    tier: int  # Index into the configured tiers.
+    limits: tuple[Limit, ...] = ()  # Rate limits that each of its requests counts towards.
+    models: frozenset[str] = frozenset()  # Models that it may ask, or empty for all.
     key: str = ""
-    of_models: Mapping[str, Principal] = {}
+    of_models: Mapping[str, Principal] = {}  # Principal with a model's extra limit, by model.
 
     def asking(self, model: str) -> Principal:
         """Return the principal for a request to `model`, with that model's extra limit if there is one."""
@@ -66,30 +43,31 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An API key as stored, without its secret.
+    """An API key as stored, without its secret."""
 
-    Attributes:
-        id: part of the key's text by which the key is found.
-        digest: SHA-256 of the secret.
-        tier: name of the tier.
-        models: models that it may ask, or empty for all.
-        rate: requests per minute, or 0 for no limit. None means that the key counts towards its user's limit.
-        burst: requests at once. None means ten seconds' worth of the rate.
-        created_at: Unix time in seconds.
-        expires_at: Unix time in seconds from which it is invalid, if any. Revoking a key makes it expire.
-        replaces: id of the key that it replaces, or empty.
-        model_limits: additional limits for single models.
-    """
-
-    id: str
-    digest: bytes
+    id: str  # Part of the key's text by which the key is found.
+    digest: bytes  # SHA-256 of the secret.
     user: str
     tenant: str
-    tier: str
-    models: tuple[str, ...] = ()
+    tier: str  # Name of the tier.
+    models: tuple[str, ...] = ()  # Models that it may ask, or empty for all.
+    # Requests per minute, or 0 for no limit. None means that the key counts towards its user's limit.
     rate: float | None = None
-    burst: float | None = None
-    created_at: float
+    burst: float | None = None  # Requests at once. None means ten seconds' worth of the rate.
+    created_at: float  # Unix time in seconds.
+    # Unix time in seconds from which it is invalid, if any. Revoking a key makes it expire.
     expires_at: float | None = None
-    replaces: str = ""
-    model_limits: tuple[ModelLimit, ...] = ()
+    replaces: str = ""  # Id of the key that it replaces, or empty.
+    model_limits: tuple[ModelLimit, ...] = ()  # Additional limits for single models.
+
+
+def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
+    """Check that a new key can be stored. Raises ValueError if its id is taken, or if a valid key replaces the same key.
+
+    `alike` are the stored keys with its id, and those that replace the same key. No key may be added meanwhile."""
+    for other in alike:
+        if other.id == key.id:
+            raise ValueError(f"there is a key with the id {key.id!r} already")
+        lives = other.expires_at is None or other.expires_at > key.created_at
+        if key.replaces and other.replaces == key.replaces and lives:
+            raise ValueError(f"{key.replaces} has just been replaced by {other.id}, which lives")

@@ -38,54 +38,37 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
-    """Evidence of one step of a rollout.
+    """Evidence of one step of a rollout."""
 
-    Attributes:
-        new, old: requests in this step of the new and the old version.
-        failures, p95: logarithms of the bets on each alternative, for the test of failures and the test of latency.
-        outcomes, latencies: open blocks of the two tests.
-        slow: sum and number of the old version's shares of slow answers in each block.
-    """
-
+    # Requests in this step of the new and the old version.
     new: VersionCounts = VersionCounts()
     old: VersionCounts = VersionCounts()
+    # Logarithms of the bets on each alternative, for the test of failures and the test of latency.
     failures: tuple[float, ...] = ()
     p95: tuple[float, ...] = ()
+    # Open blocks of the two tests.
     outcomes: Block = Block()
     latencies: Block = Block()
-    slow: tuple[float, int] = (0.0, 0)
+    slow: tuple[float, int] = (0.0, 0)  # Sum and number of the old version's shares of slow answers in each block.
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """The last rollout of a model.
-
-    Attributes:
-        version: new version.
-        beside: old version, with which the new version is compared.
-        steps: percentage of the requests that the new version gets in each step.
-        every: seconds of a step.
-        rollback_on: tests of `headway.core.rollout.TESTS` that may end it.
-        slower: share of the old version's P95 by which the new version's P95 may exceed it.
-        step: number of the present step, from 0.
-        waited: seconds of this step that a leader has observed.
-        reason: why the rollout ended.
-        revision: number of changes of this record.
-        before: weights left by earlier rollouts, which are 100 for the last promoted version and 0 for rejected versions.
-    """
+    """The last rollout of a model."""
 
     model: str
-    version: str
-    beside: str
-    steps: tuple[float, ...]
-    every: float
-    rollback_on: tuple[str, ...]
-    slower: float
+    version: str  # New version.
+    beside: str  # Old version, with which the new version is compared.
+    steps: tuple[float, ...]  # Percentage of the requests that the new version gets in each step.
+    every: float  # Seconds of a step.
+    rollback_on: tuple[str, ...]  # Tests of `headway.core.rollout.TESTS` that may end it.
+    slower: float  # Share of the old version's P95 by which the new version's P95 may exceed it.
     state: RolloutState = RolloutState.RUNNING
-    step: int = 0
-    waited: float = 0.0
-    reason: str = ""
-    revision: int = 1
+    step: int = 0  # Number of the present step, from 0.
+    waited: float = 0.0  # Seconds of this step that a leader has observed.
+    reason: str = ""  # Why the rollout ended.
+    revision: int = 1  # Number of changes of this record.
     evidence: Evidence = Evidence()
+    # Weights left by earlier rollouts, which are 100 for the last promoted version and 0 for rejected versions.
     before: dict[str, float] = {}
 
     @property

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Bytes that are a value themselves, and not its JSON text."""
+    """Binary data as a value. Plain bytes are the JSON text of a value."""
 
     content: bytes
 
@@ -27,21 +27,16 @@ class Tensors(Octets, frozen=True, array_like=True, gc=False):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Specification of one input or output of a model.
-
-    Attributes:
-        datatype: datatype of the Open Inference Protocol, for example `FP32`.
-        shape: shape of one row, without the axis of rows. An axis of any size is -1.
-    """
+    """Specification of one input or output of a model."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...] = ()
+    datatype: str  # Datatype of the Open Inference Protocol, for example `FP32`.
+    shape: tuple[int, ...] = ()  # Shape of one row, without the axis of rows. An axis of any size is -1.
 
 
+# Input or output of one entry. A str is a text, bytes are the JSON text of any other JSON value in UTF-8, Octets are
+# binary data, and Tensors are arrays.
 Value = str | bytes | Octets
-"""Input or output of one entry. A str is a text, bytes are the JSON text of any other JSON value in UTF-8, Octets are binary data,
-and Tensors are arrays."""
 
 
 class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -88,10 +83,8 @@ class Output(Generic[T]):
         self.value, self.tokens, self.prompt_tokens = value, tokens, prompt_tokens
 
 
-MOST_OUTPUT = 16 << 20
-"""Maximum bytes of an encoded output."""
-MOST_TOKENS = (1 << 31) - 1
-"""Maximum number of tokens of one input, so that it fits a database column."""
+MOST_OUTPUT = 16 << 20  # Maximum bytes of an encoded output.
+MOST_TOKENS = (1 << 31) - 1  # Maximum number of tokens of one input, so that it fits a database column.
 
 
 class ValueKind(enum.Enum):
@@ -104,17 +97,12 @@ class ValueKind(enum.Enum):
 
 
 class KindFacts(NamedTuple):
-    """Facts about a kind of values.
-
-    Attributes:
-        letter: name of the kind where values are stored apart from entries.
-        noun: name of such values in messages.
-    """
+    """Facts about a kind of values."""
 
     kind: ValueKind
     type: type[str] | type[bytes] | type[Octets]
-    letter: str
-    noun: str
+    letter: str  # Name of the kind where values are stored apart from entries.
+    noun: str  # Name of the values in messages.
 
     def of(self, content: bytes) -> Value:
         """Return the value that was stored as these bytes."""
@@ -123,13 +111,13 @@ class KindFacts(NamedTuple):
         return content if self.type is bytes else self.type(content)
 
 
+# If the workers of a model differ, because the fleet changes to another target, the first of their kinds counts.
 KINDS = (
     KindFacts(ValueKind.TENSORS, Tensors, "n", "tensors"),
     KindFacts(ValueKind.JSON, bytes, "j", "JSON values"),
     KindFacts(ValueKind.BYTES, Octets, "o", "octets"),
     KindFacts(ValueKind.TEXT, str, "t", "texts"),
 )
-"""All kinds. If the workers of a model differ, because the fleet changes to another target, the first of their kinds counts."""
 KIND = {facts.kind: facts for facts in KINDS}
 KIND_OF_LETTER = {facts.letter: facts for facts in KINDS}
 _KIND_OF_TYPE = {facts.type: facts for facts in KINDS}
@@ -156,20 +144,14 @@ class CostShape(enum.Enum):
 
 
 class CostLine(msgspec.Struct, frozen=True, array_like=True):
-    """Run time of a call as a linear function.
-
-    Attributes:
-        alpha: fixed part in seconds.
-        beta: seconds for each input, unit of weight, or padded unit of weight.
-        longest: weight to which an input is padded, which is that of its batch's heaviest input. Recent mean over inputs.
-        error: recent mean error of the forecasts, relative to the run time.
-    """
+    """Run time of a call as a linear function."""
 
     shape: CostShape
-    alpha: float
-    beta: float
+    alpha: float  # Fixed part in seconds.
+    beta: float  # Seconds for each input, unit of weight, or padded unit of weight.
+    # Weight to which an input is padded, which is that of its batch's heaviest input. Recent mean over inputs.
     longest: float = 1.0
-    error: float = 0.0
+    error: float = 0.0  # Recent mean error of the forecasts, relative to the run time.
 
 
 class RowsTogether(enum.Enum):
@@ -180,33 +162,25 @@ class RowsTogether(enum.Enum):
     PADDED = "padded"
 
 
+# Names of the parameters that apply to a whole call, or `all`. Only requests with equal values of them share a batch.
 PerCall = tuple[str, ...] | Literal["all"]
-"""Names of the parameters that apply to a whole call, or `all`. Only requests with equal values of them share a batch."""
 ALL_PARAMETERS: Final = "all"
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Signature of a target, from its annotations and its attributes.
+    """Signature of a target, from its annotations and its attributes."""
 
-    Attributes:
-        takes, gives: kinds of the inputs and outputs.
-        weight: estimate of the target's weight function.
-        cost: estimate of a call's run time, or None if it is unknown or follows from the number of inputs.
-        inputs, outputs: specifications of tensors, if known.
-        sees: parameters of requests that the target gets.
-        per_call: parameters that apply to a whole call.
-    """
-
-    takes: ValueKind = ValueKind.TEXT
-    gives: ValueKind = ValueKind.TEXT
+    takes: ValueKind = ValueKind.TEXT  # Kind of the inputs.
+    gives: ValueKind = ValueKind.TEXT  # Kind of the outputs.
     example: Value | None = None
-    weight: WeightLine | None = None
+    weight: WeightLine | None = None  # Estimate of the target's weight function.
+    # Estimate of a call's run time, or None if it is unknown or follows from the number of inputs.
     cost: CostLine | None = None
-    inputs: tuple[TensorSpec, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()  # Tensors that it takes and gives, if known.
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
-    sees: PerCall = ALL_PARAMETERS
-    per_call: PerCall = ()
+    sees: PerCall = ALL_PARAMETERS  # Parameters of requests that the target gets.
+    per_call: PerCall = ()  # Parameters that apply to a whole call.
 
     @property
     def warm_up_input(self) -> Value | None:
@@ -216,5 +190,4 @@ class Signature(msgspec.Struct, frozen=True):
         return self.example
 
 
-WARM_UP = "warm-up"
-"""Warm-up input of a target that takes any text. Later probes use it too."""
+WARM_UP = "warm-up"  # Warm-up input of a target that takes any text. Later probes use it too.

@@ -1,9 +1,9 @@
-"""Base of both dialects of the Open Inference Protocol: sending tensors, and cutting an answer into results.
+"""Base of both dialects of the Open Inference Protocol: send tensors, and cut an answer into results.
 
-    the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: its elements, in UTF-8
+    the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: the elements, in UTF-8
                        any other tensors                       tensors: the rows of all entries, concatenated
     the model gives    one tensor of BYTES, [-1] or [-1, 1]    texts, if the model takes texts
-                       any other tensors                       tensors: each entry gets its own rows
+                       any other tensors                       tensors: each entry gets its rows
 
 Numbers pass through unchanged.
 """
@@ -36,22 +36,20 @@ from headway.core.tensors import (
 )
 from headway.core.tensors import pack as packed_tensors
 from headway.core.values import octets
-from headway.dialects import json_lists
-from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, raw_members
+from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, fault, raw_members
 from headway.model import WARM_UP, ItemResult, Octets, Signature, Tensors, TensorSpec, Value, ValueKind
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
 from headway.oip.tensors import INPUT, LENGTH_BYTES, OUTPUT, pack, split
 
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
-"""Parameters that are never sent: they concern the remote server's scheduling, or the form of the answer."""
+"""Parameters that are never sent, because they concern the remote server's scheduling or the answer's form."""
 
 _LARGEST_EXAMPLE = 16 << 20
-"""Maximum size in bytes of a row for which to make an example."""
 
 
 class Sent(NamedTuple):
-    """Tensor of a request. Its data are views of the inputs."""
+    """Tensor of a request. The data are views of the inputs."""
 
     head: TensorHead
     data: Sequence[bytes | memoryview]
@@ -64,8 +62,8 @@ class Sent(NamedTuple):
 class TensorDialect(Dialect, frozen=True):
     """Base of both dialects.
 
-    `input` and `output` name the tensors of texts. An empty `output` stands for the only output, whatever its name. With
-    `column`, texts have the shape [n, 1] instead of [n]. `inputs` and `outputs` are empty for texts or if unknown."""
+    `input` and `output` name the tensors of texts. An empty `output` means the only output, under any name. With `column`, texts
+    have the shape [n, 1] instead of [n]. `inputs` and `outputs` are empty for texts and if unknown."""
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
@@ -91,8 +89,7 @@ class TensorDialect(Dialect, frozen=True):
         return bool(self.inputs or self.outputs)
 
     def adapted(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
-        """Return a copy of the dialect that follows the tensors in the model's metadata. Raises BadMetadata if the model takes or
-        gives something that cannot be sent or read."""
+        """Return a copy that is adapted to the tensors in the model's metadata. Raises BadMetadata if there is no way."""
         changes: dict[str, Any] = {}
         if inputs:
             changes |= _known_inputs(inputs)
@@ -101,7 +98,7 @@ class TensorDialect(Dialect, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def sent(self, inputs: Sequence[Value]) -> list[Sent]:
-        """Return the tensors of a request, with the rows of all inputs concatenated."""
+        """Return the tensors of a request. They concatenate the rows of all inputs."""
         if not self.inputs:
             shape = (len(inputs), 1) if self.column else (len(inputs),)
             return [Sent(TensorHead(self.input, BYTES, shape), [packed(inputs)])]
@@ -115,8 +112,8 @@ class TensorDialect(Dialect, frozen=True):
         return sent
 
     def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:
-        """Check the heads of an answer's outputs, and return the positions of the outputs to use, in order. Raises NoOutputs if
-        an output is missing, differs from the metadata, or doesn't have one row for each row of the inputs."""
+        """Check the heads of an answer's outputs, and return the positions of the outputs to use, in order. Raises NoOutputs if an
+        output is missing, contradicts the metadata, or has another number of rows than the inputs."""
         if not self._gives_tensors:
             self._check_texts(heads[0], expected)
             return [0]
@@ -126,8 +123,8 @@ class TensorDialect(Dialect, frozen=True):
             head = heads[place]
             _check_shape(head.shape)
             if head.shape[0] != count:
-                told = f"outputs for {expected} inputs" if count == expected else f"rows for {count} rows"
-                raise NoOutputs(f"{head.shape[0]} {told}")
+                unit = f"outputs for {expected} inputs" if count == expected else f"rows for {count} rows"
+                raise NoOutputs(f"{head.shape[0]} {unit}")
             if self.outputs:
                 _check_spec(head, self.outputs[at])
             elif not _readable(head.datatype):
@@ -135,8 +132,7 @@ class TensorDialect(Dialect, frozen=True):
         return places
 
     def results(self, tensors: Sequence[Tensor], expected: int, rows: Sequence[int]) -> list[ItemResult]:
-        """Cut checked outputs into one result for each of the `expected` inputs; for `rows` see `decode`. Raises NoOutputs if the
-        data of an output don't match its shape."""
+        """Cut checked outputs into a result for each input. For `rows` see `decode`. Raises NoOutputs for damaged data."""
         if not self._gives_tensors:
             return element_items(_elements(memoryview(tensors[0].data), expected))
         for head, data in tensors:
@@ -167,7 +163,7 @@ def packed(inputs: Sequence[Value]) -> bytes:
 
 
 def sent_parameters(parameters: Sequence[bytes]) -> dict[str, Any]:
-    """Return the parameters to send, each as JSON text."""
+    """Return the parameters to send, undecoded."""
     members = raw_members(next(iter(parameters), b""))
     return {name: raw for name, raw in members.items() if name not in _NEVER}
 
@@ -178,7 +174,7 @@ def element_items(elements: Iterable[bytes]) -> list[ItemResult]:
 
 
 def _named(value: Octets, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Return the tensors of an input by name. A model with one input takes it under any name."""
+    """Return an input's tensors by name. The only input of a model may have any name."""
     tensors = unpack(value)
     return {specs[0].name: tensors[0]} if len(specs) == 1 else {tensor.head.name: tensor for tensor in tensors}
 
@@ -207,12 +203,12 @@ def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
     row = head.shape[1:]
     if len(row) != len(spec.shape) or any(want not in (-1, got) for want, got in zip(spec.shape, row, strict=True)):
         raise NoOutputs(
-            f"an output of shape {shown_shape(head.shape)}, and the model's metadata says {shown_shape((-1, *spec.shape))}"
+            f"an output of shape {shown_shape(head.shape)}; the metadata says {shown_shape((-1, *spec.shape))}"
         )
 
 
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Cut a tensor into parts with the given numbers of rows; 0 counts as 1."""
+    """Cut a tensor into parts with these numbers of rows. 0 counts as 1."""
     head, data, elements = tensor.head, memoryview(tensor.data), list[bytes]()
     if head.datatype == BYTES:
         try:
@@ -245,12 +241,12 @@ def _text_item(element: bytes) -> ItemResult:
     try:
         return ItemResult(element.decode())
     except UnicodeDecodeError:
-        return json_lists.fault("octets that are not UTF-8", "a text")
+        return fault("octets that are not UTF-8", "a text")
 
 
 @lru_cache(maxsize=16)
 def _example(specs: tuple[TensorSpec, ...]) -> Tensors | None:
-    """Return one row of zeros for each input, or None if an axis is free, because the model may not take every size."""
+    """Return a row of zeros for each input, or None if an axis is free: the model may not take every size."""
     if not specs or any(size < 0 for spec in specs for size in spec.shape):
         return None
     if sum(count_of(spec.shape) * (SIZES[spec.datatype] or len(WARM_UP)) for spec in specs) > _LARGEST_EXAMPLE:
@@ -308,7 +304,6 @@ def _known_outputs(outputs: Sequence[TensorMetadata], *, takes_texts: bool) -> d
 
 
 def _is_column(shape: Sequence[int]) -> bool:
-    """Return True if a tensor of this shape has one element for each input."""
     return len(shape) < 2 or (len(shape) == 2 and shape[1] in (-1, 1))
 
 

@@ -1,7 +1,7 @@
 """Dialect `oip-grpc`: the Open Inference Protocol over gRPC, `ModelInfer` with raw contents.
 
-The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. Outputs may come in raw or typed contents. Functions import protobuf
-themselves, because it needs the extra `grpc` and only this dialect uses it.
+The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. Outputs may come in raw or typed contents. Protobuf is imported inside
+functions, because it needs the extra `grpc` and only this dialect uses it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 
 from headway.core.excerpt import excerpt
 from headway.core.tensors import BYTES, MOST_AXES, MOST_TENSORS, Tensor, TensorHead, join_elements
-from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
-from headway.dialects.json_lists import with_tokens
+from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall, with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
 from headway.oip.dialect import TensorDialect, element_items, sent_parameters
@@ -31,7 +30,7 @@ _INT64, _UINT64 = 1 << 63, 1 << 64
 
 
 class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
-    """Texts or tensors in and out, for the remote model `model`. An empty `version` leaves the choice to the server."""
+    """Dialect `oip-grpc` for the remote model `model`. If `version` is empty, the server chooses."""
 
     schemes: ClassVar[tuple[str, ...]] = ("grpc", "grpcs")
     model: str
@@ -130,7 +129,6 @@ def _method(name: str) -> str:
 
 @cache
 def _messages(method: str) -> tuple[Any, Any]:
-    """Return the classes of a method's requests and answers."""
     from headway import protos
 
     return protos.message_classes(protos.OPEN_INFERENCE, method)
@@ -148,7 +146,6 @@ def _tensors(declared: Any) -> list[TensorMetadata]:
 
 
 def _typed(contents: Any, datatype: str) -> bytes:
-    """Return the data of a tensor in typed contents, or empty if they are of another datatype."""
     if datatype == BYTES:
         return join_elements(contents.bytes_contents)
     if datatype not in CONTENTS:  # FP16 and BF16 have no typed contents.
@@ -161,7 +158,7 @@ def _typed(contents: Any, datatype: str) -> bytes:
 
 
 def _parameter(name: str, value: Any) -> tuple[str, Any]:
-    """Return the member of a parameter message that holds this kind of value, and the value. Raises NotSendable if none does."""
+    """Return the member of a parameter message for this value, and the value. Raises NotSendable."""
     if isinstance(value, bool):
         return "bool_param", value
     if isinstance(value, int) and -_INT64 <= value < _UINT64:

@@ -15,9 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from headway.core.tensors import BYTES, MOST_AXES, MOST_TENSORS, Tensor, TensorHead
-from headway.dialects import json_lists
-from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
-from headway.dialects.json_lists import with_tokens
+from headway.dialects.dialect import JSON_BODY, NO_JSON, BadMetadata, NoOutputs, Remote, RemoteCall, with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
 from headway.oip.dialect import TensorDialect, sent_parameters
@@ -26,12 +24,11 @@ from headway.oip.parameters import BINARY_OUTPUT
 
 _INFER = re.compile("(?P<model>.*/v2/models/(?P<name>[^/]+)(?:/versions/[^/]+)?)/infer")
 _LIGHT = 1 << 20
-"""Maximum size in bytes of the JSON in a light answer with binary data."""
 _NO_FIELDS: MappingProxyType[str, str] = MappingProxyType({})
 
 
 class OpenInferenceHttp(TensorDialect, frozen=True):
-    """Texts or tensors in and out."""
+    """Dialect `oip`."""
 
     path: ClassVar[str] = _INFER.pattern
 
@@ -57,13 +54,13 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
     def models(self, answer: bytes | bytearray) -> list[str]:
         try:
             return [model.name for model in _decode_index(answer)]
-        except (*json_lists.NO_JSON, msgspec.ValidationError):
+        except (*NO_JSON, msgspec.ValidationError):
             return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
         try:
             declared = _decode_metadata(metadata)
-        except (*json_lists.NO_JSON, msgspec.ValidationError):
+        except (*NO_JSON, msgspec.ValidationError):
             raise BadMetadata("the API's answer is not metadata of a model. Check the URL.") from None
         return self.adapted(declared.inputs, declared.outputs)
 
@@ -94,7 +91,7 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
         if json_bytes < 0:
-            raise NoOutputs("no binary data, which it was asked for")
+            raise NoOutputs("no binary data, although the request asks for them")
         if json_bytes > len(body):
             raise NoOutputs(f"{len(body)} bytes, but {json_bytes} bytes of JSON were announced")
         octets = memoryview(body)
@@ -106,7 +103,6 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         return with_tokens(self.results(tensors, expected, rows), used)
 
     def is_light(self, json_bytes: int) -> bool:
-        """Return True if the outputs are tensors of numbers, which are only copied."""
         signature = self.signature
         numbers = bool(self.outputs) and all(spec.datatype != BYTES for spec in self.outputs)
         return signature.gives is ValueKind.TENSORS and numbers and 0 <= json_bytes <= _LIGHT
@@ -149,7 +145,7 @@ _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode
 
 
 def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]:
-    """Return the outputs of an answer (only one unless `several`), and the tokens in its parameters, or 0."""
+    """Return the outputs of an answer (a single output unless `several`), and the tokens in its parameters, or 0."""
     wrong = "no object with one member in its outputs"
     try:
         answer = _decode_answer(text)
@@ -157,22 +153,21 @@ def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]
             raise NoOutputs(wrong)
     except msgspec.ValidationError:
         raise NoOutputs(f"no object with 1 to {MOST_TENSORS} members in its outputs" if several else wrong) from None
-    except json_lists.NO_JSON as exc:
+    except NO_JSON as exc:
         raise NoOutputs(f"something that is not JSON ({exc})") from None
     try:
         outputs = [_decode_tensor(raw) for raw in answer.outputs]
     except msgspec.ValidationError:
         raise NoOutputs("an output that is not a tensor") from None
-    except json_lists.NO_JSON as exc:
+    except NO_JSON as exc:
         raise NoOutputs(f"something that is not JSON ({exc})") from None
     try:
         return outputs, int(_decode_used(answer.parameters).tokens_used)
-    except json_lists.NO_JSON:
+    except NO_JSON:
         return outputs, 0
 
 
 def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memoryview]:
-    """Return the binary data of each output. Raises NoOutputs if the sizes don't add up."""
     if None in sizes:
         raise NoOutputs(f"{len(octets)} bytes of binary data, and it says nothing of an output's")
     known = [size for size in sizes if size is not None]

@@ -1,8 +1,8 @@
 """Metadata and statistics of the server and its models, under the protocol's names for JSON and gRPC messages.
 
-Statistics count what went through this process. An inference is one input, or one row of tensors. An execution is one batch that
-brought an answer. A whole run counts as `compute_infer`; `compute_input` and `compute_output` get the same count and no time,
-because they are not measured separately and Triton's tools refuse counts that differ.
+Statistics count the requests of this process. An inference is an input, or a row of tensors. An execution is a batch that ran
+successfully. The whole run counts as `compute_infer`. `compute_input` and `compute_output` get the same count and no time: they are
+not measured, and Triton's tools refuse counts that differ.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from headway.runtime.counters import GatewayCounts
 from headway.version import __version__
 
 SERVER = "headway"
-"""Name of the server, its platform and its backend."""
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
 
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""Whole number of 64 bits, as in the protocol's messages."""
 
 NANOSECONDS = 1e9
 
@@ -58,7 +56,7 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """Configuration of an input or output. `dims` leaves out the first axis, which counts rows or elements."""
+    """Configuration of an input or output. `dims` lacks the first axis, of rows or elements."""
 
     name: str
     data_type: str = "TYPE_STRING"
@@ -66,10 +64,10 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """Configuration of a model, as far as the protocol's tools read it.
+    """Configuration of a model, with the members that tools read.
 
-    `max_batch_size` is the maximum number of rows, or elements, of one request; batches combine the rows of many.
-    `dynamic_batching` is an empty object, whose presence means that requests are batched."""
+    `max_batch_size` is the maximum number of rows (or elements) of one request. A batch combines the rows of many requests. The
+    empty object `dynamic_batching` means that requests are batched."""
 
     name: str
     max_batch_size: int
@@ -121,8 +119,8 @@ NEVER = Duration()
 class InferenceStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model's inferences.
 
-    `fail` counts error answers, including refusals and requests whose clients left. The three `compute_…` count runs of batches.
-    `cache_hit` counts answers that used the outcome of an identical request, or of a request with the same idempotency key."""
+    `fail` counts errors, including refusals and requests whose clients left. The three `compute_…` count runs of batches.
+    `cache_hit` counts answers that reuse the outcome of an identical request, or of a request with the same idempotency key."""
 
     success: Duration
     fail: Duration
@@ -146,8 +144,8 @@ class BatchStatistics(msgspec.Struct, frozen=True):
 class ModelStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model.
 
-    `last_inference` is the time of the last answer in milliseconds since 1970, or 0. `inference_count` counts inputs, or rows of
-    tensors, with an output, and `execution_count` counts batches."""
+    `last_inference` is the Unix time of the last answer in milliseconds, or 0. `inference_count` counts successful inputs (or rows
+    of tensors), and `execution_count` counts batches."""
 
     name: str
     version: str
@@ -161,8 +159,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 def statistics_of(
     counters: GatewayCounts, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> ModelStatistics:
-    """Return the statistics of a model from the counters of the process, or of one tenant. `clock` returns monotonic seconds, and
-    `wall_clock` seconds since 1970."""
+    """Return a model's statistics. `clock` returns monotonic seconds, and `wall_clock` Unix seconds."""
     outcomes = {"ok": 0, "failed": 0}
     for (name, _, outcome), count in counters.requests.items():
         if name == model:

@@ -1,4 +1,4 @@
-"""Parameters of a request: those that the protocol defines, and all others, which go to the target."""
+"""Parameters of a request. The protocol defines some of them, and all others go to the target."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ PRIORITY = "priority"
 TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
-"""Parameters of Triton's streams: a client asks with the first, and an answer says with the second whether it is the last."""
+"""Parameters of Triton's streams: a client's wish to have the last answer marked, and the mark."""
 
 TOKENS = "tokens_used"
-"""Parameter of an answer: the tokens that all of its elements used, if the target reports them."""
+"""Parameter of an answer: the tokens used for all of its elements, if the target reports them."""
 
 KNOWN = (PRIORITY, TIMEOUT, BINARY_OUTPUT, FINAL_WISH)
-"""Parameters that the protocol's servers understand."""
 
 _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
-    """Wishes of a client in a request's parameters. `tier` is the index of the highest acceptable tier, and `timeout` the seconds
-    until the answer is worthless. With `binary`, outputs come in the binary form. With `final`, an answer on a stream must say
-    that it is the last to its request."""
+    """Wishes of a client in a request's parameters. `tier` is the index of the highest acceptable tier. After `timeout` seconds,
+    the answer is worthless. With `binary`, outputs have the binary form. With `final`, the last answer on a stream is marked."""
 
     tier: int = 0
     timeout: float | None = None
@@ -38,7 +36,6 @@ class Wishes(msgspec.Struct, frozen=True, gc=False):
     final: bool = False
 
     def applied_to(self, options: RequestOptions) -> RequestOptions:
-        """Return the request's options with a tier that may only be lower, and a timeout that may only be shorter."""
         tier = max(options.tier, self.tier)
         timeout = options.timeout if self.timeout is None else min(options.timeout, self.timeout)
         if tier == options.tier and timeout == options.timeout:
@@ -50,8 +47,8 @@ NONE = Wishes()
 
 
 def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
-    """Read a request's wishes from its parameters, given the number of tiers. `priority` 1 is the highest tier; 0, as in the
-    protocol, is the principal's own. `timeout` is in microseconds; 0 is no timeout. Raises BadRequest if a parameter is wrong."""
+    """Read a request's wishes from its parameters. `tiers` is the number of tiers. `priority` 1 is the highest tier; 0 is the
+    principal's own tier. `timeout` is in microseconds; 0 means no timeout. Raises BadRequest if a parameter is wrong."""
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
     timeout = microseconds / 1e6 if microseconds else None

@@ -1,13 +1,13 @@
-"""Tensors of BYTES for models that don't work on tensors: each element is one input or output.
+"""Tensors of BYTES for models that don't take tensors. Each element is an input or an output.
 
-A request has one such tensor, under any name, of shape [n] or [n, 1], and its answer has a tensor of the same shape. In the
-binary form an element is its length (4 bytes, little-endian) and its data. The data depend on the kind of values:
+A request has one such tensor, under any name, of shape [n] or [n, 1]. Its answer has a tensor of the same shape. In the binary
+form, an element is its length (4 bytes, little-endian) and its data. The data depend on the kind of value:
 
     text    the text, in UTF-8
     bytes   the octets themselves
     json    the JSON text of the value, in UTF-8
 
-Until a worker has reported the kind, elements are texts.
+Elements are texts until a worker has reported the kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Octets, Value, ValueKind
 
 INPUT = "INPUT"
-"""Name of the input in metadata. A request may call it anything."""
+"""Name of the input in metadata. Requests may use any name."""
 OUTPUT = "OUTPUT"
 
 LENGTH_BYTES = 4
@@ -35,26 +35,26 @@ CONTENTS = {
     "INT64": ("int64_contents", "q"), "UINT8": ("uint_contents", "B"), "UINT16": ("uint_contents", "H"), "UINT32": ("uint_contents", "I"),
     "UINT64": ("uint64_contents", "Q"), "FP32": ("fp32_contents", "f"), "FP64": ("fp64_contents", "d"), BYTES: ("bytes_contents", ""),
 }  # fmt: skip
-"""Member of gRPC's typed contents that holds each datatype, and the type code of its numbers. FP16 and BF16 have none."""
+"""Member of gRPC's typed contents, and type code of its numbers, by datatype. FP16 and BF16 have no member."""
 
 Element = str | bytes
-"""Element of an input: a text out of JSON, or the octets of the binary form."""
+"""Element of an input: a text from JSON, or octets from the binary form."""
 
 
 class NoElements(BadRequest):
-    """The request doesn't hold elements. A model that takes tensors of numbers may accept it."""
+    """The request has no BYTES tensor of elements. A model that takes tensors may accept it."""
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -> int:
-    """Return the number of elements of an input according to its shape. Raises NoElements if the datatype isn't BYTES or the
-    shape is neither [n] nor [n, 1], and PayloadTooLarge if there are more than `limit`."""
+    """Return the number of elements in an input's shape. Raises NoElements if the datatype isn't BYTES or the shape is neither
+    [n] nor [n, 1], and PayloadTooLarge for more than `limit` elements."""
     if datatype != BYTES:
         raise NoElements(
             f"input {quoted(name)} has the datatype {quoted(datatype)}; expected {BYTES}, one element for each input"
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] < 1:
         raise NoElements(
-            f"input {quoted(name)} has the shape {shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
+            f"input {quoted(name)} has the shape {shown_shape(shape)}; expected [n] or [n, 1], n at least 1"
         )
     if shape[0] > limit:
         raise PayloadTooLarge(
@@ -64,7 +64,7 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -
 
 
 def check_outputs(names: Sequence[str]) -> None:
-    """Check the names of the requested outputs. Raises BadRequest if one is named twice or doesn't exist."""
+    """Raise BadRequest if a requested output is named twice or doesn't exist."""
     for name in names:
         if name != OUTPUT:
             raise BadRequest(f"there is no output {quoted(name)}; the only one is `{OUTPUT}`")
@@ -73,7 +73,7 @@ def check_outputs(names: Sequence[str]) -> None:
 
 
 def wrong_number(count: int) -> BadRequest:
-    """Return the error for a request that doesn't have exactly one input."""
+    """Return the error for a request with no or several inputs."""
     if not count:
         return BadRequest(f"the request has no input; expected one of datatype {BYTES}")
     return NoElements(
@@ -82,18 +82,16 @@ def wrong_number(count: int) -> BadRequest:
 
 
 def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
-    """Return the `count` elements in the binary form of an input. Raises BadRequest if the octets hold fewer or more."""
+    """Return the elements in the binary form of an input. Raises BadRequest if their number isn't `count`."""
     elements, end = split(octets, count)
     left = len(octets) - end
     if len(elements) < count and left < LENGTH_BYTES:
-        raise BadRequest(
-            f"the binary data of input {quoted(name)} ends after {len(elements)} elements; its shape says {count}"
-        )
+        raise BadRequest(f"the data of input {quoted(name)} end after {len(elements)} elements; its shape says {count}")
     if len(elements) < count:
         length = int.from_bytes(octets[end : end + LENGTH_BYTES], "little")
         raise BadRequest(
             f"element {len(elements)} of input {quoted(name)} says that it has {length} bytes, and {left - LENGTH_BYTES} are left; expected "
-            f"a length of {LENGTH_BYTES} bytes, little-endian, before each element"
+            f"the element's length, as {LENGTH_BYTES} bytes in little-endian order, before each element"
         )
     if left:
         raise BadRequest(
@@ -103,7 +101,7 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
 
 
 def split(octets: bytes | memoryview, limit: int) -> tuple[list[bytes], int]:
-    """Return the first complete elements of a binary form, at most `limit`, and where they end."""
+    """Return at most `limit` complete elements of a binary form, and the position of their end."""
     elements: list[bytes] = []
     end, size = 0, len(octets)
     while len(elements) < limit and (body := end + LENGTH_BYTES) <= size:
@@ -131,7 +129,7 @@ def head_of(element: bytes) -> bytes:
 
 
 def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
-    """Convert the elements of an input to values that the model takes. Raises BadRequest, which names the wrong element."""
+    """Convert elements to values of the kind that the model takes. Raises BadRequest, whose message names the wrong element."""
     converted: list[Value] = []
     try:
         for element in elements:
@@ -142,7 +140,7 @@ def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Valu
 
 
 def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Steps[list[Value]]:
-    """Convert elements that may be long, one at a time; see `values_of`."""
+    """Convert long elements in steps; see `values_of`."""
     converted: list[Value] = []
     try:
         for element in elements:
@@ -158,7 +156,7 @@ def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Ste
 
 
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
-    """Return the element for an output of a model that gives this kind of values. Raises UnicodeEncodeError on a lone surrogate."""
+    """Return the element for an output. The model gives this kind of value. Raises UnicodeEncodeError for a lone surrogate."""
     if isinstance(output, Octets):
         return output.content
     if gives is ValueKind.JSON:

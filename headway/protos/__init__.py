@@ -1,8 +1,8 @@
-"""gRPC messages and services, in a descriptor pool of their own. Needs the extra `grpc`.
+"""gRPC messages and services, in their own descriptor pool. Needs the extra `grpc`.
 
-Generated protobuf code registers its descriptors in one pool per process, where a name may exist only once. A target in
-this process, or a program that embeds Headway, may import other code for the same protocols (tritonclient's, for example),
-so nothing here goes into that pool.
+Generated protobuf code registers its descriptors in the pool of the process, where names are unique. A target in this process,
+or a program that embeds Headway, may import other code for the same protocols (tritonclient's, for example). So this package
+does not use that pool.
 
 `make protos` compiles the .proto files beside this one.
 """
@@ -14,6 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError
+
+from headway.errors import BadRequest
+
+HEADWAY = "headway.v1.Inference"
+OPEN_INFERENCE = "inference.GRPCInferenceService"
+HEALTH = "grpc.health.v1.Health"
+REFLECTION = "grpc.reflection.v1.ServerReflection"
+REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
+"""Services of the gRPC port, in the order of their listing."""
+
+Message = Any
+"""A protobuf message. Type checkers don't know its class, which is made on import."""
 
 
 def _load() -> tuple[Any, Mapping[str, bytes]]:
@@ -29,11 +43,9 @@ def _load() -> tuple[Any, Mapping[str, bytes]]:
 
 _POOL, FILES = _load()
 
-OPEN_INFERENCE = "inference.GRPCInferenceService"
-
 
 def message(name: str) -> Any:
-    """Return the class of a message, by its full name."""
+    """Return the class of the message with this full name."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
 
 
@@ -53,7 +65,7 @@ def is_message(name: str) -> bool:
 
 
 def file_of(symbol: str) -> str | None:
-    """Return the name of the file that defines a symbol, or None."""
+    """Return the name of the .proto file that defines a symbol, or None."""
     try:
         return str(_POOL.FindFileContainingSymbol(symbol).name)
     except KeyError:
@@ -62,3 +74,26 @@ def file_of(symbol: str) -> str | None:
         return str(_POOL.FindMethodByName(symbol).containing_service.file.name)
     except KeyError:
         return None
+
+
+def read(kind: Any, body: bytes) -> Message:
+    """Decode a message of a class. Raises BadRequest if the bytes aren't such a message."""
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise malformed(len(body), kind.DESCRIPTOR.full_name) from None
+
+
+def malformed(size: int, name: str) -> BadRequest:
+    """Return the error for bytes that aren't a message of the class `name`."""
+    return BadRequest(f"the message is malformed: {size} bytes that are not a {name}")
+
+
+def varint(number: int) -> bytes:
+    """Encode a number as protobuf does: seven bits a byte, the lowest first."""
+    octets = bytearray()
+    while number > 127:
+        octets.append(number & 127 | 128)
+        number >>= 7
+    octets.append(number)
+    return bytes(octets)

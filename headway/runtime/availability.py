@@ -1,8 +1,8 @@
-"""Availability of a broker or store, by the calls of one user.
+"""Outages of a broker or store, as one of its users sees them.
 
     answers ──a call fails──▶ out of reach ──a call succeeds──▶ answers
 
-The user reports every call. The beginning and the end of an outage are logged, and a damaged store is logged as an error.
+The user reports every call. The log tells when an outage begins and ends, and reports a damaged store as an error.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ log = get_logger(__name__)
 
 
 class Availability:
-    """State of a broker or store. In the log, the user is called `who`, and the broker or store `what`."""
+    """State of a broker or store. Log lines call it `what`, and its user `who`."""
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
         self._who, self._clock, self._what = who, clock, what
-        self.since: float | None = None
-        """Start of the first failed call; None while calls succeed."""
+        self.since: float | None = None  # Start of the first failed call; None while calls succeed.
         self.outages = 0
-        self.error = ""
-        """Text of the last failure; empty while calls succeed."""
+        self.error = ""  # Text of the last failure; empty while calls succeed.
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
-        """Note that a call that began at instant `began` failed."""
+        """Note a failed call, which began at instant `began`."""
         damaged = isinstance(error, StoreCorrupted)
         if damaged and not self._damaged:
             log.error(f"the {self._what} is damaged", who=self._who, error=str(error))
@@ -41,7 +39,7 @@ class Availability:
         self.error = str(error)
 
     def over(self) -> bool:
-        """Note that a call succeeded. Returns True if that ends an outage."""
+        """Note a successful call. Returns True if it ends an outage."""
         if self.since is None:
             return False
         log.info(f"the {self._what} is back", who=self._who, after=round(self._clock() - self.since, 3))

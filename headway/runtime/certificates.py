@@ -1,7 +1,8 @@
 """Certificates of this process, for its ports and for a remote API, read from PEM files.
 
-The files are checked every second. Changed files are read once they have settled, and used only if they all fit together. So
-a new certificate without its key changes nothing. New connections use the latest certificates, and open ones keep theirs.
+The files are checked every second for changes. After a change, Headway waits until a check finds no further change.
+Then it reads all the files, and uses them if they fit together. So a new certificate without its key changes nothing.
+New connections use the latest certificates. Open connections keep the certificates with which they began.
 """
 
 from __future__ import annotations
@@ -30,16 +31,12 @@ from headway.runtime.shared_files import Stamp, stamp
 
 log = get_logger(__name__)
 
-CHECK_FILES_EVERY = 1.0
-"""Seconds between two checks of the files."""
-PROTOCOLS = ("http/1.1", "h2")
-"""Protocols of ports, by their ALPN names."""
+CHECK_FILES_EVERY = 1.0  # Seconds between two checks of the files.
+PROTOCOLS = ("http/1.1", "h2")  # Protocols of ports, by their ALPN names.
 DAY = 86_400.0
-NEAR = 14 * DAY
-"""The log warns this many seconds before a certificate ends, or a sixth of its validity if that is less."""
+NEAR = 14 * DAY  # The log warns so many seconds before a certificate ends, or a sixth of its validity if less.
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
-_OTHERS = stat.S_IRWXO | stat.S_IWGRP
-"""Permissions on a key's file that nobody but its owner should have. A group may read it."""
+_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Permissions on a key's file that only its owner should have.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 """OpenSSL's reasons for a key that doesn't belong to the certificate."""
 
@@ -63,13 +60,10 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
     path: str
     key_path: str
-    open_key: str
-    """Permissions on the key's file if others have any; otherwise empty."""
-    fingerprint: str
-    """First 16 hex digits of the SHA-256."""
+    open_key: str  # Permissions of the key's file if users other than its owner may use the file; otherwise empty.
+    fingerprint: str  # First 16 hex digits of the SHA-256.
     begins: float
-    ends: float
-    """Unix seconds between which the certificate is valid."""
+    ends: float  # Unix seconds. The certificate is valid from `begins` to `ends`.
 
     @classmethod
     def of(cls, pair: Pair) -> OwnCertificate:
@@ -83,28 +77,24 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Client side of TLS, with certificates and key in PEM. Each reading of the files makes a new one."""
+    """TLS of a client. Certificates and key are in PEM. Each reading of the files makes a new object."""
 
     context: ssl.SSLContext
-    authorities: bytes | None = None
-    """Trusted authorities; None for the system's."""
-    certificate: bytes | None = None
-    """Certificate to show, followed by those up to an authority; None to show none."""
+    authorities: bytes | None = None  # Trusted authorities; None for the system's.
+    certificate: bytes | None = None  # Certificate to show, with its intermediate certificates, if any.
     key: bytes | None = field(default=None, repr=False)
 
 
 class CertificateFiles(PeriodicResource, ABC, Generic[T]):
-    """Base of certificates that are read from three files, which an operator may change. An empty path is skipped.
+    """Base class for certificates in up to three files, which an operator may replace. An empty path names no file.
 
     The constructor reads the files, so a bad file fails the start with a SettingError. `current` is the result of the last
     successful reading. `now` gives Unix seconds.
     """
 
     rereads = ""
-    _purpose: ClassVar[str]
-    """Follows "certificate" in log lines, such as " for the remote API"; empty for the ports."""
-    _refuser: ClassVar[str]
-    """Names who refuses an invalid certificate in a log line, such as "clients refuse"."""
+    _purpose: ClassVar[str]  # Words of log lines after "certificate", such as " for the remote API".
+    _refuser: ClassVar[str]  # Words of log lines, such as "clients refuse" an invalid certificate.
 
     def __init__(
         self, first: str, second: str, third: str, counts: TlsCounts, now: Callable[[], float] = time.time
@@ -137,7 +127,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
             except SettingError as exc:
                 if str(exc) != self._logged:
                     self._logged = str(exc)
-                    event = f"the changed certificates{self._purpose} cannot be used; those read before go on"
+                    event = f"the changed certificates{self._purpose} cannot be used; the previous ones stay in use"
                     log.error(event, error=self._logged)
         self._remind()
 
@@ -159,7 +149,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._ends(own.ends)
         log.info(f"certificate{self._purpose} read", file=own.path, sha256=own.fingerprint, ends=_date(own.ends))
         if own.open_key:
-            hint = "Leave it to the user that Headway runs as: chmod 600"
+            hint = "Let only the user that Headway runs as read it: chmod 600"
             event = f"the key of the certificate{self._purpose} can be read or changed by others"
             log.warning(event, file=own.key_path, mode=own.open_key, hint=hint)
         self._remind()
@@ -183,19 +173,14 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
 
 class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
-    """Certificate of all ports of a process.
-
-    Arguments:
-        first: path of the certificate, followed by those up to an authority that clients know.
-        second: path of its key; empty for the same file.
-        third: path of the authorities that must have signed clients' certificates; empty if clients need none.
-    """
+    """Certificate of all ports of a process. `first` is the path of the certificate with its intermediate certificates.
+    `second` is the path of the key, or empty if the key is in the same file. `third` is the path of the authorities for
+    certificates of clients, or empty if clients need no certificate."""
 
     rereads = "certificates of the ports"
     _purpose, _refuser = "", "clients refuse"
 
     def context(self, protocol: str) -> ssl.SSLContext:
-        """Return the context for a new connection by one of PROTOCOLS."""
         return self.current[protocol]
 
     def _load(self) -> tuple[dict[str, ssl.SSLContext], OwnCertificate]:
@@ -210,13 +195,9 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
 
 
 class RemoteCertificates(CertificateFiles[ClientTls]):
-    """Certificates for connections to a remote API. At least one path is given.
-
-    Arguments:
-        first: path of the authorities to trust; empty for the system's.
-        second: path of the certificate to show, followed by those up to an authority; empty for none.
-        third: path of its key; empty for the same file.
-    """
+    """Certificates for connections to a remote API. `first` is the path of the authorities to trust, or empty to trust
+    the authorities of the system. `second` is the path of the certificate to show, or empty to show no certificate.
+    `third` is the path of the certificate's key, or empty if the key is in the same file."""
 
     rereads = "certificates for the remote API"
     _purpose, _refuser = " for the remote API", "the API refuses"
@@ -225,12 +206,12 @@ class RemoteCertificates(CertificateFiles[ClientTls]):
         ca, certificate, key = self._files
         trusted = authorities("remote_ca", ca) if ca else None
         context = ssl.create_default_context(cadata=trusted)
-        given = trusted.encode() if trusted is not None else None
+        ca_pem = trusted.encode() if trusted is not None else None
         if not certificate:
-            return ClientTls(context, given), None
+            return ClientTls(context, ca_pem), None
         pair = Pair("remote_cert", certificate, "remote_key", key)
         pair.show_in(context)
-        return ClientTls(context, given, pair.chain, pair.key), OwnCertificate.of(pair)
+        return ClientTls(context, ca_pem, pair.chain, pair.key), OwnCertificate.of(pair)
 
     def _ends(self, when: float) -> None:
         self.counts.remote_ends = when
@@ -257,13 +238,13 @@ class Pair:
 
     Arguments:
         setting, key_setting: settings that name the two files.
-        path: path of the certificate, followed by those up to an authority.
-        key: path of the key; empty for the file of the certificate.
+        path: path of the certificate, with its intermediate certificates.
+        key: path of the key; empty if the key is in the same file.
 
     Attributes:
         chain, key: PEM text of the certificates, and of the key.
         first: the certificate itself, in DER.
-        open_key: permissions on the key's file if others have any; otherwise empty.
+        open_key: see OwnCertificate.
     """
 
     def __init__(self, setting: str, path: str, key_setting: str, key: str) -> None:
@@ -287,12 +268,12 @@ class Pair:
         except ssl.SSLError as exc:
             if exc.reason in _MISMATCHES:
                 reason = f"is not the key of the certificate {self.path}"
-                hint = "Name the two that were made together."
+                hint = "Name a certificate and its own key."
                 raise SettingError(self._key_setting, self.key_path, reason, hint) from None
             if exc.reason in (None, "PEM_LIB") or "PEM" in str(exc):
                 raise SettingError(self._key_setting, self.key_path, *_NO_KEY) from None
             reason = f"can't be used for TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
-            raise SettingError(self.setting, self.path, reason, "Have a stronger one issued.") from None
+            raise SettingError(self.setting, self.path, reason, "Have a stronger certificate issued.") from None
         except OSError as exc:
             raise SettingError(self._key_setting, self.key_path, *_unread(exc)) from None
 
@@ -320,18 +301,16 @@ def authorities(setting: str, path: str) -> str:
 
 def _unread(exc: Exception) -> tuple[str, str]:
     if isinstance(exc, FileNotFoundError):
-        return "no such file", "Name one that is there, or leave it out."
-    why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-    return f"cannot be read: {why}", "Let the user that Headway runs as read it."
+        return "no such file", "Name an existing file, or leave it out."
+    reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+    return f"cannot be read: {reason}", "Let the user that Headway runs as read it."
 
 
 def _blocks(content: bytes, kind: bytes) -> list[bytes]:
-    """Return the blocks of a PEM file whose label ends in `kind`."""
     return [block[0] for block in _BLOCK.finditer(content) if block[1].endswith(kind)]
 
 
 def _check_chain(setting: str, path: str, chain: bytes) -> bytes:
-    """Return the first certificate of a file, in DER."""
     blocks = _blocks(chain, b"CERTIFICATE")
     if not blocks:
         reason = "holds a key, and no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE

@@ -28,12 +28,9 @@ SIZES = (
     128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-OK, ITEM = "ok", "item"
-"""Outcomes of an input in a batch that succeeded: an output, or a failure of its own."""
-BULK = "bulk"
-"""Outcome of a failed bulk entry, and of all inputs of a failed batch with bulk entries."""
-MOST_UNTOLD = 256
-"""Maximum number of batches, and of changes, to keep for the next notice to the departure board."""
+OK, ITEM = "ok", "item"  # Outcomes of an input in a successful batch: an output, or a failure of its own.
+BULK = "bulk"  # Outcome of a failed bulk entry, and of all inputs of a failed batch with bulk entries.
+MOST_UNTOLD = 256  # Maximum number of batches, and of changes, to keep for the next notice to the board.
 
 
 class Histogram:
@@ -49,7 +46,7 @@ class Histogram:
         """Value, trace id and Unix time in seconds of the last sampled request, by index of its count."""
 
     def exemplify(self, value: float, trace_id: str, at: float) -> None:
-        """Make a value that was observed the exemplar of its count, with its trace id and Unix time."""
+        """Make an observed value the exemplar of its bucket, with its trace id and Unix time."""
         self.exemplars[bisect_left(self.bounds, value)] = value, trace_id, at
 
     def observe(self, value: float) -> None:
@@ -98,16 +95,16 @@ class DepartureLog:
         self._killed: dict[str, str] = {}
 
     def killed(self, worker: str, how: str) -> None:
-        """Note how a worker's process ended by itself."""
+        """Note the cause of the end of a worker's process that Headway didn't end."""
         self._killed.setdefault(worker, excerpt(how))
 
     def take_killed(self) -> dict[str, str]:
-        """Return, by worker, how processes have ended since the last call."""
+        """Return the causes noted since the last call, by worker."""
         killed, self._killed = self._killed, {}
         return killed
 
     def left(self, lease: Lease) -> None:
-        """Note that a batch starts to run."""
+        """Note the start of a batch."""
         slot, entries, size = lease.slot, lease.entries, lease.rows
         tiers = [entry.tier for entry in entries]
         if size != len(entries):
@@ -121,7 +118,7 @@ class DepartureLog:
         self._add(departure)
 
     def arrived(self, worker: str, seconds: float, outcome: str = ARRIVED) -> None:
-        """Note that a worker's batch ended after `seconds`."""
+        """Note the end of a worker's batch after `seconds`."""
         departure = self._running.pop(worker, None)
         if departure is not None:
             self._add(replace(departure, seconds=seconds, outcome=outcome))
@@ -147,13 +144,12 @@ class DepartureLog:
             self._scalings.append((self._clock(), change))
 
     def take_scalings(self) -> tuple[ScalingChange, ...]:
-        """Return the decisions of the autoscaler since the last call."""
         now, scalings = self._clock(), self._scalings
         self._scalings = []
         return tuple(replace(change, ago=max(now - at, 0.0)) for at, change in scalings)
 
     def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
-        """Return the batches and changes since the last call, and how many were dropped."""
+        """Return the batches and changes since the last call, and the number of dropped ones."""
         now = self._clock()
         changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)
         taken = tuple(self._departures.values()), changes, self._dropped
@@ -179,29 +175,23 @@ class GatewayCounts:
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the enqueue to the claim by (model, tier)."""
         self.overhead_seconds = _seconds()
-        """Headway's own seconds in a request, without queueing and the run. Each batch gives one sample."""
-        self.failed_seconds: defaultdict[str, float] = defaultdict(float)
-        """Part of `request_seconds` that ended in errors, by model."""
+        """Seconds that Headway itself adds to a request, without queueing and the run. One sample for each batch."""
+        self.failed_seconds: defaultdict[str, float] = defaultdict(float)  # Part of `request_seconds` with errors.
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Refusals by (reason, tier, model). The model is empty if it wasn't known, or isn't served."""
-        self.client_retries = 0
-        """Requests that clients declare to be retries."""
+        self.client_retries = 0  # Requests that clients declare to be retries.
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers that came from another request's run, by (model, kind of the dedup key, `joined` or `kept`)."""
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Tokens that targets report, by (model, tenant, `run`, or `shared` for answers from another request's run)."""
-        self.token_tenants: set[str] = set()
-        """Tenants with counts of their own in `tokens`."""
+        self.token_tenants: set[str] = set()  # Tenants with counts of their own in `tokens`.
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
         """Batches that have answered requests of this process, by (model, entries of the batch, or rows of tensors)."""
-        self.more_rows: defaultdict[str, int] = defaultdict(int)
-        """Rows of answered tensor requests, beyond the first row of each, by model."""
-        self.last_answer: dict[str, float] = {}
-        """Monotonic instant of the last answer from a batch, by model."""
+        self.more_rows: defaultdict[str, int] = defaultdict(int)  # Answered rows beyond the first of each request.
+        self.last_answer: dict[str, float] = {}  # Monotonic instant of the last answer from a batch, by model.
         self.throttle: dict[str, float] = {}
         """Requests per second that the throttle lets in from the lowest tier, by model; no entry while it is open."""
-        self.direct: defaultdict[str, int] = defaultdict(int)
-        """Requests that the gateway's own fallback has answered, by model."""
+        self.direct: defaultdict[str, int] = defaultdict(int)  # Requests that the fallback has answered, by model.
 
     def forget(self, model: str) -> None:
         """Drop the counts of a model that is no longer served."""
@@ -220,8 +210,7 @@ class WorkerCounts:
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
-        self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Batches by (model, reason of departure)."""
+        self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)  # By (model, reason of departure).
         self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
         """Entries of a batch by model."""
         self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
@@ -231,19 +220,15 @@ class WorkerCounts:
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Inputs that ended, by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """GPU seconds whose outputs nobody used, by cause (`departed` clients, the cause of a failed batch, or BULK)."""
-        self.breaker_state: dict[str, int] = {}
-        """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
+        """GPU seconds without a used output, by cause (`departed` clients, the cause of a failed batch, or BULK)."""
+        self.breaker_state: dict[str, int] = {}  # State of the breaker by backend: 0 closed, 1 half open, 2 open.
         self.bulk_kills: defaultdict[str, int] = defaultdict(int)
         """Batches with bulk entries that ended their worker's process, by worker."""
-        self.restarts: defaultdict[str, int] = defaultdict(int)
-        """Restarts by worker."""
-        self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Successful starts of a backend, by (model, worker)."""
+        self.restarts: defaultdict[str, int] = defaultdict(int)  # Restarts by worker.
+        self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)  # Starts of backends, by (model, worker).
         self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
         """Seconds of successful starts, by model."""
-        self.evictions: defaultdict[str, int] = defaultdict(int)
-        """Models unloaded to make room for another model, by the reason for which that model was loaded."""
+        self.evictions: defaultdict[str, int] = defaultdict(int)  # Unloaded models, by the reason to load another one.
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes, by (`in` or `out`, `arena`, or `frame` if the arena was full)."""
 
@@ -252,12 +237,9 @@ class BrokerCounts:
     """Counts of a broker's queue, and of the calls to a broker in another process."""
 
     def __init__(self) -> None:
-        self.retries: defaultdict[str, int] = defaultdict(int)
-        """Entries queued again, by cause."""
-        self.call_seconds = _seconds()
-        """Seconds of successful calls, without blocking reads."""
-        self.call_failures = 0
-        """Calls without an answer."""
+        self.retries: defaultdict[str, int] = defaultdict(int)  # Entries queued again, by cause.
+        self.call_seconds = _seconds()  # Seconds of successful calls, without blocking reads.
+        self.call_failures = 0  # Calls without an answer.
 
 
 class ControllerCounts:
@@ -278,20 +260,16 @@ class TlsCounts:
     """Failed handshakes, and the ends of certificates."""
 
     def __init__(self) -> None:
-        self.ends: float | None = None
-        """Unix seconds at which the ports' certificate ends; None without one."""
-        self.remote_ends: float | None = None
-        """Unix seconds at which the certificate for a remote API ends; None without one."""
-        self.failures: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Failed handshakes, by (port, reason)."""
+        self.ends: float | None = None  # Unix seconds at which the ports' certificate ends; None without one.
+        self.remote_ends: float | None = None  # The same for the certificate for a remote API.
+        self.failures: defaultdict[tuple[str, str], int] = defaultdict(int)  # Failed handshakes, by (port, reason).
 
 
 class StoreCounts:
     """Counts of the stores of records and keys."""
 
     def __init__(self) -> None:
-        self.ledger_dropped = 0
-        """Records that never reached the ledger."""
+        self.ledger_dropped = 0  # Records that never reached the ledger.
         self.keys_age: float | None = None
         """Age in seconds of the cached API keys, since their store last answered; None without keys."""
 

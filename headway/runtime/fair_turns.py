@@ -1,6 +1,6 @@
 """Fair shares of an event loop. Each turn of the loop does a little work, and tenants take turns.
 
-So one tenant's flood doesn't hold up another tenant's work, and all of this work holds up nothing else for long.
+So a flood of work for one tenant delays no other tenant for long, nor anything else on the loop.
 """
 
 from __future__ import annotations
@@ -16,18 +16,12 @@ from headway.core.json_pages import Steps
 from headway.core.tenant_turns import TenantTurns
 
 T = TypeVar("T")
-Begin = Callable[[], None]
-"""Piece of work. It must not raise. By the time it runs, its request may be gone."""
-MILLISECOND = 0.001
-"""Seconds per turn of the loop for small pieces such as steps of handshakes."""
+Begin = Callable[[], None]  # Piece of work. It must not raise, and must cope if its request is gone by then.
+MILLISECOND = 0.001  # Seconds per turn of the loop for small pieces such as steps of handshakes.
 
 
 def give_way() -> None:
-    """Yield this CPU core to other processes, such as those that run batches.
-
-    Otherwise a process with a busy loop keeps the core for milliseconds while another one waits for it. The price is that a
-    program that never sleeps gets a turn each time, too.
-    """
+    """Yield this CPU core to other processes, such as workers, which a busy loop would keep waiting for milliseconds."""
     os.sched_yield()
 
 
@@ -62,10 +56,8 @@ class FairTurns:
         self._clock, self._loop = clock, loop
         self._budget, self._rests = budget, rests
         self._waiting = TenantTurns[Begin]()
-        self._begun = False
-        """True while pieces run. Work that they add waits for a later turn."""
-        self._next = 0.0
-        """Instant after which the next piece may start."""
+        self._begun = False  # True while pieces run. Work that they add waits for a later turn.
+        self._next = 0.0  # Instant after which the next piece may start.
 
     def wait(self, tenant: str, begin: Begin) -> None:
         """Run a piece of work in a later turn of the loop."""
@@ -101,12 +93,10 @@ class FairSlots:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting = TenantTurns[asyncio.Future[None]]()
-        """Futures of waiting tasks; empty while a place is free."""
+        self._waiting = TenantTurns[asyncio.Future[None]]()  # Empty while a place is free.
 
     @contextlib.asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Hold a place while the context lasts."""
         await self._take(tenant)
         try:
             yield
@@ -127,7 +117,6 @@ class FairSlots:
             raise
 
     def _give(self) -> None:
-        """Give a place to the next waiting task, or free it."""
         while self._waiting:
             turn = self._waiting.take()
             if not turn.done():

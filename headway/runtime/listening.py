@@ -1,7 +1,7 @@
 """Listening sockets of a port of any protocol.
 
-A socket must survive a lack of file descriptors. libuv keeps one in reserve, to accept and drop connections when none is left.
-If a listening socket dies all the same, a second handle on it keeps the queue of connections until a new socket takes over.
+A socket must survive a lack of file descriptors. libuv keeps a spare descriptor, to accept and drop connections when no other
+is left. If a listening socket dies all the same, a second handle keeps its queue of connections until a new socket takes over.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from headway.runtime.periodic import until_tick
 
 log = get_logger(__name__)
 
-BACKLOG = 2048
-"""Maximum number of connections that the system queues until they are accepted."""
+BACKLOG = 2048  # Maximum number of connections that the system queues until they are accepted.
 HANDLES = 4
 """Handles on each listening socket. libuv accepts one connection per handle in a turn of the event loop. With a single
 handle, the 300th connection would wait for 300 turns."""
-SPARE = 32
-"""File descriptors that clients can't use. Half are for refusing clients, and half for workers, files and operators."""
+SPARE = 32  # Descriptors that clients can't use: half to refuse them, half for workers, files and operators.
 LEAST, EACH_WORKER = 64, 7
 """Descriptors to start a process and serve a few connections, and descriptors for each of its workers.
 
@@ -37,10 +35,7 @@ A process opens 31 (46 with two addresses for each port), and 5 for each worker.
 
 
 class ListeningSocket:
-    """Bound socket, and a spare handle on it in case the event loop gives up the others.
-
-    If another program listens at the same address, `refusal` makes a SettingError of the system's error.
-    """
+    """Bound socket, with a spare handle in case the event loop gives up the others. `refusal` makes a SettingError."""
 
     def __init__(
         self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], refusal: Callable[[OSError], SettingError]
@@ -54,13 +49,12 @@ class ListeningSocket:
 
     @property
     def has_waiting(self) -> bool:
-        """True while connections wait to be accepted."""
         poll = select.poll()
         poll.register(self._spare, select.POLLIN)
         return bool(poll.poll(0))
 
     async def listen(self) -> None:
-        """Listen. Raises SettingError if another program listens here by now."""
+        """Listen. Raises SettingError if another program has begun to listen here."""
         try:
             self._spare.listen(BACKLOG)  # If uvloop did this and failed, the loop couldn't be closed.
         except OSError as exc:
@@ -72,7 +66,7 @@ class ListeningSocket:
         self._servers += [await loop.create_server(self._protocol, sock=sock, backlog=BACKLOG) for sock in socks]
 
     def revive(self) -> None:
-        """Listen again if the event loop has closed a handle, as uvloop does if accepting fails for good."""
+        """Listen again if the event loop has closed a handle. uvloop closes it if accepting fails for good."""
         dead = [at for at, sock in enumerate(self._socks) if sock.fileno() < 0]
         if not dead or (self._reviving is not None and not self._reviving.done()):
             return
@@ -94,10 +88,7 @@ class ListeningSocket:
 
 
 class ListeningPort:
-    """Base of the listeners of all ports. It opens the sockets, and checks all connections regularly.
-
-    For the arguments, see `bind`. After binding, `port` is the port that was bound.
-    """
+    """Base class of ports. It opens sockets, and checks connections regularly. For the arguments, see `bind`."""
 
     def __init__(self, host: str, port: int, host_setting: str, port_setting: str) -> None:
         self._wanted = host, port, host_setting, port_setting
@@ -119,7 +110,7 @@ class ListeningPort:
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen, after binding the address if `bind` hasn't. Raises SettingError like `bind`, or if another program was faster."""
+        """Listen, and call `bind` first if nobody has. Raises SettingError like `bind`, or if another program was faster."""
         if not self._sockets:
             await self.bind()
         raise_descriptor_limit()
@@ -128,7 +119,6 @@ class ListeningPort:
         self.look_after()
 
     def look_after(self) -> None:
-        """Check all connections and sockets, and schedule the next check."""
         if self._next_look is not None:
             self._next_look.cancel()
         seconds = self.look()
@@ -137,7 +127,7 @@ class ListeningPort:
         self._next_look = asyncio.get_running_loop().call_later(until_tick(seconds), self.look_after)
 
     async def stop_listening(self) -> None:
-        """Stop listening after accepting the waiting connections, which would otherwise be reset."""
+        """Accept the waiting connections, which would otherwise be reset, and stop listening."""
         for _ in range(BACKLOG):
             if not any(sock.has_waiting for sock in self._sockets):
                 break
@@ -159,10 +149,8 @@ class ListeningPort:
 async def bind(
     host: str, port: int, host_setting: str, port_setting: str, protocol: Callable[[], asyncio.Protocol]
 ) -> list[ListeningSocket]:
-    """Bind a socket at each address of a host, all to one port, without listening.
-
-    If `port` is 0, the system chooses the port. Raises SettingError, for one of the two settings, if an address can't be bound.
-    """
+    """Bind a socket at each address of a host, all to one port, without listening. If `port` is 0, the system chooses the
+    port. Raises SettingError, for one of the two settings, if an address can't be bound."""
 
     def refusal(exc: OSError) -> SettingError:
         if exc.errno == errno.EADDRINUSE:
@@ -210,7 +198,7 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit on descriptors to the hard one."""
+    """Raise the soft limit on descriptors to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # Some systems refuse an infinite limit.
@@ -218,7 +206,7 @@ def raise_descriptor_limit() -> None:
 
 
 def check_descriptor_limit(workers: int) -> None:
-    """Raise SettingError unless a process with `workers` workers may open enough descriptors."""
+    """Raise SettingError if the limit on descriptors is too low for a process with so many workers."""
     limit, least = descriptors(), LEAST + EACH_WORKER * workers
     if limit is not None and limit < least:
         raise_descriptor_limit()
@@ -229,7 +217,7 @@ def check_descriptor_limit(workers: int) -> None:
 
 
 def descriptors() -> int | None:
-    """Return the process's limit on descriptors; None if there is none."""
+    """Return the process's limit on descriptors; None if it is unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -240,12 +228,12 @@ def open_descriptors() -> int:
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """Return the lowest descriptor that leaves fewer than `spare` free. At a low limit fewer are spared, a quarter at most."""
+    """Return the lowest descriptor that leaves fewer than `spare` free. A low limit spares a quarter at most."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return a transport's descriptor. It shows how many are in use, because the system assigns the lowest free number."""
+    """Return a transport's descriptor. The system assigns the lowest free number, so it shows how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

@@ -26,14 +26,10 @@ from typing import Any, TextIO
 
 from headway.runtime.logger import get_logger, structlog
 
-OUTPUT = "worker output"
-"""Event of a line that a worker has printed, with the fields `worker`, `stream` and `line`."""
-TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
-"""Trace id for log lines of the current task; empty for none."""
-CAPACITY = 10_000
-"""Maximum number of lines in the queue."""
-FLUSH_WITHIN = 2.0
-"""Maximum time in seconds to wait at the end for the last lines to be written."""
+OUTPUT = "worker output"  # Event of a worker's printed line, with the fields `worker`, `stream` and `line`.
+TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")  # Trace id in log lines of the current task.
+CAPACITY = 10_000  # Maximum number of lines in the queue.
+FLUSH_WITHIN = 2.0  # Maximum time in seconds to wait at the end for the last lines to be written.
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -43,9 +39,7 @@ _Event = MutableMapping[str, Any]
 @contextmanager
 def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
     """Log to a stream while the context lasts. Afterwards, write the remaining lines and restore the former configuration.
-
-    `level` is the lowest level to log: debug, info, warning or error. `stream` is standard error by default.
-    """
+    `level` is the lowest level to log: debug, info, warning or error. `stream` is standard error by default."""
     logging.captureWarnings(True)
     try:
         with _structlog(level, _wrap), _writing(logging.getLogger(), level, json, stream or sys.stderr) as writer:
@@ -58,8 +52,8 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
 def beside(level: str = "info", json: bool = False) -> Iterator[None]:
     """Log while the context lasts, as a guest in a program that may have a log of its own.
 
-    If the program has configured structlog, structlog gets all lines. If it has configured the standard library's logging, that
-    gets them from loggers below `headway`. Otherwise only Headway's lines are written to standard error, in JSON if `json`.
+    If the program has configured structlog, structlog gets all lines. If it has configured the standard library's logging, the
+    loggers below `headway` get them. Otherwise Headway's lines go to standard error, in JSON if `json`.
     """
     with _entering:
         if not _guests:
@@ -75,8 +69,7 @@ def beside(level: str = "info", json: bool = False) -> Iterator[None]:
 
 
 _entering = threading.Lock()
-_guests: list[None] = []
-"""One item for each active `beside`. The first configures the log, and the last one to end restores it."""
+_guests: list[None] = []  # An item for each active `beside`. The first sets the log up, the last restores it.
 _set_up = ExitStack()
 
 
@@ -103,13 +96,12 @@ _UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()
 
 
 def _is_set_up() -> bool:
-    """Return True if the program has configured structlog. Restoring the defaults, as a test may do, doesn't count."""
+    """Return True if the program has configured structlog to anything but its defaults, which a test may restore."""
     return structlog.is_configured() and tuple(structlog.get_config()["processors"]) != _UNTOUCHED
 
 
 @contextmanager
 def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
-    """Send structlog's lines to the standard library's loggers. Afterwards, restore structlog's configuration."""
     was = structlog.get_config() if _is_set_up() else None
     structlog.configure(
         processors=[*_ADDED, *last],
@@ -127,7 +119,6 @@ def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
 
 @contextmanager
 def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> Iterator[Writer]:
-    """Write a logger's lines to a stream. Afterwards, restore its handlers."""
     before = (logger.level, logger.handlers[:])
     waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
     handler = logging.StreamHandler(stream)
@@ -150,8 +141,6 @@ def escape(text: str) -> str:
 
 
 class _Outbox(logging.handlers.QueueHandler):
-    """Handler that puts records into the queue without waiting."""
-
     def __init__(self, waiting: queue.SimpleQueue[logging.LogRecord | None]) -> None:
         super().__init__(waiting)
         self._waiting = waiting
@@ -178,7 +167,7 @@ class Writer(logging.handlers.QueueListener):
     """Thread that renders and writes log lines, and can be stopped even if the stream is stuck."""
 
     write_blocked = False
-    """True if the last lines couldn't be written in time. The thread then holds locks for which the interpreter would wait."""
+    """True if the last lines weren't written in time. The thread then holds locks, and the interpreter's exit would wait for them."""
 
     def __init__(
         self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO
@@ -187,7 +176,8 @@ class Writer(logging.handlers.QueueListener):
         self._descriptor, self._path = _file_of(stream)
 
     def reopen(self) -> bool:
-        """Reopen the log file by name, after it was renamed or removed. Returns False if there is no file or it can't be opened."""
+        """Reopen the log file by name, after it was renamed or removed. Returns False if the file can't be
+        opened, or if the log is not a file."""
         if self._path is None:
             return False
         try:
@@ -202,7 +192,7 @@ class Writer(logging.handlers.QueueListener):
         return True
 
     def stop(self) -> None:
-        """Wait up to FLUSH_WITHIN for the last lines. The thread is a daemon, so it may stay behind."""
+        """Wait up to FLUSH_WITHIN for the last lines. The thread is a daemon, so the process can end without it."""
         if self._thread is not None:
             self.enqueue_sentinel()
             self._thread.join(FLUSH_WITHIN)
@@ -211,7 +201,6 @@ class Writer(logging.handlers.QueueListener):
 
 
 def _file_of(stream: TextIO) -> tuple[int, str | None]:
-    """Return the descriptor of a stream, and the path if it is a regular file."""
     try:
         descriptor = stream.fileno()
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -222,7 +211,7 @@ def _file_of(stream: TextIO) -> tuple[int, str | None]:
 
 
 def _pin(logger: Any, name: str, event: _Event) -> _Event:
-    """Capture the current exception and the state of mutable objects, which the writer's thread can't see."""
+    """Capture the current exception and the state of mutable objects, because another thread renders them later."""
     if event.get("exc_info") is True:
         event["exc_info"] = sys.exc_info()
     for key, value in event.items():
@@ -232,7 +221,6 @@ def _pin(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
-    """Add the level, logger and time of a line from the standard library's logging."""
     record = event["_record"]
     event.setdefault("level", record.levelname.lower())
     event.setdefault("logger", record.name)
@@ -241,7 +229,7 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
-    """Escape all that the console renderer prints verbatim. It prints other values as Python literals, which are safe."""
+    """Escape the texts that the console renderer prints verbatim. It prints other values as safe Python literals."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
     if "logger" in event:
@@ -252,7 +240,7 @@ def _defuse(logger: Any, name: str, event: _Event) -> _Event:
 
 
 class _Console:
-    """Renderer of text. A line that a worker has printed is shown after the worker's name. `console` renders all other lines."""
+    """Renderer that shows a worker's printed line after the worker's name. `console` renders all other lines."""
 
     def __init__(self, console: structlog.typing.Processor, colours: bool) -> None:
         self._console = console

@@ -10,8 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-GRPC_VERBOSITY = "GRPC_VERBOSITY"
-"""Environment variable that gRPC's C library reads on import."""
+GRPC_VERBOSITY = "GRPC_VERBOSITY"  # Environment variable that gRPC's C library reads on import.
 
 if TYPE_CHECKING or "rich" in sys.modules:
     import structlog as structlog
@@ -29,10 +28,8 @@ def get_logger(name: str) -> Any:
 
 
 def import_grpc_quietly() -> None:
-    """Import gRPC without the log of its C library, which would bypass ours, unless the user has set that log's level.
-
-    The environment stays as it was, because a target may use gRPC itself. Raises ImportError if the package is missing.
-    """
+    """Import gRPC without the log of its C library, which would bypass ours, unless the user has set that log's level. The
+    environment stays as it was, because a target may use gRPC itself. Raises ImportError if the package is missing."""
     if GRPC_VERBOSITY in os.environ:
         return
     os.environ[GRPC_VERBOSITY] = "NONE"

@@ -1,8 +1,8 @@
-"""Reuse of memory. The process keeps large freed blocks, so later ones need no fresh pages.
+"""Reuse of memory. The process keeps large freed blocks, so that later blocks need no fresh pages.
 
 A fresh page costs the kernel more than filling it. Fresh pages take four fifths of the time to receive and copy 5 MB. By default
-the C library returns large blocks as soon as they are freed. If more than a bound is free at the end of the heap, it returns all
-of that, which takes as long again. So in a host, the bound must exceed the outputs of several long answers.
+the C library returns large blocks as soon as they are freed. It also returns the free end of the heap once that exceeds a bound,
+which takes as long again. So in a host, the bound must exceed the outputs of several long answers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import contextlib
 from functools import cache
 from typing import Any
 
-KEPT_BY_CHILD = 64 << 20
-"""Maximum size in bytes of free memory that a process with a target keeps."""
-_LEAST_KEPT, _MOST_KEPT, _PART = 64 << 20, 256 << 20, 16
-"""A host keeps a 16th of its memory, within these bounds."""
-_LARGEST = 32 << 20
-"""Largest reused block in bytes, the most that glibc allows."""
+KEPT_BY_CHILD = 64 << 20  # Maximum size in bytes of free memory that a process with a target keeps.
+_LEAST_KEPT, _MOST_KEPT, _PART = 64 << 20, 256 << 20, 16  # A host keeps a 16th of its memory, within bounds.
+_LARGEST = 32 << 20  # Largest reused block in bytes, the most that glibc allows.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
@@ -26,7 +23,7 @@ def kept_by_host(memory: int) -> int:
 
 
 def reuse_large_blocks(kept: int) -> None:
-    """Let this process keep up to `kept` bytes of free memory, if its C library is glibc."""
+    """Let this process keep up to `kept` bytes of free memory. Does nothing unless the C library is glibc."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
@@ -36,7 +33,7 @@ def reuse_large_blocks(kept: int) -> None:
 
 
 def unfilled(size: int) -> bytearray:
-    """Return an array of undefined bytes. Clearing them would cost as much as a copy."""
+    """Return an array of undefined bytes, because clearing them would cost as much as a copy."""
     array: bytearray = _maker()(None, size)
     return array
 

@@ -1,6 +1,6 @@
-"""Ticks, and loops that call a function at every tick.
+"""Periodic work at common ticks.
 
-All periodic work of a process wakes up together at ticks, because timers at the same instant cost one wake-up. The ticks of a
+All periodic work of a process runs at the same ticks, because timers at the same instant cost a single wake-up. The ticks of a
 period are its whole multiples on the event loop's clock. So every tick of a second is also a tick of half a second.
 """
 
@@ -15,12 +15,9 @@ from headway.runtime.availability import Availability
 from headway.runtime.race import heed_cancellation
 from headway.runtime.supervisor import Supervisor
 
-PERIOD = 1.0
-"""Seconds between two calls, by default."""
-EARLY = 0.1
-"""Fraction of a period before a tick that counts as after it. Otherwise a timer that fires slightly early would fire twice."""
-HALF = 0.5
-"""Period in seconds of the ticks at which longer pauses end."""
+PERIOD = 1.0  # Seconds between two calls, by default.
+EARLY = 0.1  # So close before a tick, as a share of its period, counts as after it. Timers may fire early.
+HALF = 0.5  # Period in seconds of the ticks at which longer pauses end.
 
 
 def until_tick(every: float) -> float:
@@ -30,10 +27,7 @@ def until_tick(every: float) -> float:
 
 
 def ending_at_tick(pause: float) -> float:
-    """Return a pause of about `pause` seconds that ends at a tick of a second or, if it is shorter, of half a second.
-
-    Very short pauses don't change.
-    """
+    """Return a pause of about `pause` seconds that ends at a tick. Very short pauses don't change."""
     now = asyncio.get_running_loop().time()
     if pause >= 1.0 and (at_second := math.floor(now + pause) - now) >= HALF / 2:
         return at_second
@@ -42,11 +36,8 @@ def ending_at_tick(pause: float) -> float:
 
 
 class Periodic:
-    """Calls `act` at once, and then at each tick of `every` seconds, which may be a function that returns the seconds.
-
-    If the broker or store is out of reach, the next tick tries again. Its outages are logged under the name `what`, unless that
-    is empty.
-    """
+    """Calls `act` at once, and then at each tick of `every` seconds. `every` may be a function that returns the seconds. If
+    the broker or store is out of reach, the next tick tries again. The log calls it `what`; empty to log no outages."""
 
     def __init__(
         self,
@@ -66,14 +57,14 @@ class Periodic:
         self._task = supervisor.start(self._name, self._run)
 
     async def stop(self) -> None:
-        """Stop calling. A call under way finishes first."""
+        """Stop the loop. A call that has begun finishes first."""
         self._stopped = True
         _end(self._pausing)
         if self._task is not None:
             await asyncio.wait({self._task})  # Unlike `await`, this doesn't pass a cancellation on to the loop.
 
     def soon(self) -> None:
-        """Call in the next turn of the event loop, or right after the call under way."""
+        """Call `act` in the next turn of the event loop, or right after the current call."""
         self._hurried = True
         _end(self._pausing)
 
@@ -91,7 +82,6 @@ class Periodic:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the next tick, or until the loop is hurried or stopped."""
         if self._stopped or self._hurried:
             self._hurried = False
             return

@@ -1,4 +1,4 @@
-"""Log lines about clients that use the wrong protocol for a port, or break it. Each kind has one line a minute, with a count."""
+"""Log lines about clients that speak the wrong protocol to a port, or break its rules. Each kind is logged once a minute."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-LOG_EVERY = 60.0
-"""Minimum time in seconds between two lines of a kind."""
+LOG_EVERY = 60.0  # Minimum time in seconds between two lines of a kind.
 
 TLS = (
     "a client speaks TLS to a plain port",
@@ -26,7 +25,7 @@ CUTS = {
         "its connection ended; look for a faulty client or proxy",
     ),
     "too_many_frames": (
-        "a client sends too many frames that bring nothing",
+        "a client sends too many useless frames",
         "its connection ended; look for a client that cancels most of its calls, or means harm",
     ),
     "too_many_pings": (
@@ -39,7 +38,7 @@ HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its ow
 
 
 class ProtocolHints:
-    """Hints for clients that speak the wrong protocol to a port. `port` is its name in the log."""
+    """Log of protocol errors at one port, which the log calls `port`."""
 
     def __init__(self, port: str, clock: Callable[[], float]) -> None:
         self._port, self._clock = port, clock

@@ -1,4 +1,4 @@
-"""Ways to end tasks: cancel them and wait, or let the first that finishes end the others."""
+"""Functions that end tasks: all of them, or all but the first that finishes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-MOST_TRIES = 4
-"""Number of times to cancel a task before leaving it running."""
-TIDIES = 20.0
-"""Seconds to clean up, for a task that may have to end and reap a worker's child process."""
+MOST_TRIES = 4  # Number of times to cancel a task before leaving it running.
+TIDIES = 20.0  # Seconds to clean up, for a task that may have to end and reap a worker's child process.
 
 
 async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Future[Any] | None]:
-    """Wait until one of the awaitables is done, and end the others. If cancelled, end all of them; see `end` for `tidies`.
-
-    Returns the finished ones in order, with None for each that was ended.
-    """
+    """Wait until one of the awaitables is done, and end the others. If cancelled, end them all. For `tidies`, see `end`.
+    Returns the futures of the finished awaitables in order, with None for each of the others."""
     running = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -30,29 +26,29 @@ async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Futu
 
 
 async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
-    """Cancel tasks, and wait until they have ended. Arguments that are None are skipped.
+    """Cancel tasks, and wait until they have ended. Skips None.
 
     A cancellation can get lost: libraries catch it, and before Python 3.12 `asyncio.wait_for` drops it if a result comes at
     the same time. So a task that runs on for `tidies` seconds is cancelled again, even if this call is cancelled too. After
     MOST_TRIES, it is left running.
     """
     tasks = [task for task in waits if task is not None]
-    left = [task for task in tasks if not task.done()]
+    running = [task for task in tasks if not task.done()]
     cancelled = False
     for again in range(MOST_TRIES):
-        if not left:
+        if not running:
             break
         if again and not cancelled:
-            log.warning("task does not end, cancelling it again", tasks=_named(left))
-        for task in left:
+            log.warning("task does not end, cancelling it again", tasks=_named(running))
+        for task in running:
             task.cancel()
         try:
-            await asyncio.wait(left, timeout=tidies)
+            await asyncio.wait(running, timeout=tidies)
         except asyncio.CancelledError:
             cancelled = True
-        left = [task for task in left if not task.done()]
-    if left:
-        log.error("task does not end, and is left running", tasks=_named(left))
+        running = [task for task in running if not task.done()]
+    if running:
+        log.error("task does not end, and is left running", tasks=_named(running))
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # Otherwise asyncio would log it as never retrieved.
@@ -66,9 +62,11 @@ async def end_all() -> None:
 
 
 def heed_cancellation() -> None:
-    """Raise CancelledError if the current task has lost a cancellation. Call it before continuing a loop after an error.
+    """Raise CancelledError if the current task was cancelled but got another error in place of the CancelledError. Call
+    this function in a loop that continues after an error.
 
-    `asyncio.gather` raises the first error of its calls, so a call that fails during a cancellation hides the cancellation.
+    For example, `asyncio.gather` raises the first error of its calls. If a call fails while the task is being
+    cancelled, the task sees the call's error and not the cancellation.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

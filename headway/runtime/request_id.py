@@ -1,4 +1,4 @@
-"""Ids of requests, in a module of their own because most importers need nothing else."""
+"""Ids of requests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import uuid_utils
 
-NewId = Callable[[], str]
-"""Function like `new_id`."""
+NewId = Callable[[], str]  # Function like `new_id`.
 
 
 def new_id() -> str:

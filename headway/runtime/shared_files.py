@@ -1,4 +1,4 @@
-"""Files that other processes change, too. They are watched by polling, and locked."""
+"""Watching and locking of files that other processes change, too."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from time import monotonic, sleep
 
 from headway.errors import StoreUnavailable
 
-CHECK_FILES_EVERY = 0.5
-"""Seconds between two looks."""
-MOST_FILES = 2000
-"""Maximum number of Python files to watch below a folder."""
-MOST_FOLDERS = 500
-"""Maximum number of folders to search for Python files."""
-LOCK_WITHIN = 5.0
-"""Seconds to wait for a lock."""
+CHECK_FILES_EVERY = 0.5  # Seconds between two checks.
+MOST_FILES = 2000  # Maximum number of Python files to watch below a folder.
+MOST_FOLDERS = 500  # Maximum number of folders to search for Python files.
+LOCK_WITHIN = 5.0  # Seconds to wait for a lock.
 _LOCK_EVERY = 0.02
 _PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
-Stamp = tuple[int, int, int]
-"""Modification time in ns, size and inode of a file. A change of the content changes the stamp."""
+Stamp = tuple[int, int, int]  # Modification time in ns, size and inode of a file, which change with it.
 
 
 def _pause() -> Awaitable[None]:
@@ -32,10 +27,8 @@ def _pause() -> Awaitable[None]:
 
 
 class FileWatcher:
-    """Watcher of the files that `find` lists.
-
-    A new file is a change. A missing file is not, because editors remove a file to replace it. `pause` waits between two looks.
-    """
+    """Watcher of the files that `find` lists. A new file counts as a change. A missing file doesn't, because editors remove a
+    file to replace it. `pause` waits between checks."""
 
     def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
         self._find, self._pause = find, pause
@@ -43,7 +36,7 @@ class FileWatcher:
         self._look()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield after each look that finds changes."""
+        """Yield after each check that finds changes."""
         while True:
             await self._pause()
             if await asyncio.to_thread(self._look):
@@ -79,12 +72,11 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def _is_foreign(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder without the user's own code."""
     return entry.name.startswith(".") or entry.name in _PASSED_BY or Path(entry.path, "pyvenv.cfg").exists()
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Return the stamp of a file; None if it can't be accessed."""
+    """Return the stamp of a file; None if the file can't be accessed."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -94,7 +86,7 @@ def stamp(path: Path) -> Stamp | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on a folder of files. Blocks the thread until it is free, or raises StoreUnavailable after LOCK_WITHIN."""
+    """Hold the lock on a folder. Blocks the thread until the lock is free. Raises StoreUnavailable after LOCK_WITHIN."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         until = monotonic() + LOCK_WITHIN

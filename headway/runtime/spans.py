@@ -28,14 +28,12 @@ class SpanKind(enum.IntEnum):
     CONSUMER = 5
 
 
-FORMS = 1024
-"""Maximum number of span forms that a recorder caches."""
-ZERO_LASTS = 1.0
-"""Seconds for which the offset between the clock and Unix time is kept, so that spans stay in order."""
+FORMS = 1024  # Maximum number of span forms that a recorder caches.
+ZERO_LASTS = 1.0  # Seconds to keep the offset between clock and Unix time, so that spans stay in order.
 
 
 class SpanForm(msgspec.Struct, eq=False):
-    """Part that many spans have in common."""
+    """Name, kind and attributes that many spans share."""
 
     name: str
     kind: SpanKind
@@ -46,8 +44,7 @@ class SpanLink(msgspec.Struct, frozen=True, gc=False):
     """Link of a span to another span, usually in another trace."""
 
     context: TraceContext
-    message: str = ""
-    """Id of the other span's request; empty if it isn't given."""
+    message: str = ""  # Id of the other span's request; empty if it isn't given.
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -55,26 +52,18 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
     form: SpanForm
     context: TraceContext
-    parent: bytes
-    """Id of the parent; empty for the first span of a trace."""
+    parent: bytes  # Id of the parent; empty for the first span of a trace.
     begun: int
-    ended: int
-    """Unix times in nanoseconds."""
-    attributes: Attributes = ()
-    """Attributes beyond those of the form."""
+    ended: int  # Unix time in nanoseconds, like `begun`.
+    attributes: Attributes = ()  # Attributes beyond those of the form.
     links: Sequence[SpanLink] = ()
-    error: str | None = None
-    """Error message; None if there was no error."""
-    remote: bool = False
-    """True if another process recorded the parent."""
+    error: str | None = None  # Error message; None if there was no error.
+    remote: bool = False  # True if another process recorded the parent.
 
 
 class SpanBuffer:
-    """Spans that wait to be exported. One thread adds them, and another takes them.
-
-    At most `most` spans wait. Further ones are dropped, and counted in `dropped` by reason. When `enough` spans wait, `wake` is
-    called to start an export.
-    """
+    """Spans that wait to be exported, at most `most`. One thread adds them, and another takes them. `dropped` counts dropped spans
+    by reason. `wake` is called when `enough` spans wait, to start an export."""
 
     def __init__(self, most: int, enough: int, dropped: dict[str, int], wake: Callable[[], None]) -> None:
         self._most, self._enough, self._wake = most, enough, wake
@@ -85,7 +74,6 @@ class SpanBuffer:
         return len(self._waiting)
 
     def add(self, span: Span) -> None:
-        """Add a span, or drop it if the buffer is full."""
         waiting = len(self._waiting)
         if waiting >= self._most:
             self._dropped["queue"] += 1
@@ -101,10 +89,7 @@ class SpanBuffer:
 
 
 class SpanRecorder:
-    """Recorder of spans for the services of a process.
-
-    The sampler decides which requests are sampled, and makes ids. `wall` gives Unix time in nanoseconds.
-    """
+    """Recorder of spans. `sampler` chooses requests, and makes ids. `wall` returns Unix time in nanoseconds."""
 
     def __init__(
         self, sampler: Sampler, buffer: SpanBuffer, clock: Callable[[], float], wall: Callable[[], int] = time.time_ns
@@ -122,14 +107,13 @@ class SpanRecorder:
 
 
 class RunTrace:
-    """Trace of a running batch, for its backend to add spans. `context` is the span of the run."""
+    """Trace of a running batch, to which its backend adds spans. `context` is the span of the run."""
 
     def __init__(self, recorder: SpanRecorder, context: TraceContext, model: str, begun: float) -> None:
         self._recorder, self._model, self._zero = recorder, model, recorder.unix_zero(begun)
         self.context, self.begun, self.clock = context, begun, recorder.clock
 
     def unix(self, instant: float) -> int:
-        """Return the Unix time in nanoseconds of an instant."""
         return self._zero + int(instant * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
@@ -161,7 +145,6 @@ class RunTrace:
         self._recorder.add(Span(form, context, self.context.span_id, self.unix(begun), self.unix(ended), error=error))
 
 
-RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)
-"""Trace of the batch that the current task runs; None if it isn't sampled."""
+RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)  # Trace of the current batch, if sampled.
 OUTGOING: ContextVar[TraceContext | None] = ContextVar("outgoing", default=None)
 """Span for the remote API call of the current task; None if it isn't sampled."""

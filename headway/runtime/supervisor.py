@@ -1,7 +1,7 @@
 """Supervisor of long-lived loops.
 
-A loop that raises, or is cancelled by anyone but its supervisor, is restarted after a pause that grows with each failure. So
-neither a cancelled client nor an exception in user code can stop a service.
+A supervisor restarts a loop that raises, or that anyone else cancels, after a pause that grows with each failure. So neither a
+cancelled client nor an exception in user code can stop a service.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ class Supervisor:
     """Supervisor of named loops, which run until `stop`."""
 
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        """Running tasks, in the order of their start."""
+        self._tasks: dict[asyncio.Task[None], None] = {}  # Running tasks, in the order of their start.
         self._stopping = False
 
     def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Keep `loop()` running until it returns or `stop` is called. Returns the task that does so."""
+        """Run `loop()`, and run it again if it fails, until it returns or `stop` is called. Returns the supervising task."""
         task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=f"supervisor of {name}")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task
 
     async def stop(self) -> None:
-        """Cancel all loops and wait until they have ended."""
         self._stopping = True
         await end(*self._tasks, tidies=TIDIES)
 
@@ -51,5 +49,5 @@ class Supervisor:
             if error is None and not inner.cancelled():
                 return
             failures += 1
-            log.error("loop ended, starting it again", loop=name, error=repr(error), exc_info=error)
+            log.error("loop ended, restarting it", loop=name, error=repr(error), exc_info=error)
             await asyncio.sleep(backoff(failures, 1.0))

@@ -4,12 +4,12 @@
       │                    ▲───────────────┘ │
       └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
 
-The protocol gets its connection at once, before the handshake. So a connection whose handshake hangs is counted and times out
-like any silent one. Data that the protocol writes before the end of the handshake is kept until then. The event loop's own TLS
-would announce a connection only after its handshake, and can't end one direction of it.
+The protocol gets its connection before the handshake. So a connection with a hanging handshake is counted and times out like
+any silent connection. Data that the protocol writes before the end of the handshake waits until then. The event loop's own TLS
+would announce a connection only after its handshake, and can't end a single direction.
 
-Clients' addresses take turns (`headway.runtime.fair_turns`) for steps of their handshakes. A step takes 0.1 ms to several ms,
-depending on the key of the certificate.
+Clients' addresses take turns (`headway.runtime.fair_turns`) with the steps of their handshakes. A step takes 0.1 ms to several
+ms, depending on the certificate's key.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-LINGER = 1.0
-"""Seconds to keep a connection after a failed handshake, so that the client can read why."""
-LOG_EVERY = 60.0
-"""Minimum time in seconds between two log lines about failed handshakes."""
+LINGER = 1.0  # Seconds to keep a connection after a failed handshake, so that the client can read why.
+LOG_EVERY = 60.0  # Minimum time in seconds between two log lines about failed handshakes.
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
-_RECORD = 16_384
-"""Maximum size in bytes of a TLS record."""
+_RECORD = 16_384  # Maximum size in bytes of a TLS record.
 _HANDSHAKE_RECORD = 0x16
 _TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 """First bytes of clients that speak a text protocol, such as HTTP."""
@@ -51,8 +48,7 @@ _REASONS = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
 """Labels of failed handshakes, by OpenSSL's reason."""
-REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")
-"""All labels of failed handshakes."""
+REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")  # All labels of failed handshakes.
 
 
 class TlsPort:
@@ -68,10 +64,8 @@ class TlsPort:
     def around(
         self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
     ) -> Callable[[], asyncio.Protocol]:
-        """Return the protocol factory for a listening socket. `make` makes the protocol above TLS.
-
-        `refuse_plain` is called with that protocol to answer, without TLS, a client that doesn't speak TLS.
-        """
+        """Return the protocol factory for a listening socket. `make` makes the protocol above TLS. `refuse_plain` is called
+        with that protocol to answer, without TLS, a client that doesn't speak TLS."""
         return lambda: TlsTransport(self, make(), refuse_plain)
 
     @property
@@ -92,7 +86,8 @@ class TlsPort:
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS of one connection. It is the protocol of the socket's transport, and the transport of the protocol above."""
+    """TLS of one connection, between the socket's transport and the protocol above. It is a protocol to the former, and a
+    transport to the latter."""
 
     def __init__(self, port: TlsPort, protocol: asyncio.Protocol, refuse_plain: Callable[[Any], None]) -> None:
         super().__init__()
@@ -108,14 +103,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # Called by the socket's transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass the connection to the protocol above without waiting for the handshake."""
+        """Announce the connection to the protocol above, before the handshake."""
         self._raw = cast(asyncio.Transport, transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         if self._protocol is not None:
             self._protocol.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt data, or feed it to the handshake. After the end, drop it."""
+        """Decrypt data, or feed it to the handshake. Data after the end is dropped."""
         state = self._state
         if state == OPEN:
             self._incoming.write(data)
@@ -149,7 +144,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol.resume_writing()
 
     def take_turn(self) -> None:
-        """Take a step of the handshake."""
         if self._state == WAITING:
             self._state = HANDSHAKE
             if not self._raw.is_closing():
@@ -179,7 +173,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return True
 
     def write_eof(self) -> None:
-        """Tell the client that nothing more will be sent, and ignore what it still sends."""
+        """Tell the client that no more data follows, and ignore the client's further data."""
         state = self._state
         if state < OPEN:
             self._wants_eof = True
@@ -206,7 +200,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Pass data to the protocol again, including what has come since `pause_reading`."""
+        """Pass data to the protocol again, including the data that came since `pause_reading`."""
         self._paused = False
         if self._state == OPEN and not self._raw.is_closing():
             self._raw.resume_reading()
@@ -265,7 +259,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._read()
 
     def _read(self) -> None:
-        """Pass all data that can be decrypted to the protocol."""
         if self._state != OPEN or self._paused:
             return
         tls, incoming, parts, ended = self._tls, self._incoming, [], False
@@ -307,7 +300,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.write_eof()
 
     def _say_end(self) -> None:
-        """Tell the client by TLS that nothing more will be sent."""
+        """Send TLS's close_notify: no more data follows."""
         if self._state != OPEN:
             return
         self._state = ENDED
@@ -317,7 +310,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._flush()
 
     def _end(self, reason: str) -> None:
-        """End TLS. A handshake that isn't done counts as failed for `reason`."""
+        """End TLS. An unfinished handshake counts as failed for `reason`."""
         state = self._state
         self._say_end()
         self._state = ENDED

@@ -62,8 +62,8 @@ class _Known(NamedTuple):
 
 
 class BatchTimes:
-    """Run times drawn from recorded batches, of which there is at least one. They are `padded` if a worker would find out that the
-    model pads the inputs of a call to the longest."""
+    """Run times drawn from recorded batches, of which there is at least one. They are `padded` if they show that the model pads
+    the inputs of a call to the longest."""
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
         self.weights = tuple(weight for batch in batches for weight in batch.weights)
@@ -90,7 +90,7 @@ class BatchTimes:
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
         """Return the mean run time, in seconds, of batches of at most `count` inputs, and `max_weight` (0 for no bound). Their
         weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together and sorted, so that
-        each gets inputs of similar weight."""
+        each batch gets inputs of similar weight."""
         key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time

@@ -149,7 +149,8 @@ class Backlog:
         self._day, self._dispersion = day, dispersion
 
     def serve(self, arrivals: float, workers: int) -> tuple[float, float]:
-        """Serve one second. Return how many of its requests are answered within the promise, and how many are refused."""
+        """Serve the arrivals of one second. Return how many of them are answered within the promised time, and how many
+        are refused."""
         capacity = workers * self._day.cost.pace
         room = max(capacity * (1.0 + QUEUE_SECONDS) - self.waiting, 0.0)
         accepted = min(arrivals, room)
@@ -158,7 +159,8 @@ class Backlog:
         return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Return the share of arrivals answered within the promise. Each waits for the backlog to clear, plus up to one gap."""
+        """Return the share of arrivals that are answered within the promised time. Each arrival waits for the backlog
+        to clear, plus up to one gap."""
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
@@ -186,7 +188,8 @@ class _Run:
         self._counts = {UP: 0, DOWN: 0}
 
     def _first(self) -> int:
-        """Return the workers at the start of the day: for FIXED those for the busiest minute, else those for the first hour."""
+        """Return the number of workers at the start of the day. For FIXED it is enough for the busiest minute.
+        Otherwise it is enough for the first hour."""
         rates, day = self._arrivals, self._day
         minutes = [sum(rates[at : at + 60]) / 60 for at in range(0, DAY, 60)]
         rate = max(minutes) if self._policy == FIXED else sum(minutes[:60]) / 60 / 0.6

@@ -1,7 +1,7 @@
-"""Drive the production queue and policies from a heap of virtual events: no event loop, no clock.
+"""Drives the production queue and policies from a heap of virtual events, without event loop and clock.
 
 The queue is the one that brokers use, called in the same order. An arrival is offered and wakes a worker. A free worker claims. If
-it is told to hold, it goes idle and a timer is set. Only the outside is simulated: who comes, how long a batch runs, who dies.
+it must hold, it goes idle and a timer is set. Only the outside is simulated: who comes, how long a batch runs, who dies.
 
     idle ──claim──▶ running ──answer──▶ idle
       │                │
@@ -22,18 +22,17 @@ from operator import attrgetter
 
 from headway.core import batch_cost, shards
 from headway.core.admission import Refused
-from headway.core.batch import Departure
-from headway.core.batch_cost import BatchCost, is_news
+from headway.core.batch_cost import Calls
 from headway.core.capacity import capacity
-from headway.core.departure import Hold, Load
+from headway.core.departure import Departure, Hold, Load
 from headway.core.fair_queue import QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY
 from headway.core.queue import ModelQueue
+from headway.core.service_model import WarmUpRun
 from headway.core.shards import in_turn, parts
-from headway.core.slot_pace import SlotPace
+from headway.core.slot_factors import SlotPace
 from headway.core.throttle import Throttle, room
-from headway.core.warm_up import WarmUpRun
-from headway.model import Cause, CostLine, CostShape, Entry, WorkerInfo, WorkerStatus
+from headway.model import Cause, CostLine, Entry, WorkerInfo, WorkerStatus
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
 from headway.simulator.traffic import POISON, arrivals, bulk_lines, callers
@@ -55,30 +54,6 @@ class Shard:
         self.looks_at = math.inf
 
 
-class Child:
-    """Costs of calls as a worker's process learns them. It cuts batches of a model that pads into several calls."""
-
-    __slots__ = ("_cost", "line")
-
-    def __init__(self) -> None:
-        self._cost = BatchCost()
-        self.line: CostLine | None = None  # Line that it reported last; None before the first.
-
-    def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        return [[weights[place] for place in call] for call in self._cost.calls(weights)]
-
-    def ran(self, weights: Sequence[int], calls: Iterable[tuple[Sequence[int], float]]) -> bool:
-        """Learn from a batch and the seconds of its calls. Returns True if there is something new to report."""
-        self._cost.note_batch(weights)
-        for call, seconds in calls:
-            self._cost.observe(call, seconds)
-        line = self._cost.line
-        if not is_news(line, self.line) or (self.line is None and line.shape is CostShape.NUMBER):
-            return False
-        self.line = line
-        return True
-
-
 class Worker:
     """A GPU. `life` and `rest` count its lives and rests, so that events of earlier ones can be ignored."""
 
@@ -90,7 +65,7 @@ class Worker:
         self.name = name
         self.known = True  # True while others think that it lives.
         self.pace = pace
-        self.child = Child()
+        self.child = Calls(whole=False)
         self.slow = slow
         self.life = self.rest = 0
         self.alive = True
@@ -113,7 +88,7 @@ class Gateway:
         self._turn = turn
 
     def come(self, entry: Entry, now: float) -> float | None:
-        """Take an entry. Return when to call `send`; None if that is planned already."""
+        """Take an entry. Returns the instant at which to call `send`; None if that is planned already."""
         self.gathered.append((entry, now))
         if now >= self._open_at:
             return now
@@ -172,7 +147,7 @@ def reported(worker: Worker, entry_size: float = 1.0) -> WorkerInfo:
         status=WorkerStatus.HEALTHY if worker.alive else WorkerStatus.OFFLINE,
         items_per_second=worker.pace.items_per_second / entry_size,
         estimated=worker.pace.estimated,
-        cost=worker.child.line,
+        cost=worker.child.reported,
     )
 
 
@@ -297,7 +272,7 @@ class _Simulation:
         self._let_send(1, again)
 
     def _rng(self, purpose: str) -> random.Random:
-        """Return randomness for one purpose, so that another policy gets the same arrivals."""
+        """Return a source of randomness for one purpose, so that another policy gets the same arrivals."""
         return random.Random(f"{self._scenario.seed}/{purpose}")  # noqa: S311 - the same seed, the same run
 
     def _at(self, instant: float, act: Callable[[float], None]) -> None:
@@ -311,7 +286,7 @@ class _Simulation:
             self._close(now)
 
     def _close(self, now: float) -> None:
-        """Note that the last request has come, and what the queue has estimated by then."""
+        """Note that the last request has come, and record the estimates of the queue."""
         loads = [shard.queue.load(now) for shard in self._shards[: self._active]]
         rate = math.fsum(load.rate for load in loads)
         self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
@@ -370,7 +345,8 @@ class _Simulation:
             self._wake_idle(shard, now)
 
     def _wake_idle(self, shard: Shard, now: float) -> None:
-        """Let idle workers claim while there is something for them. Then set the timer for when there may be more."""
+        """Let idle workers claim while there is something for them. Then set the timer to the next instant at which there may be
+        more."""
         idle, queue = shard.idle, shard.queue
         shard.looks_at = math.inf
         while idle:
@@ -396,7 +372,7 @@ class _Simulation:
             self._look(worker, worker.rest, now)
 
     def _look(self, worker: Worker, rest: int, now: float) -> None:
-        """Let an idle worker look whether the next other shard is behind, and again later while it rests."""
+        """Let an idle worker claim from the next other shard if that is behind, and look again later while it rests."""
         home = worker.home
         if worker.rest != rest or worker.name not in home.idle:
             return
@@ -441,9 +417,11 @@ class _Simulation:
 
     def _run_calls(self, worker: Worker, weights: Sequence[int], factor: float, now: float) -> float:
         """Return the run time of a batch in as many calls as its worker finds best. The worker learns from them."""
-        calls = [(call, self._seconds(call) * factor) for call in worker.child.calls(weights)]
-        seconds = math.fsum(taken for _, taken in calls)
-        if worker.child.ran(weights, calls):
+        calls = [[weights[place] for place in places] for places in worker.child.parts(weights)]
+        times = [self._seconds(call) * factor for call in calls]
+        seconds = math.fsum(times)
+        worker.child.ran_in_parts(weights, list(zip(calls, times, strict=True)))
+        if worker.child.news() is not None:
             self._at(now + seconds + HEARTBEAT_EVERY, self._fill_up)
         return seconds
 
@@ -487,7 +465,7 @@ class _Simulation:
         self._free(worker, now)
 
     def _since(self, member: QueuedEntry) -> float:
-        """Return when an entry that has ended came to its gateway."""
+        """Return the instant at which an entry that has ended came to its gateway."""
         return self._came.pop(member, member.arrived)
 
     def _lose(self, member: QueuedEntry, kind: str, reason: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Find how many GPUs a load needs: the least number whose simulated percentiles meet the targets.
+"""Finds the number of GPUs that a load needs: the least number whose simulated percentiles meet the targets.
 
 The search begins at the number from the formula of `core.scaling.sizing`, which the autoscaler uses too. It goes up or down in
 growing steps, and then by halves. The result is confirmed with several seeds. A request without an answer is infinitely late."""
@@ -28,8 +28,8 @@ MEASURED = 50.0  # Fewest batch times to measure.
 MEASURED_REQUESTS = 10_000  # Fewest requests to measure in each run for a prediction.
 RATE_STEPS = 5  # Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity.
 RATE_SEEDS = 2  # Runs that must meet the targets at each of these rates.
-RATE_REQUESTS = 5_000  # Fewest requests in each of them. They take most of a plan's time, for a rough result.
-# How near to a target, as a share of it or in milliseconds, a prediction is on the edge, so that a real run may miss it.
+RATE_REQUESTS = 5_000  # Fewest requests in each of these runs, which take most of a plan's time.
+# Distance to a target, as a share of it and in milliseconds, within which a real run may miss it.
 EDGE_SHARE, EDGE_MS = 0.03, 2.0
 # Student's t for a two-sided 95 % interval, by number of values.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -266,7 +266,7 @@ class _Planner:
         return low
 
     def _meets_in_a_run(self, prediction: Prediction, rate: float, seed: int) -> bool:
-        """Return True if a short run at another rate meets the targets, with the prediction's doubt held against it."""
+        """Return True if a short run at another rate meets the targets, even at the worst end of the prediction's interval."""
         self._tell(prediction.gpus, rate)
         run = self._run(self._with(prediction.gpus, rate, seed, RATE_REQUESTS))
         return self._goal.met_by(_prediction(prediction.gpus, rate, [run], prediction.doubt_ms))

@@ -12,18 +12,18 @@ REFUSED, EXPIRED, FAILED = "refused", "expired", "failed"
 
 
 class Record:
-    """Outcomes of requests by when they came, and departures by when they left, without the scenario's warm-up."""
+    """Outcomes of the requests that came, and the batches that left, after the scenario's warm-up."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.arrived = array("d")  # When the answered requests came.
+        self.arrived = array("d")  # Instants at which the answered requests came.
         self.latency = array("d")  # Latencies of the answered requests, in seconds.
         self.tier = array("H")  # Tiers of the answered requests, by index.
         self.offered = [0] * len(scenario.mix)  # Requests that came, by tier.
         self.lost: Counter[tuple[str, str, int]] = Counter()  # Requests without an answer, by kind, reason and tier.
         self.poisonous = 0  # Requests that fail any batch they are in, and so can never be answered.
         self.harmed = 0  # Harmless requests without an answer.
-        self.left_at = array("d")  # When batches left.
+        self.left_at = array("d")  # Instants at which batches left.
         self.size = array("L")  # Entries of those batches.
         self.bulk = 0  # Bulk entries answered between the warm-up and the end of arrivals.
         self.filled = 0.0  # Fill of all batches, added up.
@@ -32,7 +32,7 @@ class Record:
         self.reasons: Counter[str] = Counter()  # Reasons why batches left.
         self.busy = 0.0  # Seconds that GPUs ran after the warm-up, without overhead.
         self.down = 0.0  # Seconds that workers were dead after the warm-up.
-        self.died_at = array("d")  # When workers died.
+        self.died_at = array("d")  # Instants at which workers died.
         self.retried = 0  # Entries that were queued again as their batch failed.
         self.estimates = (0.0, 0.0, 0.0, 0.0)  # The queue's at the last request: λ per second; α, β, deviation in s.
         self._last = -math.inf

@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headway.core.scaling.scaler import RULES
-from headway.load.record import spacing
-from headway.load.report import Latency, figure, figures, latency_ms, standard_console, table_of
+from headway.load.report import Latency, figure, figures, latency_ms, spacing, standard_console, table_of
 from headway.load.report import percentile as percentile
 from headway.simulator.day import DayReport
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record

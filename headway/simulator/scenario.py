@@ -130,7 +130,7 @@ class Scenario:
         "Seconds until a dead worker serves again.", unit="s", within=(0, 86_400))
     poison: float = tool_option(0.0, "--poison", "X", _FAILURES,
         "Share of inputs that make any batch they are in fail.", within=(0, 1))
-    poisoner: bool = False  # Whether all poison comes from one tenant that sends nothing else.
+    poisoner: bool = False  # True if all poison comes from one tenant that sends nothing else.
     gateways: int = tool_option(1, "--gateways", "N", _FLEET,
         "Gateways that requests come through.", type=int, within=(1, 1_000))
     gather: float = tool_option(0.0, "--gather-ms", "MS", _FLEET,

@@ -56,12 +56,13 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
     except ValueError:
         raise SettingError(setting, text, "has a line that is no whole number", hint) from None
     if not weights or not 1 <= min(weights) <= max(weights) <= MOST_WEIGHT:
-        raise SettingError(setting, text, f"has no weights, or one that is not 1 to {MOST_WEIGHT}", hint)
+        raise SettingError(setting, text, f"has no weights, or one outside 1 to {MOST_WEIGHT}", hint)
     return weights
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """Yield when requests come, within the scenario's duration; nothing for clients. Raises SettingError if a trace has no rate."""
+    """Yield the instants at which requests come, within the scenario's duration; nothing for clients. Raises SettingError if a
+    trace has no rate."""
     if scenario.clients:
         return iter(())
     if scenario.trace:
@@ -82,7 +83,7 @@ def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
 
 
 def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
-    """Return a function that draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison. Equal entries
+    """Return a function that draws the next entry: its tier by the mix, its tenant evenly, and poison or not. Equal entries
     are one object, as nothing in a simulation tells them apart by id."""
     kinds: list[Entry] = []
     weights: list[float] = []

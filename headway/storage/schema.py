@@ -34,7 +34,7 @@ _BULK = (
     "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
     "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
 )
-"""Step for bulk jobs, for both databases. `document` is JSON of what has no column."""
+"""Step for bulk jobs, for both databases. `document` is JSON of the members without a column."""
 
 _COLUMNS: Steps = (
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),

@@ -1,4 +1,4 @@
-"""Figures behind the metrics, of one process and of the fleet. One process exports the fleet's figures for all."""
+"""Figures behind the metrics, of one process and of the fleet. A single process exports the fleet's figures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headway.version import __version__
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """Figures of one process besides its counters, and the label values that it may count under.
+    """Figures of one process besides its counters, and its possible label values.
 
-    A figure is None where the process lacks the part that has it: `pending` and `promise` without a gateway, `slots` without
-    batchers, `leader` without a controller. Counts of other models than `models` are not exported. `promise` is the latency in
-    seconds that is promised for 95 % of the requests. `bulk_paused` counts the jobs that are paused through no fault of their
-    lines. `slots` has the busy share of each slot, and `gpus` the figures of its GPU, by model and worker. `versions` are pairs of
-    a model and the version that runs. `secure` names the ports that use TLS.
+    A figure is None if the process lacks its source: `pending` and `promise` without a gateway, `slots` without batchers, and
+    `leader` without a controller. Only `models` are exported. `promise` is the latency in seconds promised for 95 % of the
+    requests. `bulk_paused` counts jobs that are paused through no fault of their lines. `slots` has the busy share of each slot,
+    and `gpus` the figures of its GPU, by model and worker. `versions` are pairs of a model and a running version. `secure` names
+    the ports with TLS.
     """
 
     tiers: Sequence[str]
@@ -45,9 +45,10 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """Figures of the whole fleet. `letters` counts the dead letters that are kept, and `letters_ever` all that ever were, by model.
-    `expected` is the number of healthy workers that there should be, 0 if unknown. `memory` has the bytes that the broker's servers
-    use and may use (0 for no limit). It is None for a broker in this process."""
+    """Figures of the whole fleet. `letters` counts the present dead letters of each model, and `letters_ever` counts
+    past ones as well. `expected` is the intended number of healthy workers, 0 if unknown. `memory` has two numbers: the
+    bytes that the broker's servers use, and the limit on these bytes (0 for none). `memory` is None for a broker in
+    this process."""
 
     depths: Sequence[TierDepth] = ()
     workers: Sequence[WorkerInfo] = ()
@@ -61,7 +62,8 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Figures that one process exports. `fleet` is None if another process exports its figures, or the broker did not answer."""
+    """Figures that one process exports. `fleet` is None if another process exports the fleet's figures, or if the
+    broker did not answer."""
 
     counters: Counters
     own: ProcessFigures

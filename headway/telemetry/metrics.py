@@ -1,12 +1,12 @@
-"""All metrics in one table, which says how to read each from counters and figures. They are written as Prometheus text.
+"""Table of all metrics, each with a function that reads its values, and their text in Prometheus' formats.
 
-Requests only count plain numbers in `runtime.counters`. The rest happens during a scrape.
+Requests only update plain numbers in `runtime.counters`. All other work happens during a scrape.
 
-Only one process exports the figures of the fleet, so that sums over all processes are right. It is the leading controller, or
-the only process. All other figures are of the process that exports them.
+A single process exports the figures of the fleet, so that sums over all processes are right: the leading controller, or the only
+process. All other figures describe the process that exports them.
 
-A series that begins with its first event hides that event from `rate` and `increase`. So every series that a process can be
-expected to have is there from the start, with 0.
+A series that begins with its first event hides that event from `rate` and `increase`. So a process exports each expected series
+from its start, with 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headway import errors
 from headway.core import batch_cost
 from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
 from headway.core.health import heard
-from headway.core.locality.placement import BUSY, COLD, MIN_WARM
+from headway.core.locality import BUSY, COLD, MIN_WARM
 from headway.core.scaling.scaler import DIRECTIONS
 from headway.model import (
     MODEL_XIDS,
@@ -49,14 +49,11 @@ from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import FleetState, ProcessFigures, State
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
-"""Media type of the text with exemplars."""
+OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST  # Media type of the text with exemplars.
 
 CHANGES = ("step", *(state.value for state in RolloutState if state is not RolloutState.RUNNING))
-NO_TIER = "none"
-"""Tier of requests refused before the caller is known."""
-NO_MODEL = ""
-"""Model of requests refused before their model is known."""
+NO_TIER = "none"  # Tier of requests refused before the caller is known.
+NO_MODEL = ""  # Model of requests refused before their model is known.
 
 _BEFORE_A_MODEL = frozenset((
     errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
@@ -73,8 +70,7 @@ REFUSED_UNREAD = (
     "payload_too_large", "polls", "rate", "request_timeout",
 )  # fmt: skip
 """Reasons for refusing a request before its model is known."""
-REFUSED_STRANGERS = ("connections", "unauthenticated")
-"""Reasons for refusing a request before the caller is known, and never afterwards."""
+REFUSED_STRANGERS = ("connections", "unauthenticated")  # Reasons that only apply before the caller is known.
 DEPARTURES = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 CAUSES = tuple(cause.value for cause in Cause)
 WASTES = ("departed", BULK, *CAUSES)
@@ -88,26 +84,22 @@ _EOF = b"# EOF\n"
 _PROCESS = ProcessCollector(registry=None)
 _NOTHING = FleetState()
 
-Labels = str | tuple[str, ...]
-"""Values of a series' labels, in the metric's order; plain text for a single label."""
-Values = Mapping[Any, Any] | float | None
-"""Numbers or histograms by `Labels`; a single number for a metric without labels; None for no series."""
+Labels = str | tuple[str, ...]  # Label values in the metric's order; plain text for a single label.
+Values = Mapping[Any, Any] | float | None  # By `Labels`; a number for a metric without labels; None for no series.
 
 
 class Scrape:
-    """Figures that one process exports, with the values that several metrics share."""
+    """Figures of one scrape, and values that several metrics share."""
 
     def __init__(self, state: State) -> None:
         self.counters, self.own, self.broker_up = state.counters, state.own, state.broker_up
         self.fleet = state.fleet or _NOTHING
-        self.exports_fleet = state.fleet is not None
-        """False while another process exports the fleet's figures, so that metrics of the fleet have no series here."""
+        self.exports_fleet = state.fleet is not None  # If False, metrics of the fleet have no series.
         self.served = {NO_MODEL, *self.own.models}
         workers = (worker.model for worker in self.fleet.workers)
         self.models = {*self.own.models, *workers} if self.exports_fleet else set[str]()
 
     def of_models(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Add a zero for each model of the fleet without a value."""
         return dict.fromkeys(self.models, 0.0) | dict(values)
 
     def of_capacities(self, read: Callable[[Capacity], float]) -> dict[str, float]:
@@ -115,7 +107,7 @@ class Scrape:
         return self.of_models({capacity.model: read(capacity) for capacity in capacities})
 
     def of_rollouts(self, read: Callable[[Rollout], float]) -> Values:
-        """Return one figure of each model's last rollout, by model and version."""
+        """Return a figure of each model's last rollout, by model and version."""
         rollouts = (capacity.rollout for capacity in self.fleet.capacities if capacity.model in self.models)
         return {(rollout.model, rollout.version): read(rollout) for rollout in rollouts if rollout is not None}
 
@@ -130,7 +122,7 @@ class Scrape:
         return joined
 
     def of_bulk(self, read: Callable[[BulkDepth], int]) -> dict[str, float]:
-        """Return the sum of a figure over each model's bulk queues."""
+        """Return the sum of a figure over a model's bulk queues, for each model."""
         sums = Counter[str]()
         for queue in self.fleet.bulk:
             if queue.model in self.models:
@@ -138,28 +130,29 @@ class Scrape:
         return self.of_models(sums)
 
     def of_gpus(self, read: Callable[[GpuFigures], float | None]) -> Values:
-        """Return a figure of each GPU whose driver reports it."""
         return {key: value for key, gpu in self.own.gpus.items() if (value := read(gpu)) is not None}
 
     @property
     def letters(self) -> dict[str, float]:
-        """Dead letters by model: of all models of the fleet, and of others that have some."""
+        """Dead letters by model, for all models of the fleet and any other model with dead letters."""
         return self.of_models({model: n for model, n in self.fleet.letters.items() if n or model in self.models})
 
     @property
     def desired(self) -> dict[str, float]:
-        """Workers that each model should have. Before the first decision these are the present ones, but at least one."""
-        gone = (WorkerStatus.OFFLINE, WorkerStatus.DRAINED)
-        present = Counter(worker.model for worker in self.fleet.workers if worker.status not in gone)
+        """Desired workers by model. Before the first decision, these are the present workers, but at least one."""
+        ended = (WorkerStatus.OFFLINE, WorkerStatus.DRAINED)
+        present = Counter(worker.model for worker in self.fleet.workers if worker.status not in ended)
         capacities = self.fleet.capacities
         decided = {capacity.model: capacity.scaling.desired for capacity in capacities if capacity.scaling is not None}
         return {model: decided.get(model, max(present[model], 1)) for model in self.models}
 
     @property
     def census(self) -> dict[tuple[str, str], int]:
-        """Workers by model and status, with zeros. Workers that were told to stop are not counted, as they are no loss."""
-        kept = (worker for worker in self.fleet.workers if worker.status is not WorkerStatus.OFFLINE or worker.reason)
-        counted = Counter((worker.model, worker.status) for worker in kept)
+        """Workers by model and status, with zeros. Workers that were told to stop don't count, as they are no loss."""
+        counted_workers = (
+            worker for worker in self.fleet.workers if worker.status is not WorkerStatus.OFFLINE or worker.reason
+        )
+        counted = Counter((worker.model, worker.status) for worker in counted_workers)
         return {(model, status.value): counted[model, status] for model in self.models for status in WorkerStatus}
 
     @property
@@ -169,7 +162,7 @@ class Scrape:
 
 
 def _xids(scrape: Scrape) -> Values:
-    """Xid errors of each GPU. The last label says whether the model can cause them."""
+    """Xid errors of each GPU. The last label tells if a model can cause them."""
     errors_by_cause = {}
     for key, gpu in scrape.own.gpus.items():
         of_model = sum(count for xid, count in gpu.xids.items() if xid in MODEL_XIDS)
@@ -178,7 +171,7 @@ def _xids(scrape: Scrape) -> Values:
 
 
 def _asked(own: ProcessFigures) -> Iterable[str]:
-    """Models that this process gets requests for."""
+    """Models for which this process gets requests."""
     return own.models if own.pending is not None else ()
 
 
@@ -210,9 +203,8 @@ COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMet
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One metric. `name` is without `headway_`, and without the `_total` of a counter. Spaces separate the `labels`. `values` reads
-    its values. `known` returns the label values that it has from the start, with 0. With `served`, only served models are
-    exported."""
+    """One metric. `name` lacks the prefix `headway_` and a counter's suffix `_total`. Spaces separate the `labels`. `known` returns
+    the label values that are exported from the start, with 0. With `served`, only served models are exported."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
@@ -364,8 +356,9 @@ def asks_for_exemplars(accept: str) -> bool:
 
 
 async def exposition(state: State, *, exemplars: bool = False) -> bytes:
-    """Return the state as Prometheus text, or with exemplars as OpenMetrics text. Let other tasks run after each family, because a
-    scrape of many workers must not hold up a batch."""
+    """Return the state as Prometheus text, or with exemplars as OpenMetrics text.
+
+    Other tasks run after each family, because a scrape of many workers must not delay a batch."""
     parts: list[bytes] = []
     previous = ""
     write = openmetrics.generate_latest if exemplars else generate_latest
@@ -381,7 +374,7 @@ async def exposition(state: State, *, exemplars: bool = False) -> bytes:
 
 
 def families(state: State) -> Iterator[Metric]:
-    """Yield every metric. A histogram of many labels comes in several parts."""
+    """Yield all metrics. A metric with many series may come in several parts."""
     scrape = Scrape(state)
     for row in ROWS:
         items = [*_series(row, scrape).items()]
@@ -423,7 +416,7 @@ def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
 
 
 class _SingleFamily(Collector):
-    """One family, for `generate_latest`, which takes a registry."""
+    """Registry of one family, as `generate_latest` takes registries."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

@@ -1,4 +1,4 @@
-"""Tests of targets under the real queue, batcher and checks.
+"""Test targets with Headway's real queue, batcher and checks.
 
     from headway.testing import batched
 
@@ -8,8 +8,8 @@
             assert run.many(["b", "c"]) == ["B", "C"]
             assert run.batches == [["a"], ["b", "c"]]
 
-Everything is as in `headway serve`, except that requests come through memory instead of a port. So a test gets the outputs and
-errors that a client would get.
+Everything works as in `headway serve`, except that requests come through memory instead of a port. So a test gets the same outputs
+and errors as a client.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from headway.app.python_target import TargetLike, target_of
-from headway.app.serving import Value, refuse_in_worker, start
+from headway.app.serving import TargetLike, Value, refuse_in_worker, start, target_of
 from headway.client.errors import ApiError
 from headway.client.messages import Answer, Request, check_inputs, inference, read_error, read_result
 from headway.config import Settings, load_arguments
@@ -36,25 +35,25 @@ _PATIENT: Mapping[str, Value] = {
     "max_connections": 1_000_000,
     "log_level": "warning",
 }
-"""Defaults under which a busy machine fails no test."""
+"""Defaults with which tests pass even on a busy machine."""
 
 __all__ = ["BatchedTarget", "batched"]
 
 
 def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> BatchedTarget:
-    """Run a target under the real batcher, in a `with` block; see the example in `headway.testing`.
+    """Run a target with the real batcher in a `with` block. See `headway.testing` for an example.
 
     Arguments:
-        target: function, class, `functools.partial` of a class, other callable, or text as `headway serve` takes it. A text
-            always runs in a worker process.
-        process: True to run the target in a worker process, as it will be served. It is imported there by name, so a script
-            must make this call under `if __name__ == "__main__":`. Otherwise the target runs in a thread of this process. Then
-            any function will do, and a test can replace what the target uses, but a deadline cannot end it.
-        settings: settings by name. The environment and `headway.toml` are ignored, and time-outs are 60 s unless given.
+        target: function, class, `functools.partial` of a class, other callable, or text as for `headway serve`. A text always runs
+            in a worker process.
+        process: True to run the target in a worker process, as in service. The worker imports the target by name, so a script must
+            make this call under `if __name__ == "__main__":`. If False, the target runs in a thread of this process. Any function
+            will then do, and a test can mock objects that the target uses, but a deadline cannot end the target.
+        settings: settings by name. The environment and `headway.toml` are ignored, and time-outs default to 60 s.
 
     Raises:
         SettingError: a setting is unknown or wrong.
-        TargetError: the target cannot be loaded or breaks the rules. This is raised when the block begins.
+        TargetError: the target cannot be loaded or breaks the rules. The block raises this when it begins.
     """
     values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if "request_timeout_ms" in values:
@@ -69,8 +68,8 @@ def _subject(target: TargetLike, process: bool) -> Any:
         parsed: Target = target_of(target)
         if isinstance(parsed, ModuleTarget | FileTarget):
             return parsed
-        kind = "a remote API" if isinstance(parsed, RemoteTarget) else "no target of a worker"
-        raise TargetError(f"target {parsed}: it is {kind}. Test what runs in a worker: a function or a class.")
+        kind = "a remote API" if isinstance(parsed, RemoteTarget) else "not a target of a worker"
+        raise TargetError(f"target {parsed}: it is {kind}. Test a function or a class.")
     if isinstance(target, functools.partial) and isinstance(target.func, type):
         return _with_arguments(target.func, target.args, target.keywords)
     if not callable(target):
@@ -79,7 +78,7 @@ def _subject(target: TargetLike, process: bool) -> Any:
 
 
 def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any]) -> type:
-    """Return a subclass of `cls` that passes these arguments on, and takes none."""
+    """Return a subclass of `cls` whose constructor takes no arguments and passes these to `cls`."""
 
     def built(self: Any) -> None:
         cls.__init__(self, *arguments, **named)  # type: ignore[misc]
@@ -88,8 +87,8 @@ def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any
 
 
 class BatchedTarget:
-    """Target under the batcher, made by `batched`. Call it with an input within a `with` block. `batches` has the inputs of each
-    batch in the order of their runs, without the warm-up batch. An input of a failed batch appears again with each further run."""
+    """Target with the batcher, made by `batched`. Call it with an input inside a `with` block. `batches` has the inputs of each batch
+    in the order of the runs, without the warm-up batch. Inputs of a failed batch appear again in each further run."""
 
     def __init__(self, settings: Settings, subject: Any) -> None:
         self.batches: list[list[Any]] = []
@@ -104,14 +103,14 @@ class BatchedTarget:
         self._service.stop(drain=False)
 
     def __call__(self, input: Any, parameters: Mapping[str, Any] | None = None) -> Any:
-        """Return the output for an input. Raises the ApiError that a client would get, such as RejectedByModel."""
+        """Return the output for an input. Raises the same ApiError as a client, such as RejectedByModel."""
         return self.many([input], parameters)[0]
 
     def many(
         self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
     ) -> list[Any]:
-        """Return the outputs for several inputs that arrive together, in their order. All have the same `parameters`. Raises the
-        first ApiError that a client would get, unless `return_errors` asks for errors in the list."""
+        """Return the outputs for several inputs that arrive together, in the same order. All have the same `parameters`. Raises the
+        first ApiError. With `return_errors`, the list has the errors in place of outputs."""
         requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
         answers = self._service.call(self._ask(requests))
         outcomes = [read_result(answer).output if answer.status == 200 else read_error(answer) for answer in answers]

@@ -1,6 +1,6 @@
-"""Path to the code that `protoc` has made of `headway/v1/inference.proto`, wherever a program keeps it on `sys.path`.
+"""Finds the code that a program's `protoc` has generated from `headway/v1/inference.proto`, anywhere on `sys.path`.
 
-Without this, Python would look for a package of this name only below Headway's own.
+Without this module, Python would look for `headway.v1` only in Headway's own directory.
 """
 
 import sys

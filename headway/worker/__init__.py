@@ -1,1 +1,1 @@
-"""The batcher, one loop for each GPU: claim, run, complete. The pool of them, which can grow and shrink."""
+"""Batchers, one loop for each GPU: claim, run, complete. Pools of batchers can grow and shrink."""

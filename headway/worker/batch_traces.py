@@ -113,7 +113,6 @@ def _facts(lease: Lease) -> Facts:
 
 
 def _forms(facts: Facts) -> tuple[SpanForm, SpanForm]:
-    """Return the forms of the spans `poll` and `process` of batches with these facts."""
     polled, ran = _attributes("poll", "receive", facts), _attributes("process", "process", facts)
     model = facts[0]
     return SpanForm(f"poll {model}", SpanKind.CLIENT, polled), SpanForm(f"process {model}", SpanKind.CONSUMER, ran)

@@ -8,8 +8,8 @@
       └──── release ◀──┘ failed
             (retry plan)
 
-The batcher doesn't decide when a batch leaves or which entries ride in it: the broker does, at the claim. A slot counts as
-capacity only while it is healthy: its backend is up and warm, and its breaker is closed.
+The broker decides at the claim when a batch leaves and which entries it contains. A slot counts as capacity only while it is
+healthy: its backend is up and warm, and its breaker is closed.
 
 A slot whose GPU is lost stays out for good: its batch is released, its backend is ended, and no other is started.
 
@@ -76,41 +76,29 @@ from headway.worker.starting import Limits, StartState, probe_entry, start, warn
 
 log = get_logger(__name__)
 
-PROBE_EVERY = 0.05
-"""Seconds between two looks at a breaker that another slot is probing."""
+PROBE_EVERY = 0.05  # Seconds between two looks at a breaker that another slot is probing.
 CHECK_BREAKER_EVERY = 1.0
 """Upper bound on the seconds between two looks at an open breaker, because another slot's success may close it."""
 IN_DOUBT = 0.5
 """Seconds for which a slot still counts as healthy while another probes, because the first probe usually succeeds."""
-PROBE_GRACE = 15.0
-"""Seconds beyond the longest run after which a probe without a result is given up."""
-BY_OPERATOR = "by an operator"
-"""Reason reported for a drained slot."""
+PROBE_GRACE = 15.0  # Seconds beyond the longest run after which a probe without a result is given up.
+BY_OPERATOR = "by an operator"  # Reason reported for a drained slot.
 TELLING = 3
-"""Number of batches before their run times are used to predict full ones; the first few may have been held up."""
+"""Number of batches after which their run times predict that of a full batch. The first few may have been held up."""
 LEAST_TIME_LEFT = 1.0
-"""Minimum time in seconds to go on handing in an outcome while the broker is out of reach.
-
-Some entries of the batch may have more time than the first to give up.
+"""Minimum seconds for which a slot goes on handing in an outcome while the broker is out of reach. Other entries of the batch may
+have later deadlines than the first.
 """
 HELD_BACK = 0.1
-"""Seconds for which a slot that claims ahead keeps its next batch while the outcome of the last isn't taken."""
-LEASE_TRIES = 3
-"""Number of renewals that must fit into a lease; each may take this part of the lease's length."""
+"""Seconds for which a slot that claims ahead keeps its next batch while the broker hasn't taken the last outcome."""
+LEASE_TRIES = 3  # Number of renewals that must fit into a lease. Each may take this fraction of the lease's length.
 
 T = TypeVar("T")
 
 
 class LeaseKeeper:
-    """Renews the lease of the batch that a slot runs, whatever other calls to the broker are waiting.
-
-    Arguments:
-        broker: broker that granted the lease.
-        clock: monotonic seconds.
-
-    Attributes:
-        renewed_at: instant of the last successful renewal.
-    """
+    """Renews the lease of the batch that a slot runs, whatever other calls to the broker are waiting. `renewed_at` is the
+    instant of the last successful renewal."""
 
     def __init__(self, broker: WorkSource, clock: Callable[[], float]) -> None:
         self._broker, self._clock = broker, clock
@@ -131,10 +119,8 @@ class LeaseKeeper:
             self._granted.set()
 
     async def renew_on(self) -> None:
-        """Renew the lease twice a second until `end` is called.
-
-        A renewal that takes too long is abandoned and tried again, on another connection.
-        """
+        """Renew the lease twice a second until `end` is called. A renewal that takes too long is abandoned and tried again, on
+        another connection."""
         self._ended = False
         while not self._ended:
             await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
@@ -157,27 +143,17 @@ class Batcher:
     """Batcher of one slot.
 
     Arguments:
-        slot: the slot.
         make_backend: builds a backend that isn't started yet.
-        broker: broker that batches come from.
-        policy: departure policy.
         breaker: breaker of the backend; slots of one remote API share it.
-        limits: time limits of a batch and its requests.
-        counters: counts of the workers.
-        clock: monotonic seconds.
         rng: uniform in [0, 1), for pauses.
         memory: returns the used share of the memory that the slot lives in. While it is scarce the slot goes on working
             but doesn't count as capacity.
         gpu: its GPU, whose memory counts likewise; None if it has none that can be watched.
         failure_log: log of failed batches, shared by the slots of a process.
         started: called after each start of a backend with its seconds, or with the text of the error.
-        traces: recorder of the spans of batches, if any.
         read_report: reads the report on the model again before each start of a backend; None if it can't change.
 
     Attributes:
-        starting: state of the starts of its backend.
-        figures: figures for its heartbeats.
-        claims: claims of the slot.
         lost: why its GPU is lost; empty while it isn't.
         held: True while an operator drains it.
     """
@@ -226,13 +202,12 @@ class Batcher:
         self._restarts = -1
         self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
-        self._stirred_at = clock()
-        """Instant at which the status last changed or a batch last ended."""
+        self._stirred_at = clock()  # Instant at which the status last changed or a batch last ended.
         self.figures = SlotFigures(slot, memory, gpu)
         self.lost = ""
         self.held = False
+        # Task that ends the backend after its GPU was lost during a batch.
         self._ending: asyncio.Task[None] | None = None
-        """Task that ends the backend after its GPU was lost during a batch."""
         self._counts = RunCounts(slot, counters, self.figures, limits.tiers)
 
     @property
@@ -241,11 +216,7 @@ class Batcher:
         return self._backend.signature if self._backend is not None else None
 
     async def start(self) -> None:
-        """Start the backend.
-
-        Raises:
-            TargetError: the target cannot be loaded, fails its warm-up batch, or is too slow.
-        """
+        """Start the backend. Raises TargetError if the target cannot be loaded, fails its warm-up batch, or is too slow."""
         await self._become(WorkerStatus.STARTING)
         fresh, self._fresh = self._fresh, None
         self._backend = fresh or await self._started_backend(fresh=self._restarts < 0)
@@ -265,7 +236,7 @@ class Batcher:
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
     def wind_down(self) -> None:
-        """Claim no more batches. The loop ends after the running one."""
+        """Claim no more batches. The loop ends after the running batch."""
         self._winding_down = True
         self._interrupt()
 
@@ -280,11 +251,8 @@ class Batcher:
         await self._become(self._status)
 
     async def replace(self) -> None:
-        """Replace the backend once a fresh one is ready. Do nothing if the slot's GPU is lost.
-
-        Raises:
-            TargetError: the fresh backend failed to start; the present one goes on.
-        """
+        """Replace the backend once a fresh one is ready. Do nothing if the slot's GPU is lost. Raises TargetError if the fresh
+        backend failed to start, and keeps the present one."""
         if self.lost:
             return
         fresh = await self._started_backend(fresh=True)
@@ -295,7 +263,7 @@ class Batcher:
         self._interrupt()
 
     async def tell_report(self) -> None:
-        """Report the model that the slot runs since `replace`, which left no batch to begin on the old one."""
+        """Report the model that the slot has run since `replace`. No more batches begin on the old backend."""
         if self.figures.runs != self._report:
             self.figures.runs = self._report
             await self._heartbeat()
@@ -323,7 +291,6 @@ class Batcher:
                 await self._pause_after_idle_death()
 
     async def _stay_out(self) -> None:
-        """End the backend, and wait until the slot winds down."""
         while self._backend is not None or self._fresh is not None:
             await self._swap()
         if not self._winding_down:
@@ -356,11 +323,10 @@ class Batcher:
             return
         pause = self._pauses.died_idle(self._clock() - self._up_since)
         if pause:
-            log.warning("worker dies again and again without a batch", worker=self.slot.worker, retry_in=pause)
+            log.warning("worker keeps dying without having run a batch", worker=self.slot.worker, retry_in=pause)
             await self._idle(asyncio.sleep(pause))
 
     async def _serve_until_gone(self, backend: Backend) -> None:
-        """Serve batches until the backend dies or must be replaced, or the slot winds down."""
         self._up_since, self._asked = self._clock(), False
         gone = asyncio.ensure_future(backend.gone())
         # Once the next backend is starting, the end of this one must not interrupt it.
@@ -457,7 +423,6 @@ class Batcher:
             await self._become(WorkerStatus.HEALTHY)
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
-        """Run one batch and hand in its outcome."""
         self._keeper.lease = lease
         self._asked = True
         self._running_since = since = self._clock()
@@ -493,8 +458,8 @@ class Batcher:
     def _claims_ahead(self, backend: Backend) -> bool:
         """Return True if the next batch should be claimed along with the outcome of this one.
 
-        It saves a round trip in which the GPU rests. Where a batch takes the same time whatever rides, the next one is only
-        larger after a rest, and nothing is gained for a call that may find no work.
+        This saves a round trip in which the GPU would be idle. But if a batch takes the same time at any size, an idle GPU only
+        makes the next batch larger, and claiming ahead gains nothing.
         """
         cost = backend.signature.cost
         if not self._broker.remote or cost is None or cost.shape is CostShape.NUMBER:
@@ -509,7 +474,7 @@ class Batcher:
             self._note_end(since)
 
     async def _in_time(self, handing_in: asyncio.Future[None]) -> bool:
-        """Return True once a batch is handed in; False if that takes so long that another slot should run the next batch."""
+        """Wait until a batch is handed in. Return False if that takes so long that another slot should run the next batch."""
         return bool((await asyncio.wait({handing_in}, timeout=HELD_BACK))[0])
 
     async def _handed_in(self) -> None:
@@ -564,7 +529,7 @@ class Batcher:
         await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch, trying again until the broker answers; None if it gave up.
+        """Hand in the outcome of a batch, and retry until the broker answers. Return None after giving up.
 
         Give up when the first entry's time is over. A slot that winds down also gives up when its lease expires, because
         another slot then runs the batch.
@@ -581,7 +546,9 @@ class Batcher:
                 if self._winding_down:
                     until = min(until, max(since, self._keeper.renewed_at) + lease.expires_at - lease.granted_at)
                 if self._clock() + pause > max(until, least):
-                    log.warning("nobody could be told what came of a batch", worker=self.slot.worker, error=str(error))
+                    log.warning(
+                        "the outcome of a batch could not be handed in", worker=self.slot.worker, error=str(error)
+                    )
                     return None
                 await asyncio.sleep(pause)
             else:
@@ -621,12 +588,11 @@ class Batcher:
         return backend
 
     def _bounded(self, signature: Signature) -> Slot:
-        """Slot of the present backend. A target that takes tensors has batches bounded by rows, unless a weight bounds them."""
+        """Return the slot of a backend. If the target takes tensors, rows bound its batches unless a weight does."""
         rows = self.slot.max_batch if signature.takes is ValueKind.TENSORS else 0
         return msgspec.structs.replace(self.slot, max_weight=self._max_weight or rows, runs=self._report)
 
     async def _swap(self) -> None:
-        """Stop the present backend, and switch to the fresh one if it is ready."""
         old, self._backend, self._fresh = self._backend, self._fresh, None
         if self._backend is None:
             if ended := getattr(old, "ended", ""):
@@ -639,7 +605,7 @@ class Batcher:
             await old.stop()
 
     async def _idle(self, pause: Coroutine[Any, Any, object]) -> None:
-        """Wait for `pause`, or until an interrupt."""
+        """Run `pause` to its end or until an interrupt."""
         self._pausing = task = asyncio.get_running_loop().create_task(pause)
         try:
             await task
@@ -710,14 +676,16 @@ class Batcher:
             return
         self.lost = self.starting.cause = f"its GPU is lost: {figures.lost}"
         hint = "reset the GPU or restart the machine, then start this process anew"
-        log.error("worker is taken out", worker=self.slot.worker, reason=self.lost, gpu=figures.uuid, hint=hint)
+        log.error(
+            "worker is taken out of service", worker=self.slot.worker, reason=self.lost, gpu=figures.uuid, hint=hint
+        )
         self._retire = True
         if self._running_since is not None and self._backend is not None:
             self._ending = asyncio.ensure_future(self._backend.stop())
         self._interrupt()
 
     def _standing(self) -> tuple[WorkerStatus, str]:
-        """Status to report, and why the slot isn't healthy."""
+        """Return the status to report, and why the slot isn't healthy."""
         status, reason = self._own_standing()
         if not self.held or status is WorkerStatus.OFFLINE:
             return status, reason
@@ -725,7 +693,7 @@ class Batcher:
         return WorkerStatus.DRAINED, f"{runs}; {reason}" if reason else runs
 
     def _own_standing(self) -> tuple[WorkerStatus, str]:
-        """Status and reason of the slot, apart from any drain by an operator."""
+        """Return the status and reason of the slot as if no operator had drained it."""
         if self.lost and self._status is not WorkerStatus.OFFLINE:
             return WorkerStatus.DEGRADED, self.lost
         if self._status is WorkerStatus.DEGRADED:
@@ -736,13 +704,13 @@ class Batcher:
         return self._status, self.starting.reason(self._clock(), self.held) if is_starting else ""
 
     def _every(self) -> float:
-        """Seconds between two heartbeats; longer while the slot is idle."""
+        """Return the seconds between two heartbeats, which are more while the slot is idle."""
         settled = self.held or self._status is WorkerStatus.HEALTHY
         busy = self._running_since is not None or self._winding_down or not settled
         return HEARTBEAT_EVERY if busy or self._clock() - self._stirred_at < REST_AFTER else REST_EVERY
 
     async def _heartbeat_on(self) -> None:
-        """Send heartbeats twice a second, or once while the slot is idle, until one reports a slot that winds down as offline."""
+        """Send heartbeats twice a second, or once a second while the slot is idle, until a slot that winds down is offline."""
         self.figures.note_utilisation(self._clock(), 0.0)
         while True:
             if await self._heartbeat() and self._winding_down and self._status is WorkerStatus.OFFLINE:

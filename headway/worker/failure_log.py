@@ -13,8 +13,7 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-REMEMBERED = 10_000
-"""Upper bound on remembered entries."""
+REMEMBERED = 10_000  # Upper bound on remembered entries.
 
 
 class FailureLog:
@@ -22,12 +21,12 @@ class FailureLog:
 
     def __init__(self, gpu_timeout: float) -> None:
         self._gpu_timeout = gpu_timeout
+        # Cause of each entry's last logged failure, by tenant and id, with True if the entry ran alone.
         self._logged: dict[tuple[str, str], tuple[Cause, bool]] = {}
-        """Cause of each entry's last logged failure, by tenant and id, with True if the entry ran alone."""
         self._logged_start = ""
 
     def not_started(self, worker: str, error: TargetError) -> None:
-        """Log what user code raised at a worker's start, once for all workers and attempts."""
+        """Log an exception of user code at a worker's start, once for all workers and attempts."""
         if error.trace and error.trace != self._logged_start:
             self._logged_start = error.trace
             log.error("the target raised while it started", worker=worker, error=str(error), exception=error.trace)

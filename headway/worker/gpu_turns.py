@@ -4,10 +4,10 @@
       ▲                                                                          │ first with a batch due ──▶ running
       └────────────────────────────── no batch is due ───────────────────────────┘
 
-Each batcher gets a `TurnedSource` as its broker, whose claims return nothing while another model has the turn. Its waits end
-with the batcher's turn while the GPU is busy, and with the broker's wake-up while the GPU is free. If several models could go
-next, the broker is asked what is queued while a finished batch is handed in. A batcher that doesn't use its turn soon, for
-example because its process just died, is passed over.
+Each batcher gets a `TurnedSource` as its broker. A claim from it returns nothing while another model has the turn. A
+wait ends with the batcher's turn while the GPU is busy, and with the broker's wake-up while the GPU is free. If several
+models could go next, the broker is asked what is queued while a finished batch is handed in. A batcher that doesn't use
+its turn soon, for example because its process just died, is passed over.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec.structs import replace
 
 from headway.core.departure import Policy
-from headway.core.locality.turns import Contender, FairOrder
+from headway.core.locality import Contender, FairOrder
 from headway.errors import BrokerUnavailable
 from headway.model import BatchFailure, Completion, ItemResult, Lease, NoWork, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 from headway.runtime.race import race
 
-TURN = 0.02
-"""Seconds within which a batcher must use its turn, and the broker must say what is queued."""
-NOT_ITS_TURN = NoWork(None)
-"""Result of a claim that never reached the broker, because another model has the turn."""
+TURN = 0.02  # Seconds within which a batcher must use its turn, and the broker must say what is queued.
+NOT_ITS_TURN = NoWork(None)  # Result of a claim that never reached the broker, because another model has the turn.
 
 
 class GpuTurns:
-    """Turns of the models on one GPU, which heartbeats call `name`.
+    """Turns of the models on one GPU. `name` is the GPU's name in heartbeats.
 
-    `contenders` asks the broker about the next batch of each of some slots. `share` returns the share of the GPU that a model
-    can have, and `load_seconds` how long a model is expected to take to load. `absent` makes the heartbeat of a worker whose
-    model was evicted and can be loaded again. The models in `evicted` haven't been loaded since.
+    `contenders` asks the broker about the next batch of each given slot. `share` returns the share of the GPU that a
+    model can have. `load_seconds` returns how long a model is expected to take to load. `evicted` has the models that
+    were evicted and haven't been loaded again. `absent` changes the heartbeat of a worker with such a model, to say
+    that the model can be loaded.
     """
 
     def __init__(
@@ -52,20 +51,16 @@ class GpuTurns:
         self.evicted = set[str]()
         self._clock = clock
         self._contenders = contenders
-        self._slots: dict[str, Slot] = {}
-        """Slot of each model that has claimed on this GPU."""
+        self._slots: dict[str, Slot] = {}  # Slot of each model that has claimed on this GPU.
         self._choosing: asyncio.Task[None] | None = None
         self._turns = FairOrder()
         self._running: str | None = None
         self._since = 0.0
-        self._turn: str | None = None
-        """Model that may claim next."""
+        self._turn: str | None = None  # Model that may claim next.
         self._asks = False
-        self._order: list[str] = []
-        """Models to ask next, in order, if the current turn yields no batch."""
+        self._order: list[str] = []  # Models to ask next, in order, if the current turn yields no batch.
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        self._free: dict[str, asyncio.Future[None]] = {}
-        """Models that wait for work while the GPU is free."""
+        self._free: dict[str, asyncio.Future[None]] = {}  # Models that wait for work while the GPU is free.
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -182,8 +177,7 @@ class TurnedSource(WorkSource):
         self._broker = broker
         self._turns = turns
         self._model = model
-        self._claimed = False
-        """True if the last claim reached the broker, which then knows that this slot is idle."""
+        self._claimed = False  # True if the last claim reached the broker, which then knows that this slot is idle.
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """Claim, but get nothing while another model has the turn. After helping, the slot keeps its turn for its own queue."""

@@ -27,12 +27,11 @@ from headway.worker.gpu_turns import NOT_ITS_TURN
 if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
 
-FIND_UNSERVED_EVERY = 1.0
-"""Seconds between two searches for unserved queues when a process is alone in the fleet."""
+FIND_UNSERVED_EVERY = 1.0  # Seconds between two searches for unserved queues when a process is alone in the fleet.
 LOOKS = 50
-"""Upper bound on searches per second in the whole fleet; with more workers, each process searches less often."""
+"""Upper bound on searches per second in the whole fleet. With more workers, each process searches less often."""
 COMES_BACK = 5.0
-"""Seconds for which a restarting or resting worker still counts as serving its queue; entries there may not live longer."""
+"""Seconds for which a restarting or resting worker still counts as serving its queue. Entries there may not live longer."""
 
 
 class Claims:
@@ -48,8 +47,7 @@ class Claims:
     ) -> None:
         self.slot, self._broker, self._policy = slot, broker, policy
         self._clock, self._traces = clock, traces
-        self._asked_at = 0.0
-        """Start of the last claim."""
+        self._asked_at = 0.0  # Start of the last claim.
         self._strays: Sequence[Slot] = ()
         self._helped = self._barred = False
         self._waiting: asyncio.Future[None] | None = None
@@ -106,10 +104,8 @@ class Claims:
 
 
 async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
-    """Run a batch and return one item per entry; see `Backend.run`.
-
-    In a batch of another version, entries pinned to that version fail without running.
-    """
+    """Run a batch and return one item per entry; see `Backend.run`. In a batch of another version, entries pinned to that
+    version fail without running."""
     if not lease.slot.helps or not any(entry.pinned for entry in lease.entries):
         return await backend.run(lease.entries, timeout)
     runnable = [place for place, entry in enumerate(lease.entries) if not entry.pinned]
@@ -134,8 +130,7 @@ class StrayWatcher(PeriodicResource):
         self._claims, self._registry, self._clock = claims, registry, clock
         super().__init__(Periodic("strays", self._look_in_turn, clock, every=FIND_UNSERVED_EVERY))
         self._next_at = 0.0
-        self._healthy_at: dict[QueueName, float] = {}
-        """Instant at which each queue last had a healthy worker."""
+        self._healthy_at: dict[QueueName, float] = {}  # Instant at which each queue last had a healthy worker.
 
     async def _look_in_turn(self) -> None:
         if self._clock() >= self._next_at:
@@ -156,7 +151,7 @@ class StrayWatcher(PeriodicResource):
         return len(workers)
 
     def _served(self, workers: Sequence[WorkerInfo]) -> set[QueueName]:
-        """Queues with a healthy worker, or with one that was healthy lately and says that it will be again."""
+        """Return the queues with a healthy worker, or with a worker that was healthy lately and says that it will be again."""
         now, newest = self._clock(), max((worker.last_heartbeat for worker in workers), default=0.0)
         healthy = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
         lately = {queue: at for queue, at in self._healthy_at.items() if now - at <= COMES_BACK}

@@ -139,7 +139,6 @@ class WorkerPool:
                 self.places.give(number)
 
     def _grow(self) -> None:
-        """Add slots up to the wanted number while slot numbers are free."""
         while (
             len(self.batchers) < self.wanted and not self._winding_down and (number := self.places.take()) is not None
         ):

@@ -1,4 +1,4 @@
-"""GPUs that hold several models each: loads and evicts their models as `core.locality` decides.
+"""Loads and evicts the models of GPUs that hold several models each, as `core.locality` decides.
 
     look, twice a second ──▶ placement ──▶ move: wind down the evicted model's batcher ──▶ stop it ──▶ start the new one
 
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from headway.core.capacity import pace
 from headway.core.departure import Load
-from headway.core.locality.placement import Asked, Move, Placement
+from headway.core.locality import Asked, Move, Placement
 from headway.errors import BrokerUnavailable
 from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, WorkSource
@@ -36,13 +36,10 @@ from headway.worker.starting import start_all
 
 log = get_logger(__name__)
 
-CHECK_LOADS_EVERY = 0.5
-"""Seconds between two looks at which models to load."""
-COLD_EVERY = 4
-"""Looks between two heartbeats for the models that are loaded nowhere."""
+CHECK_LOADS_EVERY = 0.5  # Seconds between two looks at which models to load.
+COLD_EVERY = 4  # Number of looks between two heartbeats for the models that are loaded nowhere.
 
-CLAIMED = 5.0
-"""Upper bound on the seconds until a load's heartbeats tell other processes of it."""
+CLAIMED = 5.0  # Upper bound on the seconds until a load's heartbeats tell other processes of it.
 
 Started = Callable[[float | str], None]
 """Function called after each start of a batcher's process with its seconds or with the text of the error."""
@@ -91,8 +88,8 @@ class SharedGpus:
         self.slots = slots
         self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
         self._may_load = may_load
+        # Model of each queue that batchers claim from.
         self._queues = {QueueName(name, model.version): name for name, model in models.items()}
-        """Model of each queue that batchers claim from."""
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
@@ -104,12 +101,10 @@ class SharedGpus:
         }
         self._on: dict[tuple[str, str], Batcher] = {}
         self._last: dict[str, str] = {}
-        self._reported = set[tuple[str, str]]()
-        """GPUs and models that heartbeats have reported as cold or failed."""
+        self._reported = set[tuple[str, str]]()  # GPUs and models that heartbeats have reported as cold or failed.
+        # Report on each model, from its last load or the last change of its files.
         self._reports = {name: model.report for name, model in models.items()}
-        """Report on each model, from its last load or the last change of its files."""
-        self._faults: dict[str, str] = {}
-        """Error text of each model whose last load failed."""
+        self._faults: dict[str, str] = {}  # Error text of each model whose last load failed.
         self._others_begun: dict[str, float] = {}
         self._telling = asyncio.Lock()
         self._serving = ServingBatchers()
@@ -197,7 +192,6 @@ class SharedGpus:
         await self._tell_gone()
 
     async def stop(self) -> None:
-        """Stop all backends. Call this after the loops have stopped."""
         self._end()
         await end(*self._moving, tidies=TIDIES)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
@@ -242,7 +236,6 @@ class SharedGpus:
             heed_cancellation()
 
     async def _look(self) -> None:
-        """Begin the moves that the placement decides."""
         loads, depths = await self._broker.loads(), await self._broker.depths()
         workers = [] if self._may_load is None else await self._broker.workers()
         waiting, elsewhere = self._waiting(depths, workers), self._elsewhere(workers)
@@ -288,10 +281,9 @@ class SharedGpus:
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("moving models failed unexpectedly", error=repr(error), exc_info=error)
+            log.error("loading or evicting a model failed unexpectedly", error=repr(error), exc_info=error)
 
     async def _move(self, move: Move) -> None:
-        """Evict a model if the move needs its room, and load another."""
         log.info("loading a model", model=move.model, gpu=move.gpu, reason=move.reason, makes_room=move.evicts)
         if move.gives_up:
             self._give_up(move)
@@ -311,7 +303,6 @@ class SharedGpus:
         log.warning("a load that is overdue is given up", model=move.evicts, gpu=move.gpu, seconds=round(seconds, 1))
 
     async def _leave(self, gpu: str, model: str) -> None:
-        """Take a model off a GPU once its batch is done."""
         batcher = self._on.pop((gpu, model))
         self._turns[gpu].evicted.add(model)
         self._reported.add((gpu, model))
@@ -336,7 +327,7 @@ class SharedGpus:
                 async with self._telling:  # The farewell of a process that ends must come after this heartbeat.
                     if not self._winding_down and (gpu, model) not in self._on:
                         self._reported.add((gpu, model))
-                        worker = self._line(gpu, model)
+                        worker = self._offline_info(gpu, model)
                         (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)
                         await self._broker.heartbeat(self._absent(worker))
 
@@ -344,10 +335,10 @@ class SharedGpus:
         async with self._telling:
             with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
                 for gpu, model in sorted(self._reported):
-                    await self._broker.heartbeat(self._line(gpu, model))
+                    await self._broker.heartbeat(self._offline_info(gpu, model))
                 self._reported.clear()
 
-    def _line(self, gpu: str, model: str) -> WorkerInfo:
+    def _offline_info(self, gpu: str, model: str) -> WorkerInfo:
         shared, runs = self._models[model], self._reports[model]
         worker = shared.worker(self._numbers[gpu])
         status, version = WorkerStatus.OFFLINE, shared.version

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from headway.core import health
 from headway.core.health import HEARTBEAT_EVERY
-from headway.core.slot_pace import DECAY, SlotPace
+from headway.core.slot_factors import DECAY, SlotPace
 from headway.core.values import as_json
 from headway.model import (
     ALL_PARAMETERS,
@@ -29,12 +29,10 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-MOST_EXAMPLE = 500
-"""Longest example, in characters or octets, that heartbeats include."""
+MOST_EXAMPLE = 500  # Longest example, in characters or octets, that heartbeats include.
 FAILED_INPUTS = 200.0
 """Number of inputs over which the share that failed is averaged. Older inputs count less and less."""
-BUSY_TIME = 2.87
-"""Time constant in seconds of the utilisation. The last half second weighs 0.16, the last second 0.3."""
+BUSY_TIME = 2.87  # Time constant in seconds of the utilisation. The last half second weighs 0.16, the last second 0.3.
 _OUTPUT = attrgetter("output")
 
 
@@ -49,12 +47,10 @@ class SlotFigures:
     """Figures of one slot. `memory` returns the used share of the memory that the slot lives in.
 
     Attributes:
-        pace: throughput of the slot in full batches.
         batches: number of batches that returned outputs.
         utilisation: recent share of time spent running batches, 0 to 1.
         memory: used share of memory at the last reading, 0 to 1.
         failed: share of the last inputs whose runs failed, 0 to 1.
-        runs: report on the model that the slot runs.
     """
 
     def __init__(self, slot: Slot, memory: Callable[[], float], gpu: Gpu | None = None) -> None:
@@ -210,8 +206,8 @@ class SlotFigures:
 
 
 class RunCounts:
-    """Counts a slot's batches and the results of their inputs. Failed bulk entries are counted apart. A file may hold anything,
-    so they say nothing about the worker's health. Bulk entries have a tier of at least `tiers`."""
+    """Counts a slot's batches and the results of their inputs. Failed bulk entries are counted separately. A file may hold
+    anything, so its failures say nothing about the worker's health. Bulk entries have a tier of at least `tiers`."""
 
     def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:
         self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers

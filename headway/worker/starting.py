@@ -85,11 +85,12 @@ class StartState(msgspec.Struct):
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
     def rests(self, asked: float) -> str:
-        """Return why a slot rests. `asked` is the rest in seconds that the remote API asked for, or 0 if it didn't."""
+        """Return the reason why a slot rests. `asked` is the seconds of rest that the remote API asked for, or 0 if it
+        asked for none."""
         return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
 
     def _after(self, activity: str) -> str:
-        """Return a message on what the slot is doing and on its last error, if there is one."""
+        """Return a message with the slot's activity and its last error, if there is one."""
         error = self.trouble or self.cause
         return f"{activity}; the last error: {excerpt(error)}" if error else activity
 
@@ -167,7 +168,8 @@ def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) ->
 async def _again(
     backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float, full: float
 ) -> float | None:
-    """Run a second batch of one input if the first was too slow. Return its seconds. The slowest batch took `full` seconds."""
+    """Run a second batch of one input if the first, of `warm_up` seconds, was too slow. Return the seconds of the
+    second batch, or None if it wasn't needed. `full` is the run time in seconds of the slowest larger batch, or 0."""
     if warm_up <= min(limits.longest, limits.queue_timeout):
         return None
     most, begun = limits.longest, clock()
@@ -184,7 +186,8 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest batch, if known."""
+    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest
+    batch, or 0 if unknown."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
     return TargetError(
@@ -194,7 +197,7 @@ def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
 
 
 def _mend(seconds: float, limits: Limits) -> str:
-    """Advise settings that fit batches of so many seconds."""
+    """Return advice on settings for batches that take so many seconds."""
     if seconds * 1000 >= deadlines.MOST_MS:
         return f"Make the model faster: no deadline may exceed {deadlines.MOST_MS} ms."
     mend = f"Start with {deadlines.flags(seconds, limits.in_ms)}, or make the model faster."

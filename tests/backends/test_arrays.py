@@ -14,11 +14,10 @@ import pytest
 
 from headway.backends.process import child, frames
 from headway.backends.process.arena import Pieces
-from headway.backends.process.array_data import column, tensor_of
-from headway.backends.process.array_kind import ARRAY, LIST, NAMED
+from headway.backends.process.array_kind import ARRAY, LIST, NAMED, column, tensor_of
+from headway.backends.process.child import Weighing
 from headway.backends.process.frames import Failed, Outputs, Run
 from headway.backends.process.usercode import Refusal, Target, UserLoop
-from headway.backends.process.weighing import Weighing
 from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.core.values import as_json
 from headway.model import Octets, Output, Tensors, TensorSpec, TokenCount, Value, ValueKind

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.backends.http.backend import HttpBackend
+from headway.backends.http import HttpBackend
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, RemoteTarget
 from headway.dialects.table import reach

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from headway.backends.grpc.backend import GrpcBackend, pushback
+from headway.backends.grpc import GrpcBackend, pushback
+from headway.backends.remote.backend import Generations
 from headway.backends.remote.credentials import Credentials
-from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
 from headway.core.values import as_json
 from headway.dialects.table import reach
@@ -207,7 +207,7 @@ def test_an_api_that_nobody_serves_was_sent_nothing() -> None:
                 ) as found:
                     await backend.run(batch("a"), LONG)
                 assert found.value.shown == "the remote API failed at try 3: no connection"
-                with pytest.raises(TargetError, match="No connection came about"):
+                with pytest.raises(TargetError, match="There was no connection"):
                     await backend.start()
             finally:
                 await backend.stop()

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from headway.backends.http.backend import HttpBackend, retry_after
+from headway.backends.http import HttpBackend, retry_after
 from headway.backends.remote.backend import advice, asked_for
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
@@ -575,9 +575,9 @@ async def test_a_client_is_not_told_where_the_remote_api_stands() -> None:
         (RemoteError("x"), 401, "HEADWAY_REMOTE_TOKEN"),
         (RemoteError("x"), 403, "--remote-model"),
         (RemoteError("x"), 404, "check the path"),
-        (RemoteError("x"), 307, "name the URL to which it leads"),
+        (RemoteError("x"), 307, "name the URL that it redirects to"),
         (RemoteError("x"), 429, "--remote-rate"),
-        (RemoteError("x"), 503, "in trouble itself"),
+        (RemoteError("x"), 503, "a problem of its own: see its log"),
         (RemoteRefused("x"), 413, "--max-batch-size"),
         (RemoteRefused("x"), 422, "check --remote-format"),
         (RemoteAbsent("x"), 0, "host and port"),

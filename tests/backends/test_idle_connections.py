@@ -15,9 +15,9 @@ import grpc
 import pytest
 import uvloop
 
-from headway.backends.grpc.backend import IDLE as IDLE_CHANNEL
-from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.http.backend import IDLE, HttpBackend, Sockets
+from headway.backends.grpc import IDLE as IDLE_CHANNEL
+from headway.backends.grpc import GrpcBackend
+from headway.backends.http import IDLE, HttpBackend, Sockets
 from headway.config.target import RemoteTarget
 from headway.model import ItemResult
 from headway.runtime.certificates import RemoteCertificates

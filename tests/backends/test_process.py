@@ -67,7 +67,7 @@ async def test_a_process_that_dies_in_a_batch_fails_it(monkeypatch: pytest.Monke
         "exit": "ended with exit code 3",
         "segfault": "died of SIGSEGV",
         "scribble": "wrote something on its pipe to Headway that is not an answer",
-        "forge": "answered something else than it was asked",
+        "forge": "sent a wrong answer",
         "close": "closed its pipe to Headway",
         "last-words": "ended with exit code 9",
     }

@@ -31,7 +31,7 @@ REFUSED = [
     ("tests.targets.nowhere:f", "", "there is no module 'tests.targets.nowhere'"),
     ("nowhere.at.all:f", "", "there is no module 'nowhere'"),
     ("tests.targets.lacks:f", "", "importing it raised ModuleNotFoundError: No module named 'no_such"),
-    ("tests.targets.lacks:f", "", f"Headway runs on {sys.executable}; what it imports is to be there"),
+    ("tests.targets.lacks:f", "", f"Headway runs on {sys.executable}; install there what it imports"),
     ("tests.targets.kinds:plian", "", "Did you mean 'plain'?"),
     ("tests.targets.kinds:plain.deeper", "", "has no 'deeper'"),
     ("tests.targets.kinds:NOT_CALLABLE", "", "it is of type int"),

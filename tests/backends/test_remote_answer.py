@@ -13,8 +13,8 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.http.backend import HttpBackend
+from headway.backends.grpc import GrpcBackend
+from headway.backends.http import HttpBackend
 from headway.backends.remote import reader
 from headway.backends.remote.backend import RemoteBackend, shares
 from headway.config.target import RemoteTarget

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway import protos
-from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.http.backend import HttpBackend
+from headway.backends.grpc import GrpcBackend
+from headway.backends.http import HttpBackend
 from headway.backends.remote.backend import rows_of_each
 from headway.config.target import RemoteTarget
 from headway.core.tensors import BYTES, JSON, SIZES, Tensor, TensorHead, count_of, join_elements, pack, unpack
@@ -209,8 +209,8 @@ def test_a_model_that_cannot_be_asked_is_refused(way: str, inputs: Specs, output
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"datatype": "FP64"}, "another datatype than FP32"),
-    ({"shape": [2, 3]}, r"an output of shape \[2, 3\], and the model's metadata says \[-1, 2\]"),
-    ({"shape": [2]}, r"an output of shape \[2\], and"),
+    ({"shape": [2, 3]}, r"an output of shape \[2, 3\]; the metadata says \[-1, 2\]"),
+    ({"shape": [2]}, r"an output of shape \[2\]; the metadata says \[-1, 2\]"),
     ({"shape": [3, 2]}, "3 outputs for 2 inputs"),
     ({"shape": [-2, 2]}, "a shape that cannot be"),
     ({"shape": []}, "a shape that cannot be"),

@@ -18,8 +18,8 @@ import uvloop
 from aiohttp import web
 from aiohttp.connector import AddrInfoType
 
-from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.http.backend import HttpBackend, Sockets, tls_error
+from headway.backends.grpc import GrpcBackend
+from headway.backends.http import HttpBackend, Sockets, tls_error
 from headway.backends.remote.tls_failures import explain, explain_words
 from headway.config.target import RemoteTarget
 from headway.errors import BackendError, RemoteAbsent, TargetError
@@ -361,7 +361,12 @@ def test_words_of_grpc_are_explained(said: str, told: str) -> None:
 def test_the_c_library_is_silent() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     program = (
-        "import os, headway.backends.grpc.backend, grpc\n"
+        "import os\n"
+        "from headway.app.backends import SlotPlan, make_backend\n"
+        "from headway.config import Settings\n"
+        "from headway.config.target import RemoteTarget\n"
+        "make_backend(RemoteTarget('grpc://127.0.0.1:1/m'), SlotPlan(Settings(), 'remote-0'))\n"
+        "import grpc\n"
         "assert 'GRPC_VERBOSITY' not in os.environ\n"
         "trusted = grpc.ssl_channel_credentials(b'none')\n"
         "channel = grpc.secure_channel('127.0.0.1:1', trusted)\n"

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.backends.process import arrays, child, frames
-from headway.backends.process.array_data import Rows, array_of, column, tensor_of
-from headway.backends.process.array_kind import NAMED, ArrayKind
+from headway.backends.process.array_kind import NAMED, ArrayKind, Rows, array_of, column, tensor_of
 from headway.backends.process.arrays import padded_alike
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headway.backends.process import child, frames
+from headway.backends.process.child import Weighing
 from headway.backends.process.usercode import Refusal, Target, UserLoop
-from headway.backends.process.weighing import Weighing
 from headway.model import ValueKind
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.bulk.job_run import JobContext
+from headway.bulk.jobs import Feeder
 from headway.bulk.lines import AskedLine, Making, NotYet, Turns
 from headway.core.json_pages import Steps
 from headway.errors import StoreUnavailable
@@ -20,7 +20,7 @@ from headway.model import Failure, Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, Stored
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from headway.storage.bulk_rows import BulkRows
+from headway.storage.rows import BulkRows
 from headway.storage.schema import SQLITE
 
 EPOCH = 1_790_000_000.0

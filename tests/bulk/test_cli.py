@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.app.background import BackgroundService
+from headway.app.serving import BackgroundService
 from headway.cli import bulk
 from headway.config import Settings
 from headway.errors import HeadwayError
@@ -45,7 +45,7 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
         assert code_of(["bulk", "submit", str(requests), "--wait"]) == 1
         told = capsys.readouterr()
         other = told.out.strip()
-        assert "first error, of line 2: no model named 'elsewhere'" in told.err
+        assert "first error, in line 2: no model named 'elsewhere'" in told.err
         assert told.err.rstrip().endswith(f"headway bulk fetch {other} --errors")
         assert code_of(["bulk", "submit", str(lines), "--model", "defualt", "--wait"]) == 1
         told = capsys.readouterr()
@@ -144,7 +144,7 @@ def test_a_job_whose_service_stays_away_is_known_all_the_same(
     assert submitted(port, tmp_path, monkeypatch) == 1
     told = capsys.readouterr()
     assert told.out == "batch_1\n"
-    assert "the job goes on" in told.err and "headway bulk status batch_1 --wait" in told.err
+    assert "the job continues" in told.err and "headway bulk status batch_1 --wait" in told.err
     assert 60 <= 1000 - len(port.answers) <= 120
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
-from headway.app.background import BackgroundService
+from headway.app.serving import BackgroundService
 from headway.bulk.folder import BulkFolder
 from headway.config import Settings
 from headway.errors import FolderUnavailable, StoreUnavailable
@@ -23,7 +23,7 @@ from headway.http.openai.bulk import _batch_object
 from headway.http.server.listener import Listener
 from headway.model import Role
 from headway.model.bulk import BulkJob, JobStatus
-from headway.storage.bulk_rows import BulkRows
+from headway.storage.rows import BulkRows
 from tests.e2e.client import wait_until
 from tests.identity.writing import entry, key_of
 

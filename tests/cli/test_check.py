@@ -211,5 +211,5 @@ def test_a_remote_api_is_checked_too(tmp_path: Path) -> None:
     assert auto.returncode == 4
     assert "With --remote-format inputs it answers." in auto.stderr, "the format is recognised"
     assert done.returncode == 0, done.stderr
-    assert "calls were repeated, as the API failed; the times include that" in done.stdout
+    assert "calls were repeated because the API failed; the times include this" in done.stdout
     assert done.stdout.endswith("fit to serve\n")

@@ -62,7 +62,7 @@ def test_nothing_is_overwritten(
         folder.mkdir()
         (folder / taken).symlink_to("nowhere")
         assert code_of(["init", folder.name]) == EXIT_FAILED
-        assert f"{folder.name}: {taken} is there already; nothing was written" in capsys.readouterr().err
+        assert f"{folder.name}: already there: {taken}. Nothing was written" in capsys.readouterr().err
         assert {path.name for path in folder.iterdir()} == {taken}
 
 
@@ -76,7 +76,7 @@ def test_a_folder_that_is_there_is_filled(
     assert "cd " not in told and {path.name for path in (tmp_path / "shop").iterdir()} == FILES
     assert 'model = "shop"' in (tmp_path / "shop" / "headway.toml").read_text()
     assert code_of(["init", "."]) == EXIT_FAILED
-    assert "are there already" in capsys.readouterr().err
+    assert "already there: model.py, test_model.py, headway.toml." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

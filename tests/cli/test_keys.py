@@ -57,7 +57,7 @@ def test_a_key_is_shown_once_and_its_digest_is_kept(keys: Any) -> None:
     assert done.code == 0
     found = parse(done.out.strip().encode())
     assert found is not None
-    assert "Running gateways know it in a second or two. It is shown this once." in done.err
+    assert "Running gateways accept the key within about two seconds. It cannot be shown again." in done.err
     [key] = kept()
     assert (key.id, key.digest) == (found[0], digest(found[1]))
     assert (key.user, key.tenant, key.tier, key.models) == ("alice", "acme", "paid", ("a", "b"))
@@ -87,8 +87,8 @@ def test_limits_for_models_are_kept_and_listed(keys: Any) -> None:
 @pytest.mark.parametrize(
     ("flags", "setting", "says"),
     [
-        (("--model-rate", "60"), "--model-rate = '60'", "names no model"),
-        (("--model-rate", "big="), "--model-rate = 'big='", "names no model, or nothing for it"),
+        (("--model-rate", "60"), "--model-rate = '60'", "lacks a model or a value"),
+        (("--model-rate", "big="), "--model-rate = 'big='", "lacks a model or a value"),
         (("--model-rate", "big=fast"), "--model-rate = 'big=fast'", "is not a rate"),
         (("--model-rate", "big=0"), "--model-rate.big.rate = 0", "must be above 0"),
         (
@@ -96,7 +96,7 @@ def test_limits_for_models_are_kept_and_listed(keys: Any) -> None:
             "--model-rate = 'big=2'",
             "is a second value for the model",
         ),
-        (("--model-burst", "big=2"), "--model-burst = 'big=2'", "has no effect without a rate for that model"),
+        (("--model-burst", "big=2"), "--model-burst = 'big=2'", "has no effect without a rate for this model"),
         (("--model-rate", "big=1", "--model-burst", "big=0"), "--model-burst = 'big=0'", "not a whole number above 0"),
         (
             ("--model-rate", "big=1", "--models", "small"),
@@ -183,7 +183,7 @@ def test_no_more_than_two_keys_of_a_line_live(keys: Any) -> None:
     for id in (first.id, second.id):
         refused = keys("rotate", id)
         assert refused[:2] == (1, "")
-        assert f"{first.id} and {second.id} both live" in refused.err
+        assert f"{first.id} and {second.id} are both live, which is the most; wait until one ends" in refused.err
     assert keys("rotate", other.id).code == 0, "another line"
     keys("revoke", first.id)
     assert keys("rotate", first.id).code == 1, "one that has ended"
@@ -205,7 +205,7 @@ def test_who_is_replaced_once_more_is_told_to_say_how_long_the_new_one_lives(key
     refused = keys("rotate", first.id)
     assert (refused.code, refused.out) == (1, "")
     assert f"{first.id} was replaced by {second.id} and ends at 20" in refused.err
-    assert "say with --expires how long" in refused.err
+    assert "give --expires for the lifetime of the new key" in refused.err
     done = keys("rotate", first.id, "--grace", "90d", "--expires", "10d")
     third = max(kept(), key=lambda key: key.created_at)
     assert third.expires_at == pytest.approx(third.created_at + 10 * 86_400)
@@ -234,7 +234,7 @@ def test_who_is_replaced_once_more_is_told_to_say_how_long_the_new_one_lives(key
         (("create", *WHO, "--expires", "99999d"), "must lie between 1s and 36500d"),
         (("create", *WHO, "--expires", "tomorrow"), "For example 90d, 12h, 30m or 45s"),
         (("rotate", "a" * 12, "--grace", "soon"), "--grace = 'soon': is not a duration"),
-        (("revoke", "canary"), "ID = '…': is not an id of a key"),
+        (("revoke", "canary"), "ID = '…': is not the id of a key"),
         (("rotate", "canary"), "headway keys list shows the ids"),
     ],
 )

@@ -26,7 +26,7 @@ UNASKED = frozenset((
     "aiohttp", "asyncpg", "difflib", "google.protobuf", "grpc", "hpack", "jwt", "numpy", "opentelemetry", "pydantic",
     "headway.backends.grpc", "headway.backends.http", "headway.backends.remote", "headway.bulk", "headway.dialects.table",
     "headway.grpc", "headway.identity.api_keys.cache", "headway.identity.jwt", "headway.input_policy", "headway.load",
-    "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.tracing",
+    "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.trace_environment", "headway.telemetry.trace_exporter",
 ))  # fmt: skip
 """Modules that no process has in its memory unless a setting asks for them."""
 FLEET = UNASKED - {"opentelemetry"}
@@ -337,7 +337,7 @@ def test_a_model_of_the_file_without_a_target_is_told_where_to_write_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "headway.toml").write_text('[models."a@1"]\nworkers = 1\n')
     assert code_of(["serve", *named]) == 4
-    told = 'Write a@1=TARGET on the command line, or target = "…" in [models."a@1"] of headway.toml.'
+    told = 'Give a@1=TARGET on the command line, or write target = "…" in [models."a@1"] of headway.toml.'
     assert capsys.readouterr() == ("", f"headway: model 'a@1' has no target. {told}\n")
 
 

@@ -147,7 +147,7 @@ def test_a_worker_is_drained_and_given_work_again(service: Running, capsys: pyte
     capsys.readouterr()
     assert code_of(["undrain", "here"]) == 0
     told = capsys.readouterr().out
-    assert told == "gpu-0 is healthy\nDrains that were asked for apart have ended, too: gpu-0\n"
+    assert told == "gpu-0 is healthy\nSeparately requested drains have ended, too: gpu-0\n"
 
 
 def test_an_order_that_is_not_waited_for_is_not_told_as_done(
@@ -167,13 +167,13 @@ def test_an_order_that_is_not_waited_for_is_not_told_as_done(
         assert code_of(["drain", "gpu-0", "--force", "--wait", wait]) == 3
         assert "--wait" in capsys.readouterr().err
     assert code_of(["drain", "gpu-0", "--force", "--wait", "0"]) == 1
-    assert capsys.readouterr().out == "gpu-0 is healthy: ordered; not heard of yet\n"
+    assert capsys.readouterr().out == "gpu-0 is healthy: ordered, but not confirmed yet\n"
     hears_only("gpu-0")
     assert code_of(["drain", "gpu-0", "--force"]) == 0
     capsys.readouterr()
     assert code_of(["undrain", "gpu-0", "--wait", "-1"]) == 3
     assert code_of(["undrain", "gpu-0", "--wait", "0"]) == 1
-    assert capsys.readouterr().out == "gpu-0 is drained: ordered; not heard of yet\n"
+    assert capsys.readouterr().out == "gpu-0 is drained: ordered, but not confirmed yet\n"
 
 
 def test_dead_letters_are_listed_and_shown(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +335,7 @@ def test_a_role_without_a_broker_is_told_what_it_lacks(capsys: pytest.CaptureFix
         assert code_of([role, *more]) == 3
         shown = capsys.readouterr()
         assert shown.out == ""
-        says = f"headway: --broker = '': a {role} without a broker has nobody to work with. Name the"
+        says = f"headway: --broker = '': is needed by a {role}, which works with other processes. Name the"
         assert shown.err.startswith(says)
 
 
@@ -359,7 +359,7 @@ def test_a_target_for_a_role_without_one_is_told_who_takes_it(capsys: pytest.Cap
     for role in ("gateway", "controller"):
         assert code_of([role, "--broker", "redis://127.0.0.1", "model.py:f"]) == 2
         told = " ".join(capsys.readouterr().err.split())
-        assert f"headway {role} takes no TARGET, and was given model.py:f: workers run it." in told
+        assert f"headway {role} takes no TARGET, but got model.py:f: only workers run targets." in told
         assert "headway serve model.py:f" in told
 
 

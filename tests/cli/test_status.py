@@ -252,7 +252,7 @@ def test_what_waits_is_told_by_version_where_there_are_several(depths: dict[str,
 def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
     line = {"shape": "padded", "alpha": 0.0081, "beta": 1.18e-6, "longest": 900.0, "error": 0.021}
     text = "\n\n".join(costs([{**WORKERS[0], "cost": line}, {**WORKERS[1], "cost": {**line, "alpha": 9.0}}]))
-    assert text.startswith("a call of default takes 8.1 ms and 1.18 µs for each input and unit of the longest's weight")
+    assert text.startswith("a call of default takes 8.1 ms and 1.18 µs for each input, times the weight of the longest")
     assert text.endswith("(mean error 2%)")
     assert costs([{**WORKERS[0], "cost": None}, {**WORKERS[0], "cost": {**line, "shape": "number"}}]) == []
 

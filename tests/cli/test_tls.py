@@ -57,8 +57,8 @@ def test_status_takes_the_files_of_the_environment(files: Files, monkeypatch: py
 def test_status_says_what_is_wrong_with_the_certificates(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     for given, told in (
         (["--cert", str(files.client[0]), "--cert-key", str(files.client[1])], "certificate is not trusted"),
-        (flags(files.authority.file), "asks its clients for a certificate. Name one by --cert"),
-        (flags(files.authority.file, files.stranger), "does not take the certificate that it was shown"),
+        (flags(files.authority.file), "requires a client certificate. Name one with --cert"),
+        (flags(files.authority.file, files.stranger), "does not accept the client certificate"),
     ):
         assert code_of(["status", "--admin", files.url, *given]) == 1
         assert told in capsys.readouterr().err

@@ -209,7 +209,7 @@ def test_events_are_read_until_the_stream_ends(port: Port) -> None:
     port.answers["/internal/events"] = (200, STREAM)
     heard = events(Admin(port.url, ""))
     assert [next(heard), next(heard)] == [BoardEvent("start", {"now": 1}, "r-1"), BoardEvent("tick", {"now": 2}, "r-2")]
-    with pytest.raises(AdminError, match="ended the stream"):
+    with pytest.raises(AdminError, match="closed the stream"):
         next(heard)
     port.answers["/internal/events"] = (401, {"message": "no token"})
     with pytest.raises(AdminError, match=r"no token. Set HEADWAY_ADMIN_TOKEN to it \(401\)"):

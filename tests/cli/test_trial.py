@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from headway.cli.trial import MOST_ANSWERS, Findings, Trial, sizes
-from headway.cli.trial_inputs import batches_to_record, brief, choose_inputs, weights_of
+from headway.cli.trial import MOST_ANSWERS, Findings, Trial, batches_to_record, brief, choose_inputs, sizes, weights_of
 from headway.core import tensor_json
 from headway.core.tensors import rows_of
 from headway.errors import BatchRaised, BatchTimeout, SettingError, TargetError, WorkerCrashed
@@ -156,8 +155,11 @@ def test_outputs_rearranged_in_a_fixed_way_are_a_fault(
     [
         (Signature(), []),
         (Signature(sees=("a",), per_call=("a",)), []),
-        (Signature(sees=("b",), per_call=("b",)), ["the target does not see: a; its together does not name them"]),
-        (Signature(sees=()), ["the target does not see: a; it takes no parameters"]),
+        (
+            Signature(sees=("b",), per_call=("b",)),
+            ["the target does not see the parameters a: its together does not name them"],
+        ),
+        (Signature(sees=()), ["the target does not see the parameters a: it takes no parameters"]),
     ],
 )
 def test_parameters_that_the_target_does_not_see_are_noted(signature: Signature, notes: list[str]) -> None:

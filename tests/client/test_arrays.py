@@ -138,13 +138,13 @@ def test_arrays_by_name_with_parameters_and_wanted_outputs_are_one_request() -> 
         (np.array([None, 1], object), {}, "with a NoneType: expected texts or bytes"),
         (np.array(["\ud800"], object), {}, "not valid Unicode"),
         ({"a": np.zeros(2), "b": [1, 2]}, {}, r"input\['b'\] of type list: .*numpy.asarray"),
-        ({"a": np.zeros(2), 5: np.zeros(2)}, {}, "input with the key 5: arrays are named by text"),
+        ({"a": np.zeros(2), 5: np.zeros(2)}, {}, "input with the key 5: names of arrays must be text"),
         ([np.zeros(2), np.zeros(3)], {}, "numpy.stack, or call infer_many"),
-        (np.zeros(2), {"parameters": {"timeout": 5}}, "parameters with `timeout`: .*Rename it"),
+        (np.zeros(2), {"parameters": {"timeout": 5}}, "parameters with `timeout`: .*Rename the parameter"),
         (np.zeros(2), {"parameters": [1]}, "parameters of type list: must be a dict"),
         (np.zeros(2), {"outputs": "scores"}, r"outputs = 'scores': are not names of outputs. For example \['scores'\]"),
         (np.zeros(2), {"outputs": []}, "are not names of outputs"),
-        ("text", {"outputs": ["a"]}, "are named for arrays, and the input is of type str"),
+        ("text", {"outputs": ["a"]}, "can only be given for arrays, but the input is of type str"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_it_is(input: Any, how: dict[str, Any], what: str) -> None:
@@ -162,7 +162,7 @@ class Remote:
 
 
 def test_an_array_of_another_library_that_numpy_does_not_take_is_refused_with_its_words() -> None:
-    why = "input of type Remote: is not an array that numpy takes: copy it to the host first"
+    why = "input of type Remote: numpy cannot convert it: copy it to the host first"
     with pytest.raises(InvalidInput, match=why):
         asked(Remote())
 
@@ -182,7 +182,7 @@ except InvalidInput as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert "arrays are sent by numpy, which is not installed. Run pip install numpy" in done.stdout
+    assert "to send arrays, the client needs numpy, which is not installed. Run pip install numpy" in done.stdout
 
 
 def test_an_answer_that_is_cut_or_has_other_arrays_than_it_says_is_none() -> None:

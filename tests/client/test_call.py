@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from headway.client import ApiError, Overloaded, RateLimited, TimedOut, Unreachable
-from headway.client.call import FIRST_PAUSE, GRACE, LONGEST_PAUSE, RETRIED, Call
 from headway.client.messages import Answer, inference
+from headway.client.service import FIRST_PAUSE, GRACE, LONGEST_PAUSE, RETRIED, Call
 
 REQUEST = inference("x", None, None, "key")
 
@@ -98,7 +98,7 @@ def test_a_pause_beyond_the_time_is_not_waited_for() -> None:
     with pytest.raises(RateLimited) as raised:
         call(timeout=1.0).answered(refused(429, {"retry-after": "1"}), 100.5)
     assert raised.value.retry_after == 1.0
-    assert "the call's 1 s are over before it may be sent again" in str(raised.value)
+    assert "the call's 1 s end before the next attempt" in str(raised.value)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -109,7 +109,7 @@ def test_a_patient_call_waits_out_refusals_within_its_time_and_retries_errors_as
     one.answered(refused(502, {"retry-after": "1"}), 128.0)
     with pytest.raises(ApiError):
         one.answered(refused(502, {"retry-after": "1"}), 128.0)
-    with pytest.raises(ApiError, match="the call's 30 s are over"):
+    with pytest.raises(ApiError, match="the call's 30 s end"):
         patient_call().answered(refusal, 129.0)
     with pytest.raises(ApiError):
         patient_call(retries=0).answered(refusal, 100.0)

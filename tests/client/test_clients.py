@@ -192,7 +192,7 @@ MISSING = problem(404, "NOT_FOUND")
 
 
 def test_a_task_is_submitted_and_polled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.client.call.PAUSE", 0.0)
+    monkeypatch.setattr("headway.client.service.PAUSE", 0.0)
     with scripted(SUBMITTED, PENDING, PENDING, LOST, DONE) as service, asking(kind, service.url) as client:
         task = client.submit("x", timeout=9.0)
         assert task.id == "req_9"
@@ -206,7 +206,7 @@ def test_a_task_is_submitted_and_polled(kind: str, monkeypatch: pytest.MonkeyPat
 
 def test_the_wait_for_a_task_ends_with_the_callers_time(kind: str) -> None:
     with scripted(PENDING) as service, asking(kind, service.url) as client:
-        with pytest.raises(TimedOut, match="it goes on"):
+        with pytest.raises(TimedOut, match="it continues"):
             client.task("req_9").result(timeout=0.01)
         assert service.asked[0].path == "/v1/result/req_9?wait=0.010"
 
@@ -327,7 +327,7 @@ def test_certificates_are_checked_and_shown_where_the_service_asks_for_one(tmp_p
                 with pytest.raises(Unreachable) as raised:
                     client.infer("x")
                 # The system may tell of the closed connection before the reason that came on it is read.
-                assert raised.value.hopeless == ("asks its clients for a certificate" in str(raised.value))
+                assert raised.value.hopeless == ("requires a client certificate" in str(raised.value))
 
 
 def test_a_port_that_does_not_speak_tls_is_asked_once(kind: str) -> None:

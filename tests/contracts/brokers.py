@@ -24,8 +24,7 @@ from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
 from headway.core.departure import Load, Policy, Rule
 from headway.core.fair_queue import GONE
-from headway.core.memory_room import QUEUE_BYTES
-from headway.core.queue_limits import QueueLimits
+from headway.core.queue_limits import QUEUE_BYTES, QueueLimits
 from headway.core.retention import KeptLimits
 from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.model import (

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.brokers.redis import figures, function_library
+from headway.brokers.redis import function_library
 from headway.runtime import shared_files
-from headway.storage.postgres import database as postgres_database
-from headway.storage.sqlite import connection_thread, database
+from headway.storage import postgres as postgres_store
+from headway.storage import sqlite as sqlite_store
 from tests.contracts.brokers import EXAMPLES, HARNESSES, Harness
 from tests.servers.redis import SharedServers
 
@@ -37,7 +37,7 @@ def all_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every step in Redis fail that changes a figure and does not write it."""
     before, found, after = function_library._BODY.partition(SAVED)
     assert found
-    check = ALL_WRITTEN % figures.numbers()["TIERS"]
+    check = ALL_WRITTEN % function_library.figure_numbers()["TIERS"]
     monkeypatch.setattr(function_library, "_BODY", before + check + SAVED + after)
     monkeypatch.setattr(function_library, "VERSION", "all_written")
 
@@ -47,9 +47,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and databases are waited for, however slow the disk is."""
     for module, names in (
         (shared_files, ["LOCK_WITHIN"]),
-        (postgres_database, ["CALL_WITHIN", "CLOSE_WITHIN"]),
-        (database, ["BUSY_WITHIN"]),
-        (connection_thread, ["CALL_WITHIN", "CLOSE_WITHIN"]),
+        (postgres_store, ["CALL_WITHIN", "CLOSE_WITHIN"]),
+        (sqlite_store, ["BUSY_WITHIN", "CALL_WITHIN", "CLOSE_WITHIN"]),
     ):
         for name in names:
             monkeypatch.setattr(module, name, 60.0)

@@ -1,9 +1,9 @@
 """Naive model of inputs that failed alone, for the state machines of the broker suite."""
 
 from headway import errors
-from headway.core.culprits import KNOWN_SECONDS
 from headway.core.failures import CULPRIT
 from headway.core.retry import SEARCHED
+from headway.core.suspects import KNOWN_SECONDS
 from headway.model import Cause, Entry, Failure
 
 BOUNDARY = 0.01

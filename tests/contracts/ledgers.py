@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.ports import KeyStore, Ledger
-from headway.storage.postgres.keys import PostgresKeys
-from headway.storage.postgres.ledger import PostgresLedger
-from headway.storage.sqlite.keys import SqliteKeys
-from headway.storage.sqlite.ledger import SqliteLedger
+from headway.storage.postgres import PostgresKeys, PostgresLedger
+from headway.storage.sqlite import SqliteKeys, SqliteLedger
 from tests.servers.pgbouncer import MODES
 from tests.servers.postgres import RunningPostgres, SharedPostgres
 

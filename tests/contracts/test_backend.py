@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import structlog
 
-from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.http.backend import HttpBackend
+from headway.backends.grpc import GrpcBackend
+from headway.backends.http import HttpBackend
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import ModuleTarget, RemoteTarget
 from headway.errors import BackendError, BadOutput, BatchTimeout

@@ -10,7 +10,7 @@ import pytest
 from headway.core.departure import Policy, Rule
 from headway.core.health import HEARTBEAT_EVERY, REST_EVERY
 from headway.core.slot_factors import FACTORS, USUAL
-from headway.fleet.reaper import reap_on
+from headway.fleet.pace import reap_on
 from headway.model import Cause, Lease, NoWork, QueueName, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, EXAMPLES, MAX_BATCH, WHEN_FULL, Fixed, Harness, ask, drained, failed, slot

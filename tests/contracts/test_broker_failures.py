@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.core.culprits import KNOWN_SECONDS, MOST_APART
 from headway.core.departure import APART
 from headway.core.retry import SEARCHED
+from headway.core.suspects import KNOWN_SECONDS, MOST_APART
 from headway.model import (
     BatchFailure,
     Cause,

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headway import errors
 from headway.core.bulk import BATCHES_WAITING, QUIET
-from headway.core.culprits import KNOWN_SECONDS
 from headway.core.ratelimit import counting_as
 from headway.core.retry import BLAMED
+from headway.core.suspects import KNOWN_SECONDS
 from headway.model import (
     MOST_OUTPUT,
     Cause,

@@ -1,7 +1,7 @@
 """Promises of every broker on outputs that were left out of their batch, as all are too large together: nobody else's are, and those run again."""
 
-from headway.core.culprits import APART_SECONDS
 from headway.core.departure import APART, RETRY
+from headway.core.suspects import APART_SECONDS
 from headway.model import MOST_OUTPUT, Entry, ItemResult, Lease, NoWork
 from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, failure_of, ids, leave, output, slot
 from tests.contracts.dedup_keys import admit, same

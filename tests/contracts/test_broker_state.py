@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headway.core.locality.turns import FairOrder
+from headway.core.locality import FairOrder
 from headway.model import EntryState, QueueName, Slot, WeightLine, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import (
     MAX_BATCH,

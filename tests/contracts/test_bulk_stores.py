@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from headway.model.bulk import BulkFile, BulkJob, JobFault, JobStatus, Stored
 from headway.ports import BulkStore
 from headway.runtime.request_id import new_id
-from headway.storage.postgres.ledger import PostgresBulkStore
-from headway.storage.sqlite.ledger import SqliteBulkStore
+from headway.storage.postgres import PostgresBulkStore
+from headway.storage.sqlite import SqliteBulkStore
 from tests.contracts.ledgers import DATABASES
 from tests.scenes import Played
 from tests.servers.postgres import SharedPostgres

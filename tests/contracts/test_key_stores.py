@@ -17,8 +17,8 @@ import pytest
 from headway.identity.api_keys.file import KeysFile
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyMark, KeyStore
-from headway.storage.postgres import keys as postgres_keys
-from headway.storage.sqlite import keys as sqlite_keys
+from headway.storage import postgres as postgres_store
+from headway.storage import sqlite as sqlite_store
 from tests.contracts.ledgers import DATABASES, Database
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of
@@ -284,7 +284,7 @@ async def test_a_revision_that_is_used_again_is_another_change(stored: KeyStore,
 
 
 async def test_a_reader_that_is_far_behind_reads_all(stored: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sqlite_keys, postgres_keys):
+    for module in (sqlite_store, postgres_store):
         monkeypatch.setattr(module, "MARKS", 2)
     await stored.add(key("a"))
     marks = [await stored.latest()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from headway import errors
-from headway.core.memory_room import SMALL
+from headway.core.queue_limits import SMALL
 from headway.model import Entry, ItemResult, Lease, Limit
 from tests.contracts.brokers import AT_ONCE, MemoryHarness, RedisHarness, ask, failed, leave, slot
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.core.memory_room import SMALL
+from headway.core.queue_limits import SMALL
 from headway.model import BatchFailure, Cause, Entry, ItemResult, Limit, Reply, TokenCount
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import MemoryHarness, ask, failure_of, ids, output

@@ -19,18 +19,17 @@ from msgspec.structs import astuple
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
-from headway.brokers.redis.figures import SECTIONS
+from headway.brokers.redis.function_library import SECTIONS
 from headway.brokers.redis.shard_queue import Granted, Queue
 from headway.core import failures
 from headway.core.admission import Refused
-from headway.core.batch import Departure
 from headway.core.bulk import QUIET
-from headway.core.culprits import LONE_ROOM
-from headway.core.departure import Hold, Rule
+from headway.core.departure import Departure, Hold, Rule
 from headway.core.fair_queue import LOOK_AHEAD, PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import Padding, QueueLimits
+from headway.core.suspects import LONE_ROOM
 from headway.model import (
     MOST_OUTPUT,
     BatchFailure,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from headway.core import dedup
-from headway.gateway.version_choice import VersionChoice
+from headway.gateway.served_model import VersionChoice
 from headway.model import BatchRun
 from headway.worker import helping
 from tests.contracts.brokers import Harness, MemoryHarness

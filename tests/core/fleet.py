@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headway.core.admission import Refused
-from headway.core.batch import Departure
-from headway.core.departure import Policy
+from headway.core.departure import Departure, Policy
 from headway.core.queue import ModelQueue
 from headway.model import Entry
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.core import policies
 from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, AdmissionLimits, Refused
-from headway.core.batch import Departure
+from headway.core.departure import Departure
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from headway.core.culprits import (
+from headway.core.suspects import (
     APART_SECONDS,
     ERROR_BYTES,
     KNOWN_SECONDS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headway.core.key_rotation import check_new
 from headway.model import ApiKey
+from headway.model.identity import check_new
 
 
 def key(id: str, *, replaces: str = "", expires_at: float | None = None) -> ApiKey:

@@ -8,7 +8,7 @@ import pytest
 from headway.backends.process.arena import take_inputs
 from headway.backends.process.frames import Run
 from headway.brokers.redis.wire import read_value
-from headway.cli.trial_inputs import choose_inputs
+from headway.cli.trial import choose_inputs
 from headway.core import values
 from headway.core.tensors import Tensor, TensorHead, pack, rows_of
 from headway.errors import SettingError

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core import look_ahead
-from headway.core.batch import RunningBatches
-from headway.core.departure import Load, Policy, Rule
+from headway.core.departure import ENOUGH, EVERY, FEWEST, Load, Past, Policy, Rule, RunningBatches
 from headway.core.look_ahead import EVENTS, LOOKS, RETURN_GAP, STEP_EVENTS, LookAhead, Rehearsal
-from headway.core.past import ENOUGH, EVERY, FEWEST, Past
 from headway.core.policies.paced import Paced, Window
 from headway.core.slot_factors import FACTORS, USUAL
 from headway.simulator.engine import simulate

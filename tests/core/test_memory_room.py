@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.memory_room import OVERHEAD, Reservation, Room
+from headway.core.queue_limits import OVERHEAD, Reservation, Room
 from headway.model import Entry
 
 MOST = 1_000_000

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import policies
-from headway.core.batch import Departure
-from headway.core.departure import Hold
+from headway.core.departure import Departure, Hold
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import Padding, QueueLimits
 from headway.model import Entry

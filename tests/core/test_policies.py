@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core import policies
-from headway.core.batch import Departure
-from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
-from headway.core.past import Past
+from headway.core.departure import Departure, Dispatch, Hold, Load, Past, QueueSnapshot, Rule, decide
 from headway.core.policies.paced import KD, KI, KP, LONGER, SMALLER, Paced, Pid, Table, Window, headway
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from headway.core.admission import Refused
-from headway.core.batch import Departure
-from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Hold, Load, Policy, Rule
+from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Departure, Hold, Load, Policy, Rule
 from headway.core.fair_queue import GONE, RETRYING, RUNNING, QueuedEntry, entries_of
 from headway.core.queue import MIN_AVOIDANCE, ModelQueue
 from headway.core.queue_limits import QueueLimits

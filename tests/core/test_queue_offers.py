@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core import packing
 from headway.core.admission import Refused
-from headway.core.batch import Departure
-from headway.core.departure import Hold, Rule
+from headway.core.departure import Departure, Hold, Rule
 from headway.core.fair_queue import STALE, QueuedEntry
 from headway.core.queue import GATE_AGE, MOST_KINDS, ModelQueue
 from headway.core.queue_limits import QueueLimits

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from headway.core import rows
 from headway.core.admission import Refused
-from headway.core.batch import Departure
-from headway.core.departure import Load, Rule
+from headway.core.departure import Departure, Load, Rule
 from headway.core.fair_queue import LOOK_AHEAD
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits

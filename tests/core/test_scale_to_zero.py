@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import FIRST_START, PLAN, RULES, ModelState, ScaleDecision, ScaleLimits, Scaler
-from headway.core.scaling.shares import Holding, rooms, shares
-from headway.core.scaling.sizing import BatchCost
+from headway.core.scaling.sizing import BatchCost, Holding, rooms, shares
 
 IDLE = ScaleLimits(idle_after=30.0, most=4)
 

@@ -300,7 +300,7 @@ def test_rules_are_read_as_they_were_written(rules: list[ScaleRule]) -> None:
         ('[{"for_s": 1, "add": 1}]', "lacks queue_above, .* or utilisation_below"),
         ('[{"queue_above": 1, "add": 1}]', "lacks for_s"),
         ('[{"queue_above": 1, "for_s": 1, "add": 1, "remove": 1}]', "both add and remove.*two rules"),
-        ('[{"queue_above": 1, "for_s": 1, "adds": 1}]', "'adds'.* it may have queue_above, .*, add, remove"),
+        ('[{"queue_above": 1, "for_s": 1, "adds": 1}]', "'adds'.* a rule may have queue_above, .*, add, remove"),
         ('[{"queue_above": 1, "for_s": 1, "add": 0}]', "whole number"),
         ('[{"queue_above": 1, "for_s": 1, "add": 1.5}]', "whole number"),
         ('[{"queue_above": 1, "for_s": 1, "add": true}]', "not a number"),

@@ -8,14 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from headway.core import policies
-from headway.core.batch import Departure
-from headway.core.departure import Load
+from headway.core.departure import Departure, Load
 from headway.core.policies.paced import team
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.core.service_model import ServiceModel
-from headway.core.slot_factors import FACTORS, PRIOR, USUAL, SlotFactors, scale
-from headway.core.slot_pace import SlotPace
+from headway.core.slot_factors import FACTORS, PRIOR, USUAL, SlotFactors, SlotPace, scale
 from tests.core.entries import entry
 
 ALPHA, BETA = 0.1, 0.001

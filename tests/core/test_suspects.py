@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.batch import Departure
-from headway.core.departure import APART, Hold
+from headway.core.departure import APART, Departure, Hold
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits

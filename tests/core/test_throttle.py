@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.shared_bucket import FULL, MOST, ROUNDING, STALE, SharedBucket
-from headway.core.throttle import ArrivalRates, Throttle, room, share, weights
+from headway.core.throttle import (
+    FULL,
+    MOST,
+    ROUNDING,
+    STALE,
+    ArrivalRates,
+    SharedBucket,
+    Throttle,
+    room,
+    share,
+    weights,
+)
 from headway.model import Capacity
 
 T = "acme"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.config import Settings
 from headway.core.deadlines import fitting, flags
-from headway.core.warm_up import BUDGET, WarmUpRun, measured, next_size
+from headway.core.service_model import BUDGET, WarmUpRun, measured, next_size
 
 
 def all_runs(most: int, seconds: Callable[[int], float], cold: float = 0.0) -> list[WarmUpRun]:

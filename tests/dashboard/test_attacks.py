@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.dashboard.chromium import browser
-from tests.dashboard.stage import LIVE, Stage, quiet, sign_in
+from tests.dashboard.stage import LIVE, Stage, enter, quiet, sign_in, tab_to
 from tests.docs.pages import ROOT, blocks
 from tests.e2e.server import launched
 from tests.identity.writing import entry, key_of
@@ -84,6 +84,25 @@ async def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage
     await runner.cleanup()
     await signed_in.until("document.querySelector('#letters').textContent.includes('req_wanted')")
     await signed_in.until(LIVE)
+
+
+async def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: Stage) -> None:
+    victim = await stage.open(stage.guarded)
+    await sign_in(victim)
+    [cookie] = (await victim.send("Network.getCookies"))["cookies"]
+    home = f"http://localhost:{stage.guarded.admin_port}"  # Cookies of 127.0.0.1 are none of this host.
+    thief = await stage.chromium.open(f"{home}/dashboard")
+    await thief.until("!document.querySelector('#sign-in').hidden")
+    await thief.send("Network.setCookie", name=cookie["name"], value=cookie["value"], url=home, httpOnly=True)
+    await thief.go(f"{home}/dashboard")
+    await thief.until(LIVE)
+    await tab_to(victim, "Sign out")
+    await enter(victim)
+    await thief.until("!document.querySelector('#sign-in').hidden")
+    await thief.go(f"{home}/dashboard")
+    await thief.until("!document.querySelector('#sign-in').hidden")
+    assert await thief.run("fetch('internal/dlq').then((told) => told.status)") == 401
+    await thief.send("Page.close")
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
-from headway.admin.dashboard.history import WINDOW, FleetHistory, percentiles
-from headway.admin.dashboard.hub import BUFFER, DROP_GRACE, MOST_VIEWERS, REMEMBERED, TICK, Viewer
+from headway.admin.dashboard.hub import (
+    BUFFER,
+    DROP_GRACE,
+    MOST_VIEWERS,
+    REMEMBERED,
+    TICK,
+    WINDOW,
+    FleetHistory,
+    Viewer,
+    percentiles,
+)
 from headway.core.departure_board import HISTORY_SECONDS, STEP
-from headway.http.requests import StreamedAnswer
-from headway.http.server.hangups import STREAM_BYTES, STREAM_SILENCE, bound
+from headway.http.routing import StreamedAnswer
+from headway.http.server.connection_context import STREAM_BYTES, STREAM_SILENCE, bound
 from headway.model.board import ARRIVED, FleetFigures, Notice, RequestFlow
 from tests import virtual_time
 from tests.http.away import Away

@@ -40,10 +40,9 @@ IMPORTED = (
     "headway.controller.autoscaler",
     "headway.controller.controller",
     "headway.gateway.fleet_watchers",
-    "headway.http.inference.cross_origin",
+    "headway.http.inference.context",
     "headway.http.public",
-    "headway.storage.sqlite.keys",
-    "headway.storage.sqlite.ledger",
+    "headway.storage.sqlite",
 )
 """Modules that most processes of the service import. None of them starts a thread."""
 _MOST = 1 << 17

@@ -23,7 +23,7 @@ from tests.servers.s3 import S3Server
 LINES = 600
 TARGET = "tests.targets.journal:Slow"
 BRIEF = {
-    "headway.bulk.feeder.LEASE": 5.0,
+    "headway.bulk.jobs.LEASE": 5.0,
     "headway.bulk.job_run.LEASE": 5.0,
     "headway.bulk.job_run.RENEW": 1.5,
     "headway.bulk.job_run.PAUSE": 1.0,

@@ -67,8 +67,8 @@ def test_a_failover_loses_nothing_that_a_gateway_holds(tmp_path: Path) -> None:
         it.gateways[1].ask("afterwards").output()
 
 
-DIRECT = "the broker does not answer; coming up in direct mode"
-UNFIT = "the broker cannot be used; direct mode goes on"
+DIRECT = "the broker does not answer; starting in direct mode"
+UNFIT = "the broker cannot be used; direct mode continues"
 EXPECTED = {DIRECT, UNFIT, "the broker is out of reach", "direct mode until the broker is back"}
 
 
@@ -90,7 +90,7 @@ def test_a_start_without_the_broker_is_one_in_direct_mode(tmp_path: Path) -> Non
             assert server.metrics().value("direct_total") == 2
             assert redis.command("HKEYS", "headway:{fleet}:k") == []
             redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-            server.logged("the broker is there; direct mode ends")
+            server.logged("the broker answers; direct mode ends")
             wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == "healthy")
             server.logged("the broker is back", who="gateway")
             server.ask("answered by its own worker").output()

@@ -32,7 +32,12 @@ def one(server: Server, worker: str) -> dict[str, Any]:
 def test_gpus_are_seen_everywhere_and_a_worker_whose_gpu_is_lost_is_taken_out_and_loses_nothing(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, gpu(0), gpu(1))
     with serving(tmp_path, "--workers", "2", "--max-batch-size", "1", environ=gpus.environ("0,1")) as server:
-        server.expected = {"GPU memory is scarce", "the GPU reports errors", "worker is taken out", "batch failed"}
+        server.expected = {
+            "GPU memory is scarce",
+            "the GPU reports errors",
+            "worker is taken out of service",
+            "batch failed",
+        }
         wait_until(lambda: all(worker["gpu_figures"] for worker in server.workers()))
         scarce_memory_slows_the_intake(server, gpus)
         figures_are_told(server, gpus)
@@ -42,7 +47,7 @@ def test_gpus_are_seen_everywhere_and_a_worker_whose_gpu_is_lost_is_taken_out_an
         runs = wait_until(lambda: [worker for worker in server.workers() if worker["in_flight"]])
         number = int(runs[0]["worker_id"][-1])
         gpus.write(*(gpu(each, xids=[*seen, 79] if each == number else seen) for each, seen in enumerate((XIDS, []))))
-        line = server.logged("worker is taken out")
+        line = server.logged("worker is taken out of service")
         reason = "its GPU is lost: Xid 79, it has fallen off the bus"
         assert (line["reason"], line["gpu"]) == (reason, f"GPU-{number}")
         worker = wait_until(lambda: found if not (found := one(server, f"gpu-{number}"))["pid"] else None)

@@ -46,7 +46,7 @@ SHARED = "--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0", "--
 PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--task-timeout-ms", "30000"
 UNHAPPY = AWAY | {
     "batch failed", "worker process ended", "worker output dropped", "probe failed",
-    "nobody could be told what came of a batch",  # Requests with short deadlines give up while the server is away.
+    "the outcome of a batch could not be handed in",  # Requests with short deadlines give up while the server is away.
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from bench.promises.callers import PREDICT, Callers, GrpcCallers
 from bench.stand.proxies import KINDS, Behind, Certificates
-from headway.grpc import messages
+from headway import protos
 from tests.clients.environments import client_command
 from tests.e2e.client import PATIENCE, request, wait_until
 from tests.e2e.fleet import PATIENT, Fleet, fleet, pause, resume
@@ -164,17 +164,17 @@ def check_http_2(balancer: Balancer) -> None:
 def check_grpc(balancer: Balancer) -> None:
     trust = grpc.ssl_channel_credentials(balancer.certificates.trusted.read_bytes())
     with grpc.secure_channel(f"127.0.0.1:{balancer.port}", trust) as channel:
-        body = messages.message("headway.v1.PredictRequest")(input_data=b"over grpc").SerializeToString()
+        body = protos.message("headway.v1.PredictRequest")(input_data=b"over grpc").SerializeToString()
         answer = channel.unary_unary(PREDICT)(body, timeout=PATIENCE)
-        assert messages.message("headway.v1.PredictResponse").FromString(answer).output == b"OVER GRPC"
+        assert protos.message("headway.v1.PredictResponse").FromString(answer).output == b"OVER GRPC"
         tensor = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "contents": {"bytes_contents": [b"tensor"]}}
-        infer = messages.message("inference.ModelInferRequest")(model_name="default", id="7", inputs=[tensor])
+        infer = protos.message("inference.ModelInferRequest")(model_name="default", id="7", inputs=[tensor])
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         answers = list(stream(iter([infer.SerializeToString()] * 3), timeout=PATIENCE))
-        kind = messages.message("inference.ModelStreamInferResponse")
+        kind = protos.message("inference.ModelStreamInferResponse")
         assert [kind.FromString(one).infer_response.id for one in answers] == ["7"] * 3
         health = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=PATIENCE)
-        assert messages.message("grpc.health.v1.HealthCheckResponse").FromString(health).status == 1
+        assert protos.message("grpc.health.v1.HealthCheckResponse").FromString(health).status == 1
 
 
 class Http2:

@@ -141,7 +141,7 @@ def test_a_service_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"max_batch_size": 0}, "max_batch_size = 0: must lie between"),
         ({"max_batch_sise": 8}, "max_batch_sise = 8: there is no such setting. Did you mean max_batch_size?"),
         ({"config": "nowhere.toml"}, "config = 'nowhere.toml': no such file"),
-        ({"reload": True}, "reload = True: needs a service that blocks"),
+        ({"reload": True}, "reload = True: does not work with block=False"),
     ],
 )
 def test_settings_are_checked_as_the_commands_are(settings: dict[str, Any], told: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headway
-from headway.app.background import BackgroundService
+from headway.app.serving import BackgroundService
 from headway.client import ApiError
 from headway.config import Settings
 from headway.config.target import ObservedTarget, RemoteTarget

@@ -92,7 +92,7 @@ def ends_are_told(it: Fleet) -> None:
         return {one["id"]: (one["ending"], one["reason"]) for one in found}
 
     wait_until(lambda: len(ended()) == 3)
-    assert ended()[stopped] == ("stopped", "told to by SIGTERM")
+    assert ended()[stopped] == ("stopped", "got SIGTERM")
     assert ended()[gone][0] == "lost"
     assert ended()[it.slot(stays)] == ("killed", "died of SIGKILL")
     assert re.search(rf"{stopped} +stopped +\d+ s ago +worker", run_cli(gateway, it.folder, "status").stdout)

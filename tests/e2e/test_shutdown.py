@@ -12,7 +12,7 @@ from tests.e2e.server import Server, launched, serving
 from tests.targets.gates import SETUP_GATE
 
 UNHAPPY = {"batch failed", "worker process ended"}
-DOES_NOTHING = "{} does nothing; SIGHUP opens the log anew and reads files again, SIGTERM ends"
+DOES_NOTHING = "{} does nothing; SIGHUP reopens the log and reads files again, SIGTERM ends the process"
 
 
 def all_held(server: Server) -> tuple[Gate, list[Asked]]:
@@ -97,7 +97,7 @@ def test_other_signals_disturb_no_process_and_a_renamed_log_is_begun_anew(tmp_pa
         path.touch()
         for pid in server.processes():
             os.kill(pid, signal.SIGHUP)
-        assert server.logged("SIGHUP")["log"] == "opened anew"
+        assert server.logged("SIGHUP")["log"] == "reopened"
         server.ask("undisturbed").output()
 
 

@@ -84,7 +84,7 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
     flags = "--reload", "--workers", "2", "--cache", "--collapse"
     with serving(tmp_path, *flags, target="model.py:answer", lawful=False) as server:
         server.expected = {
-            "the changed target does not load; the last good one serves on",
+            "the changed target does not load; the former workers go on serving",
             "the target raised while it started",
             "worker process ended",
         }
@@ -96,12 +96,15 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         assert server.ask("one", on=line).output() == "One", "what the old code said is not kept"
         assert server.ask("two", on=line).output() == "Two"
         write("return no such thing")
-        assert "SyntaxError" in server.logged("the changed target does not load; the last good one serves on")["error"]
+        assert (
+            "SyntaxError"
+            in server.logged("the changed target does not load; the former workers go on serving")["error"]
+        )
         assert server.ask("three", on=line).output() == "Three"
         raised = server.logged("the target raised while it started")
         assert "return no such thing" in raised["exception"], "the traceback is in the log"
         write("return [None for text in inputs]")
-        server.logged("the changed target does not load; the last good one serves on", 2)
+        server.logged("the changed target does not load; the former workers go on serving", 2)
         assert server.ask("four", on=line).output() == "Four"
         write("return [number + 1.0 for number in inputs]", "float", "answer.example = 1.0\n")
         server.logged("target reloaded", 2)

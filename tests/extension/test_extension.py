@@ -32,7 +32,7 @@ CHECKS = (
     "tests/client/test_messages.py",
     "tests/cli/test_main.py::test_a_bad_setting_is_exit_code_3",
     "tests/backends/test_dialects.py",
-    "tests/contracts/test_backend.py::test_starting_tells_how_long_the_warm_up_took[kettle]",
+    "tests/contracts/test_backend.py::test_a_backend_starts_and_runs_batches_and_stops_as_often_as_asked[kettle]",
     "tests/contracts/test_broker.py::test_an_admitted_entry_is_claimed_run_and_answered[kettle]",
     "tests/http/test_public.py",
     "tests/http/test_contract_words.py",
@@ -98,7 +98,7 @@ def test_each_addition_is_seen_in_a_running_process(house: Path) -> None:
     assert "paced|patient|window" in seen["help"]["simulate"]
     assert "20 for patient" in flags
     # The broker, by the scheme of its URL, the backend, by its kind of target, and the dialect, by its path.
-    assert (seen["broker"], seen["backend"], seen["dialect"]) == ("KettleBroker", "hot water", "KettleList")
+    assert (seen["broker"], seen["backend"], seen["dialect"]) == ("KettleBroker", "WATER", "KettleList")
     assert "kettle-list" in flags
     # The error reaches the client and the contract.
     status, document = seen["error"]

@@ -14,8 +14,7 @@ from headway.config import Settings
 from headway.errors import RequestError, SettingError
 from headway.identity.api_keys import credential, file
 from headway.identity.jwt.issuers import ALGORITHMS, read_issuers
-from headway.identity.jwt.keysets import KeySet, read_keys
-from headway.identity.jwt.sources import Unreadable
+from headway.identity.jwt.keysets import KeySet, Unreadable, read_keys
 from headway.identity.jwt.tokens import Tokens
 from headway.identity.principals import CombinedIdentity
 from headway.identity.tables import is_name

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.grpc.messages import varint
 from headway.grpc.methods import PREDICT_READER
 from headway.model import RequestOptions, TensorSpec, ValueKind
 from headway.oip.grpc.infer_messages import infer_reader
+from headway.protos import varint
 from tests.fuzz.models import models_of
 
 MOST = 1_000_000

@@ -12,14 +12,13 @@ from headway.dialects.table import DIALECTS, reach
 from headway.doors.exchange import Exchange, Outcome
 from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.grpc import messages
 from headway.grpc.methods import PREDICT_READER
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.openai.chat import Message, load_template
 from headway.http.openai.members import MOST_TEXTS
 from headway.http.server.head import Head, RequestTarget
-from headway.input_policy.file import read_policy
+from headway.input_policy import read_policy
 from headway.model import Octets, RequestOptions, Tensors, ValueKind
 from headway.oip import tensors
 from headway.oip.grpc.infer_messages import infer_reader
@@ -103,8 +102,8 @@ def _inputs(exchange: Exchange, settings: Settings) -> list[str]:
     return found
 
 
-_INFER = messages.message("inference.ModelInferRequest")
-_PREDICT = messages.message("headway.v1.PredictRequest")
+_INFER = protos.message("inference.ModelInferRequest")
+_PREDICT = protos.message("headway.v1.PredictRequest")
 
 
 def _numbers(*, raw: bool) -> bytes:
@@ -151,8 +150,8 @@ _READERS = [
     for read in (PREDICT_READER.at_once, infer_reader(settings).at_once)
 ]
 _REQUESTS = [
-    messages.message_classes(service, method.name)[0]
-    for service in messages.SERVICES
+    protos.message_classes(service, method.name)[0]
+    for service in protos.SERVICES
     for method in protos._POOL.FindServiceByName(service).methods
 ]
 _TYPES = {ValueKind.TEXT: str, ValueKind.BYTES: Octets, ValueKind.TENSORS: Tensors}
@@ -177,7 +176,7 @@ def check_grpc(data: bytes) -> None:
             check_error(exc)
     for request in _REQUESTS:
         try:
-            messages.read(request, data)
+            protos.read(request, data)
         except BadRequest as exc:
             check_error(exc)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.grpc.burden import Burden
 from headway.grpc.header_blocks import RequestFields, block_of
 from headway.grpc.reader import PREFACE, Http2Reader
-from headway.grpc.writer import Broken, Http2Writer
+from headway.grpc.writer import Broken, Burden, Http2Writer
 
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW, _CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 _END, _ACK, _WHOLE, _PADDED = 1, 1, 4, 8

@@ -18,6 +18,7 @@ import grpc
 import pytest
 import uvloop
 
+from headway import protos
 from headway.app.input_policy import PolicyResource
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
@@ -27,7 +28,6 @@ from headway.doors.entrance import Entrance
 from headway.doors.readiness import Readiness
 from headway.gateway.gateway import Gateway
 from headway.gateway.request_traces import RefusalTraces
-from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
 from headway.identity.principals import AnonymousIdentity
 from headway.model import WorkerInfo, WorkerStatus
@@ -38,7 +38,7 @@ from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, 
 from tests.scenes import Scene, scene
 
 PREDICT = "/headway.v1.Inference/Predict"
-INFER = f"/{messages.OPEN_INFERENCE}/ModelInfer"
+INFER = f"/{protos.OPEN_INFERENCE}/ModelInfer"
 ID = "00000000-0000-7000-8000-{:012x}"
 
 Metadata = Sequence[tuple[str, str]]
@@ -85,12 +85,12 @@ async def failed(call: Any) -> Failed:
 
 def predict(text: str | bytes, model: str = "") -> bytes:
     data = text.encode() if isinstance(text, str) else text
-    kind = messages.message("headway.v1.PredictRequest")
+    kind = protos.message("headway.v1.PredictRequest")
     return bytes(kind(model_id=model, input_data=data).SerializeToString())
 
 
 def predicted(body: bytes) -> Any:
-    return messages.message("headway.v1.PredictResponse").FromString(body)
+    return protos.message("headway.v1.PredictResponse").FromString(body)
 
 
 @dataclass

@@ -16,10 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from bench.load import http2
+from headway import protos
 from headway.errors import RequestError
-from headway.grpc import message_turns, messages
+from headway.grpc import call_stream
+from headway.grpc.call_stream import SHARE, MessageTurns
 from headway.grpc.inference_call import InferenceCall
-from headway.grpc.message_turns import SHARE, MessageTurns
 from headway.model import WorkerInfo, WorkerStatus
 from tests.fuzz import dearest_calls
 from tests.fuzz.dearest_calls import MODELS, Dear, Taken
@@ -32,14 +33,14 @@ from tests.scenes import Scene, scene
 
 def infer() -> bytes:
     """Message of a ModelInfer with one text."""
-    asked = messages.message("inference.ModelInferRequest")(model_name="default")
+    asked = protos.message("inference.ModelInferRequest")(model_name="default")
     asked.inputs.add(name="x", datatype="BYTES", shape=[1]).contents.bytes_contents.append(TEXT.encode())
     return bytes(asked.SerializeToString())
 
 
 def infer_tensor() -> bytes:
     """Message of a ModelInfer with one row of four numbers."""
-    asked = messages.message("inference.ModelInferRequest")(model_name="default", raw_input_contents=[bytes(16)])
+    asked = protos.message("inference.ModelInferRequest")(model_name="default", raw_input_contents=[bytes(16)])
     asked.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     return bytes(asked.SerializeToString())
 
@@ -94,7 +95,7 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
         within(BUDGET[kind], rounds, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_turns, "SHARE", math.inf)
+        patch.setattr(call_stream, "SHARE", math.inf)
         served(main, whole=True, now=lambda: INSTANT, user_rate=0.0)
 
 

@@ -12,9 +12,8 @@ from headway import errors
 from headway.config import Settings
 from headway.errors import CODES, RequestError
 from headway.gateway.client_quotas import HeldBytes
-from headway.grpc import statuses
-from headway.grpc.call_quotas import CallQuotas
-from headway.grpc.calls import PlainCall
+from headway.grpc import call_stream
+from headway.grpc.calls import CallQuotas, PlainCall
 from headway.grpc.header_blocks import RequestFields
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from tests.grpc.stand import ID, PREDICT, Port, failed, on_port, predict, predicted
@@ -66,7 +65,7 @@ async def test_wrong_metadata_and_messages_are_an_invalid_argument(port: Port) -
     client = port.client()
     for body, metadata, part in (
         (predict("a"), (("x-request-tier", "gold"),), "expected one of"),
-        (predict("a"), (("x-request-timeout-ms", "soon"),), "expected a number"),
+        (predict("a"), (("x-request-timeout-ms", "soon"),), "expected milliseconds above 0"),
         (predict("a"), (("idempotency-key", "k" * 300),), "malformed"),
         (predict("a"), (TIER, TIER), "the metadata x-request-tier was sent twice; send it once"),
         (predict(b"\xff"), (), "is not UTF-8"),
@@ -172,7 +171,7 @@ async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port
     for code, facts in CODES.items():
         port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
         told = await client.fail(PREDICT, predict("a"))
-        assert (code, told.status.value[0]) == (code, statuses.status_of(code))
+        assert (code, told.status.value[0]) == (code, call_stream.status_of(code))
         assert told.details == "why not — ü"
         assert told.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
         pushback = int(told.trailers["grpc-retry-pushback-ms"])
@@ -182,7 +181,7 @@ async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port
         port.gateway.failure = Failure(errors.BACKEND_ERROR, text)
         told = await client.fail(PREDICT, predict("a"))
         assert told.status is Status.INTERNAL
-        assert 0 < len(told.details) <= statuses.LONGEST
+        assert 0 < len(told.details) <= call_stream.LONGEST
 
 
 async def test_an_output_with_a_lone_surrogate_is_the_models_fault_and_an_unforeseen_one_shows_nothing(

@@ -11,21 +11,20 @@ import structlog
 from hpack import Encoder
 
 from bench.load import http2
-from headway.grpc import burden, call_stream, messages
-from headway.grpc.burden import Burden
-from headway.grpc.call_stream import CallStream
+from headway import protos
+from headway.grpc import call_stream, writer
+from headway.grpc.call_stream import SHARE, CallStream
 from headway.grpc.calls import Call
 from headway.grpc.connection import LAST, LEAVING, CallConnection
 from headway.grpc.header_blocks import HeaderReader
-from headway.grpc.message_turns import SHARE
 from headway.grpc.reader import PREFACE, Http2Reader
-from headway.grpc.writer import Broken, Http2Writer
+from headway.grpc.writer import Broken, Burden, Http2Writer
 from tests.grpc.stand import PREDICT, Port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
 from tests.grpc.wire import GOAWAY, greeted
 
-CHECK, WATCH = f"/{messages.HEALTH}/Check", f"/{messages.HEALTH}/Watch"
-REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
+CHECK, WATCH = f"/{protos.HEALTH}/Check", f"/{protos.HEALTH}/Watch"
+REFLECT = f"/{protos.REFLECTION}/ServerReflectionInfo"
 _WINDOW = b"\0\4"
 """Number of the setting for the window that each stream begins with."""
 
@@ -98,7 +97,7 @@ def test_little_is_unpacked_between_two_looks_at_the_time() -> None:
     ids=["answers to pings", "answers to settings", "goodbyes", "settings"],
 )  # fmt: skip
 def test_a_flood_of_empty_frames_ends_the_connection(nothing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burden, "LIMIT", 100)
+    monkeypatch.setattr(writer, "LIMIT", 100)
 
     async def main(port: Port) -> None:
         client, _ = await greeted(port)
@@ -111,14 +110,12 @@ def test_a_flood_of_empty_frames_ends_the_connection(nothing: bytes, monkeypatch
 
     with structlog.testing.capture_logs() as lines:
         served(main)
-    assert [
-        line["times"] for line in lines if line["event"] == "a client sends too many frames that bring nothing"
-    ] == [1]
+    assert [line["times"] for line in lines if line["event"] == "a client sends too many useless frames"] == [1]
 
 
 async def test_calls_in_hand_outlive_a_flood_of_their_neighbours(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a proxy, which puts the calls of many clients on one connection."""
-    monkeypatch.setattr(burden, "LIMIT", 100)
+    monkeypatch.setattr(writer, "LIMIT", 100)
     client, _ = await greeted(port)
     port.gateway.hold = True
     client.ask(1)
@@ -142,12 +139,15 @@ async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
 
 
 async def test_an_answer_taken_byte_by_byte_explains_no_frames(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burden, "LIMIT", 100)
+    monkeypatch.setattr(writer, "LIMIT", 100)
     client, _ = await greeted(port)
     client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
     for _ in range(120):
         client.send(window(http2.stream_of(1), 1))
-    assert (await client.next(GOAWAY)).endswith(b"too_many_frames")
+    # The first goodbye, where the frames come in several reads, still lets the call in hand end.
+    goodbye = b""
+    while not goodbye.endswith(b"too_many_frames"):
+        goodbye = await client.next(GOAWAY)
     client.writer.close()
 
 

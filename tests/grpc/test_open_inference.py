@@ -7,22 +7,21 @@ from typing import Any
 import grpc
 import pytest
 
-from headway import __version__, errors
+from headway import __version__, errors, protos
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
-from headway.grpc import messages
 from headway.grpc.inference_call import MOST_ANSWER
 from headway.model import Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from headway.oip.tensors import pack, unpack
 from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
 
 Status = grpc.StatusCode
-CHECK = f"/{messages.HEALTH}/Check"
-SERVICE = f"/{messages.OPEN_INFERENCE}"
+CHECK = f"/{protos.HEALTH}/Check"
+SERVICE = f"/{protos.OPEN_INFERENCE}"
 STREAM = f"{SERVICE}/ModelStreamInfer"
 KEYS = {"secret": {}, "narrow": {"models": ["other"], "user": "bob"}}
 BEARER = (("authorization", "Bearer secret"),)
 NARROW = (("authorization", "Bearer narrow"),)
-Request = messages.message("inference.ModelInferRequest")
+Request = protos.message("inference.ModelInferRequest")
 
 
 def request(*texts: str | bytes, raw: bool = False, **members: Any) -> Any:
@@ -38,7 +37,7 @@ def request(*texts: str | bytes, raw: bool = False, **members: Any) -> Any:
 
 
 def answered(body: bytes) -> Any:
-    return messages.message("inference.ModelInferResponse").FromString(body)
+    return protos.message("inference.ModelInferResponse").FromString(body)
 
 
 def outputs(answer: Any) -> list[bytes]:
@@ -92,7 +91,7 @@ async def test_parameters_reach_the_target_but_for_those_of_the_protocol(port: P
     assert json.loads(entry.parameters) == {"n": 3, "deep": True, "word": "yes", "share": 0.5}
 
 
-REGION = messages.message("inference.InferParameter")(string_param="r")
+REGION = protos.message("inference.InferParameter")(string_param="r")
 WRONG: dict[str, Any] = {
     "no input": lambda asked: asked.ClearField("inputs"),
     "two inputs": lambda asked: asked.inputs.add(name="more", datatype="BYTES", shape=[1]),
@@ -166,7 +165,7 @@ async def test_elements_of_models_that_take_json_or_octets(port: Port) -> None:
 
 
 async def say(client: Any, method: str, metadata: Any = (), **members: Any) -> Any:
-    asked, answer = messages.message_classes(messages.OPEN_INFERENCE, method)
+    asked, answer = protos.message_classes(protos.OPEN_INFERENCE, method)
     body = await client.ask(f"{SERVICE}/{method}", asked(**members).SerializeToString(), metadata)
     return answer.FromString(body)
 
@@ -197,7 +196,7 @@ async def test_the_server_and_its_models_are_described(port: Port) -> None:
 @on_port(whole=True, keys={"slow": {"rate": 1.0, "burst": 1.0}})
 async def test_what_is_told_of_models_counts_as_polls(port: Port) -> None:
     client, key = port.client(), (("authorization", "Bearer slow"),)
-    body = messages.message("inference.ModelStatisticsRequest")(name="default").SerializeToString()
+    body = protos.message("inference.ModelStatisticsRequest")(name="default").SerializeToString()
     for _ in range(POLLS + POLLS_AT_ONCE):
         await client.ask(f"{SERVICE}/ModelStatistics", body, key)
     failed = await client.fail(f"{SERVICE}/ModelStatistics", body, key)
@@ -217,7 +216,7 @@ async def test_a_process_that_is_not_ready_says_so(port: Port) -> None:
     for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
         refused = await client.fail(f"{SERVICE}/{method}", b"")
         assert refused.status is Status.UNIMPLEMENTED
-        assert refused.details.startswith("models are not loaded and unloaded by clients;")
+        assert refused.details.startswith("clients cannot load or unload models;")
 
 
 @on_port(KEYS)
@@ -226,7 +225,7 @@ async def test_what_is_said_of_a_model_is_for_those_who_may_ask_it(port: Port) -
     for method in ("ServerLive", "ServerReady", "ServerMetadata"):
         await say(client, method)
     for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
-        asked, _ = messages.message_classes(messages.OPEN_INFERENCE, method)
+        asked, _ = protos.message_classes(protos.OPEN_INFERENCE, method)
         body, hidden, unknown = (asked(name=name).SerializeToString() for name in ("default", "nowhere", "other"))
         assert (await client.fail(f"{SERVICE}/{method}", body)).status is Status.UNAUTHENTICATED
         for name in (body, hidden):
@@ -255,7 +254,7 @@ async def test_what_is_said_of_models_comes_with_an_id_and_the_callers_limits(po
         ("ModelConfig", {"name": "other"}),
         ("RepositoryModelLoad", {}),
     ):
-        asked, _ = messages.message_classes(messages.OPEN_INFERENCE, method)
+        asked, _ = protos.message_classes(protos.OPEN_INFERENCE, method)
         call = client.call(f"{SERVICE}/{method}", asked(**members).SerializeToString(), BEARER)
         told = dict(await call.trailing_metadata())
         assert told["x-request-id"].startswith("req_")
@@ -267,7 +266,7 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
     port.stand.real.served.in_doubt = lambda: True
     client, asked = port.client(), request("a")
     asked.model_name = "late"
-    about, _ = messages.message_classes(messages.OPEN_INFERENCE, "ModelMetadata")
+    about, _ = protos.message_classes(protos.OPEN_INFERENCE, "ModelMetadata")
     for method, body in (
         (PREDICT, predict("a", "late")),
         (INFER, asked.SerializeToString()),
@@ -280,7 +279,7 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
 
 
 def streamed(body: bytes) -> Any:
-    return messages.message("inference.ModelStreamInferResponse").FromString(body)
+    return protos.message("inference.ModelStreamInferResponse").FromString(body)
 
 
 async def test_a_stream_answers_each_request_in_order_and_outlives_an_error(port: Port) -> None:

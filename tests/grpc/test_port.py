@@ -18,7 +18,7 @@ from bench.load import http2
 from headway import protos
 from headway.config import Settings
 from headway.errors import SettingError
-from headway.grpc import burden, messages
+from headway.grpc import writer
 from headway.grpc.connection import LAST, LEAVING, SILENCE, CallConnection
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import TlsCounts
@@ -27,27 +27,27 @@ from tests.grpc.stand import PREDICT, Client, Port, on_port, predict, predicted,
 from tests.grpc.wire import ACK, GOAWAY, PING, Wire, greeted
 
 Status = grpc.StatusCode
-CHECK, WATCH, LIST = (f"/{messages.HEALTH}/{name}" for name in ("Check", "Watch", "List"))
+CHECK, WATCH, LIST = (f"/{protos.HEALTH}/{name}" for name in ("Check", "Watch", "List"))
 REFLECT = "ServerReflectionInfo"
 KEYS = {"secret": {}, "other": {"tenant": "other", "user": "bob"}}
 
 
 def about(service: str) -> bytes:
-    return bytes(messages.message("grpc.health.v1.HealthCheckRequest")(service=service).SerializeToString())
+    return bytes(protos.message("grpc.health.v1.HealthCheckRequest")(service=service).SerializeToString())
 
 
 def status_in(body: bytes) -> int:
-    return int(messages.message("grpc.health.v1.HealthCheckResponse").FromString(body).status)
+    return int(protos.message("grpc.health.v1.HealthCheckResponse").FromString(body).status)
 
 
 @on_port(KEYS)
 async def test_health_tells_of_the_process_and_of_each_service(port: Port) -> None:
     client = port.client()
-    for name in ("", *messages.SERVICES):
+    for name in ("", *protos.SERVICES):
         assert status_in(await client.ask(CHECK, about(name))) == 1
     assert (await client.fail(CHECK, about("nobody"))).status is Status.NOT_FOUND
-    listed = messages.message("grpc.health.v1.HealthListResponse").FromString(await client.ask(LIST, b""))
-    assert {name: entry.status for name, entry in listed.statuses.items()} == dict.fromkeys(("", *messages.SERVICES), 1)
+    listed = protos.message("grpc.health.v1.HealthListResponse").FromString(await client.ask(LIST, b""))
+    assert {name: entry.status for name, entry in listed.statuses.items()} == dict.fromkeys(("", *protos.SERVICES), 1)
     port.stand.leaving = True
     assert status_in(await client.ask(CHECK, about(""))) == 2
 
@@ -68,8 +68,8 @@ async def test_watchers_of_health_are_told_before_the_port_closes(port: Port) ->
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 @on_port(KEYS)
 async def test_reflection_gives_all_services_and_their_files(port: Port, version: str) -> None:
-    ask = messages.message(f"grpc.reflection.{version}.ServerReflectionRequest")
-    answer = messages.message(f"grpc.reflection.{version}.ServerReflectionResponse")
+    ask = protos.message(f"grpc.reflection.{version}.ServerReflectionRequest")
+    answer = protos.message(f"grpc.reflection.{version}.ServerReflectionResponse")
     call = port.client().stream(f"/grpc.reflection.{version}.ServerReflection/{REFLECT}")
 
     async def learn(**question: Any) -> Any:
@@ -78,7 +78,7 @@ async def test_reflection_gives_all_services_and_their_files(port: Port, version
 
     listed = await learn(list_services="")
     names = [service.name for service in listed.list_services_response.service]
-    assert names == list(messages.SERVICES)
+    assert names == list(protos.SERVICES)
     pool = descriptor_pool.DescriptorPool()
     for name in names:
         (file,) = (await learn(file_containing_symbol=name)).file_descriptor_response.file_descriptor_proto
@@ -126,7 +126,7 @@ def test_other_code_may_register_the_same_names() -> None:
     pool = descriptor_pool.Default()
     pool.AddSerializedFile(other.SerializeToString())
     assert [field.name for field in pool.FindMessageTypeByName("inference.ModelInferRequest").fields] == ["other"]
-    ours = messages.message("inference.ModelInferRequest")
+    ours = protos.message("inference.ModelInferRequest")
     assert ours(model_name="m").SerializeToString() == b"\n\x01m"
 
 
@@ -167,7 +167,7 @@ async def test_a_drain_answers_what_is_held_and_ends_streams_that_only_wait(port
     port.gateway.hold = True
     client = port.client()
     held = client.call(PREDICT, predict("a"))
-    idle = client.stream(f"/{messages.REFLECTION}/{REFLECT}")
+    idle = client.stream(f"/{protos.REFLECTION}/{REFLECT}")
     await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
     assert status_in(await port.client().ask(CHECK, about(""))) == 1
     draining = asyncio.ensure_future(port.listener.drain())
@@ -398,8 +398,8 @@ async def test_a_client_may_ping_with_or_without_calls_but_not_without_end(
     client, _ = await greeted(port)
     assert await pinged(client, 20) == b"too_many_pings"
     client.writer.close()
-    assert burden.LEAST_PING < 10.0
-    monkeypatch.setattr(burden, "LEAST_PING", 0.0)
+    assert writer.LEAST_PING < 10.0
+    monkeypatch.setattr(writer, "LEAST_PING", 0.0)
     client, _ = await greeted(port)
     assert await pinged(client, 20) == b""
     port.gateway.hold = True

@@ -12,10 +12,9 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.grpc.burden import Burden
 from headway.grpc.header_blocks import RequestFields, block_of
 from headway.grpc.reader import LARGEST_DATA, PREFACE, Http2Reader
-from headway.grpc.writer import DEFAULT_WINDOW, Broken, ErrorCode, Http2Writer
+from headway.grpc.writer import DEFAULT_WINDOW, Broken, Burden, ErrorCode, Http2Writer
 from tests.fuzz.frames import frame
 
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION, UNKNOWN = range(11)

@@ -19,7 +19,7 @@ from headway.doors.exchange import Outcome
 from headway.errors import UNFORESEEN
 from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import ServedModels
-from headway.grpc.message_turns import MessageTurns
+from headway.grpc.call_stream import MessageTurns
 from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.tensors import CONTENTS
@@ -142,7 +142,7 @@ def classified() -> Any:
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "datatype": ((FOUR,), raw_four(1, 4, datatype="FP64"), "the model takes `x`, FP32 of shape [-1, 4]. Send FP32: in numpy use `.astype('float32')`"),
-    "many axes": ((FOUR,), raw_four(*[1] * 50_000), "are 50017 bytes; the limit is 32768"),
+    "many axes": ((FOUR,), raw_four(*[1] * 50_000), "take 50017 bytes; the limit is 32768"),
     "too few bytes": ((FOUR,), raw_four(1, 4, data=b"\0"), "the input `x` has 1 bytes; FP32 of shape [1, 4] takes 16"),
     "no data": ((FOUR,), typed("FP32", [1, 4]), "`fp32_contents` of the input `x` has 0 elements; FP32 of shape [1, 4] takes 4"),
     "few elements": ((FOUR,), typed("FP32", [1, 4], fp32_contents=[1]), "of the input `x` has 1 elements; FP32 of shape [1, 4] takes 4"),

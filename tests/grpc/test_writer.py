@@ -1,8 +1,6 @@
 """Writer of a connection by itself, without a loop: what it sends, when it asks to be taken from, and how it counts its client's burden."""
 
-from headway.grpc import burden
-from headway.grpc.burden import CANCELLED, Burden
-from headway.grpc.writer import DEFAULT_WINDOW, Http2Writer
+from headway.grpc.writer import CANCELLED, DEFAULT_WINDOW, LEAST_PING, Burden, Http2Writer
 
 FLUSH = 1 << 17
 
@@ -103,7 +101,7 @@ def test_an_answer_explains_frames_and_pings() -> None:
     assert [client.ping(now) for now in (0.0, 1.0, 2.0, 3.0)] == [True, True, True, False]
     client.explain(CANCELLED)
     assert [client.ping(now) for now in (4.0, 5.0, 6.0, 7.0)] == [True, True, True, False]
-    assert client.ping(7.0 + burden.LEAST_PING)
+    assert client.ping(7.0 + LEAST_PING)
     client.explain(CANCELLED)
     client.relieve()
     assert client.frames == 0

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from headway.http.problem import encode_problem
-from headway.http.requests import Request
+from headway.http.routing import Request
 from headway.http.server.head import Head
 
 

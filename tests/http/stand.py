@@ -32,9 +32,8 @@ from headway.doors.entrance import Entrance
 from headway.doors.readiness import Readiness
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.gateway import Gateway, TenantCounts
-from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
-from headway.gateway.pending import ReplySink, SeveralInputs
+from headway.gateway.pending import Lane, ReplySink, SeveralInputs
 from headway.gateway.request_traces import RefusalTraces, RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.http import public

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from headway.admin.dashboard.sign_in import SignIn
-from headway.admin.guard import ServiceTokens
-from headway.admin.sessions import LIFETIME, MOST, PAUSE, TRIES, Sessions, Tries, cookie_name, cookie_of
+from headway.admin.guard import LIFETIME, MOST, PAUSE, TRIES, ServiceTokens, Sessions, Tries, cookie_name, cookie_of
 from headway.config import Settings
 from headway.errors import SettingError
 from tests.http.ordinary import request

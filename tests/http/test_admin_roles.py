@@ -303,7 +303,7 @@ async def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(st
     assert [one["percent"] for one in (await port.get("/internal/rollouts")).json["rollouts"]] == [1.0]
     await stand.controller.stop()
     await asyncio.sleep(STALE_AFTER)
-    none = "no controller leads the fleet, which moves rollouts on; start `headway controller`"
+    none = "rollouts need a leading controller, and there is none; start `headway controller`"
     assert await refused(START) == (400, none)
 
 

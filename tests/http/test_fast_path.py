@@ -157,7 +157,7 @@ KEYS = {"secret": {"user": "ada", "tenant": "acme", "tier": "enterprise"}}
         ("Authorization: secret", "the value of Authorization does not begin with Bearer"),
         ("Authorization: Basic secret", "the value of Authorization does not begin with Bearer"),
         ("Authorization: bearer secret x", "the credential is not valid"),
-        ("Authorization: Bearer hw_svc_secret", "this is a service token, which is good on the admin port only"),
+        ("Authorization: Bearer hw_svc_secret", "this is a service token, which is valid only on the admin port"),
     ],
 )
 @on_stand(keys=KEYS)

@@ -9,7 +9,7 @@ import structlog
 from headway.doors.exchange import Usual
 from headway.http.inference.codecs import Codec
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.requests import Request, RouteAnswer
+from headway.http.routing import Request, RouteAnswer
 from headway.http.server.connection import Connection
 from tests.http.stand import Answer, Stand, get, post
 from tests.http.test_listener import behind_app

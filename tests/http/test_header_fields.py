@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from headway.config import Settings
+from headway.doors.entrance import RateLimitHeaders
 from headway.doors.fields import read_options, shorten
-from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.errors import BadRequest
 from headway.gateway.limiter import Limiter
 from headway.http.inference.inference_head import Wish, read_prefer

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from headway import protos
 from headway.config import Settings
-from headway.config.models import ModelSettings
+from headway.config.target import ModelSettings
 from headway.doors.exchange import CodecContext, Exchange
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
-from headway.grpc import messages
 from headway.grpc.methods import PREDICT_READER
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
@@ -63,7 +63,7 @@ def native(model: str, body: bytes, version: str | None) -> Exchange:
 
 
 def grpc_infer(model: str, body: bytes, version: str | None) -> Exchange:
-    asked = messages.message("inference.ModelInferRequest")(model_name=model, model_version=version or "")
+    asked = protos.message("inference.ModelInferRequest")(model_name=model, model_version=version or "")
     place = BODIES.index(body)
     for tensor in TENSORS[place - 2 : place - 1] if place > 1 else ():
         made = asked.inputs.add(name="INPUT", datatype=tensor["datatype"], shape=tensor["shape"])
@@ -73,7 +73,7 @@ def grpc_infer(model: str, body: bytes, version: str | None) -> Exchange:
 
 
 def grpc_predict(model: str, body: bytes, version: str | None) -> Exchange:
-    asked = messages.message("headway.v1.PredictRequest")(model_id=model, input_data=body + b"\xff")
+    asked = protos.message("headway.v1.PredictRequest")(model_id=model, input_data=body + b"\xff")
     return PREDICT_READER.at_once(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
 
 

@@ -13,8 +13,7 @@ import uvloop
 
 from headway.config import Settings
 from headway.errors import SettingError
-from headway.http.requests import ClientLeft, Handler, Request, RouteAnswer, StreamedAnswer
-from headway.http.routing import Route, Router
+from headway.http.routing import ClientLeft, Handler, Request, Route, RouteAnswer, Router, StreamedAnswer
 from headway.http.server import connection
 from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener

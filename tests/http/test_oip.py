@@ -105,7 +105,7 @@ async def test_octets_and_json_texts_are_elements_for_models_that_take_them(stan
     assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
     assert [one.input for one in stand.gateway.asked] == [Octets(b"\xff\x00")]
     answer = await stand.ask(binary(pack([b"a"])))
-    assert (answer.status, "ask for it with `binary_data`" in answer.json["error"]) == (400, True)
+    assert (answer.status, "JSON cannot hold it; ask for `binary_data`" in answer.json["error"]) == (400, True)
     stand.gateway.output = None
     stand.learn("json")
     answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
@@ -162,8 +162,8 @@ WRONG = [
     (request(shape="1"), "Expected `array`, got `str` - at `$.inputs[0].shape`"),
     (request(shape=[1] * 1000), "the `shape` field is"),
     (request(shape=[2]), "the data of the input have 1 elements, and its shape says 2"),
-    (request(data=["a"] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
-    (request(data=[["a"]] * 100_000, shape=[1]), "or more elements, and its shape says 1"),
+    (request(data=["a"] * 100_000, shape=[1]), "the data of the input have over 1024 elements, and its shape says 1"),
+    (request(data=[["a"]] * 100_000, shape=[1]), "the data of the input have over 1024 elements, and its shape says 1"),
     (request(data=[1]), "Expected `str`, got `int` - at `$.inputs[0].data[0]`"),
     (request(data=[[["a"]]]), "Expected `str`, got `array` - at `$.inputs[0].data[0][0]`"),
     (request(data=[["a"], "b"], shape=[2]), "Expected `array`, got `str` - at `$.inputs[0].data[1]`"),

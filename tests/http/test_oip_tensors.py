@@ -16,8 +16,8 @@ from headway.doors.exchange import Outcome
 from headway.gateway.served_model import ServedModel
 from headway.model import Tensors, TensorSpec, TokenCount, Value, ValueKind
 from headway.oip.rest.answers import Answerer
+from headway.oip.rest.bodies import TensorsRequest
 from headway.oip.rest.requests import request_reader
-from headway.oip.rest.tensor_requests import TensorsRequest
 from tests.http.stand import Answer, Stand, on_stand, post
 from tests.oip.arrays import DTYPES, Drawn, body_of, several
 
@@ -121,7 +121,7 @@ async def test_a_body_of_data_alone_is_the_only_input(stand: Stand) -> None:
     answer, data = told(await stand.ask(post(floats(1, 2, 3, 4), PATH, f"{LENGTH}: 0")))
     assert (answer["outputs"][0]["shape"], data) == ([2, 2], floats(1, 2, 3, 4))
     wrong = await stand.ask(post(b"abc", PATH, f"{LENGTH}: 0"))
-    assert (wrong.status, "the body is 3 bytes of data alone" in wrong.json["error"]) == (400, True)
+    assert (wrong.status, "the body has only data, 3 bytes" in wrong.json["error"]) == (400, True)
 
 
 async def test_a_model_that_is_not_known_yet_gets_tensors_of_any_kind(stand: Stand) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.errors import STATUS
-from headway.http.openai.errors import encode_error
+from headway.http.problem import encode_openai_error
 from headway.model import ALL_PARAMETERS, Failure, ModelLimit, PerCall
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post
 
@@ -218,7 +218,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (RESPONSES, {"conversation": "conv_1"}, "conversation", "not stored"),
     (RESPONSES, {"background": True}, "background", "ask /v1/inference for a task"),
     (RESPONSES, {"prompt": {"id": "p"}}, "prompt", "stored prompts are not served"),
-    (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include", "nothing is there but text"),
+    (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include", "a response has only text and usage"),
     (RESPONSES, {"text": {"format": {"name": "x"}}}, "text", "missing required field `type` - at `$.text.format`"),
     (RESPONSES, {"tool_choice": "required"}, "tool_choice", "tools are not served"),
     (RESPONSES, {"modalities": ["audio"]}, "modalities", "the model gives text only"),
@@ -345,7 +345,7 @@ async def test_refusals_have_openai_codes(stand: Stand, request_: bytes, expecte
     ],
 )
 def test_failures_have_openais_types_and_codes(code: str, kind: str, named: str, retry: str | None) -> None:
-    header, body = encode_error(Failure(code, "lone \ud800", 1.5), "req_1")
+    header, body = encode_openai_error(Failure(code, "lone \ud800", 1.5), "req_1")
     error = {"message": "lone \\ud800", "type": kind, "param": None, "code": named}
     assert (json.loads(body), header["content-type"]) == ({"error": error}, "application/json")
     assert header.get("x-should-retry") == retry

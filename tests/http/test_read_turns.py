@@ -12,7 +12,7 @@ import uvloop
 
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import REQUESTS_PER_TURN, WAITING, Connection, RouteInHand
-from headway.http.server.hangups import Hangups
+from headway.http.server.connection_context import Hangups
 from headway.http.server.reader import MOST_BUFFERED
 from headway.runtime.fair_turns import Begin, FairTurns
 from tests.http.stand import Client, Stand, get, on_stand, post, served, settled

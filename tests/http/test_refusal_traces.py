@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from headway import protos
 from headway.core.trace_context import traceparent
 from headway.errors import BadRequest
 from headway.gateway.request_traces import BURST, RATE, RefusalTraces
-from headway.grpc import messages
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
@@ -19,7 +19,7 @@ STATE = "tracestate: vendor=1"
 UNSAMPLED = f"traceparent: {traceparent(TraceContext(CLIENT_SPAN.trace_id, CLIENT_SPAN.span_id, 0))}"
 GOOD = '{"input": "a"}'
 KEYS = {"hw_a": {"rate": 0.001, "burst": 1}}
-STREAM = f"/{messages.OPEN_INFERENCE}/ModelStreamInfer"
+STREAM = f"/{protos.OPEN_INFERENCE}/ModelStreamInfer"
 WAY = "POST /v1/inference"
 
 
@@ -110,7 +110,7 @@ def test_a_long_path_is_cut() -> None:
     assert len(span.attributes["url.path"]) == 256
 
 
-ASKED = messages.message("inference.ModelInferRequest")(
+ASKED = protos.message("inference.ModelInferRequest")(
     model_name="default",
     inputs=[{"name": "input", "shape": [1], "datatype": "BYTES", "contents": {"bytes_contents": [b"a"]}}],
 )
@@ -158,7 +158,7 @@ async def test_nonsense_in_the_metadata_of_a_call_does_not_make_it_fail(port: Po
 @on_port(trace=True, whole=True)
 async def test_each_request_of_a_stream_has_a_trace_below_the_clients_span(port: Port) -> None:
     stream = port.client().stream(STREAM, (OWN, ("tracestate", "vendor=1")))
-    for request in (ASKED, messages.message("inference.ModelInferRequest")(model_name="default"), ASKED):
+    for request in (ASKED, protos.message("inference.ModelInferRequest")(model_name="default"), ASKED):
         await stream.write(request.SerializeToString())
         await stream.read()
     await stream.done_writing()

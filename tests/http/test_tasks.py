@@ -10,7 +10,7 @@ from headway.doors.entrance import CHARGED
 from headway.errors import BrokerUnavailable
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
 from headway.http import tasks
-from headway.http.inference import octets
+from headway.http.inference import codecs
 from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
 from headway.runtime.fair_turns import Begin, FairTurns
@@ -304,7 +304,7 @@ async def test_a_large_outcome_is_made_and_sent_in_turns(stand: Stand, monkeypat
 
     id = task_of(await stand.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC)))
     await stand.ask(get(f"/v1/result/{id}?wait=25"))
-    for module in (answer_pieces, octets, tasks):
+    for module in (answer_pieces, codecs, tasks):
         monkeypatch.setattr(module, "PIECE", piece)
     monkeypatch.setattr("headway.doors.answer_pieces.TURN", -1.0)
     monkeypatch.setattr(FairTurns, "wait", note)

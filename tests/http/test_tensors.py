@@ -64,7 +64,7 @@ async def test_several_inputs_are_an_object_by_name(stand: Stand) -> None:
         ((FOUR,), [1, 2, 3, "4"], "the data of the input `x` are not FP32: Expected `float`, got `str`, at element 3"),
         (NAMED, [1, 2], "expected an object with an array by name; the model takes `query`, FP32 of shape [-1, 2]; `ids`"),
         (NAMED, {"query": [1, 2], "ids": [[1]]}, "`ids` has an axis of rows, other than those before it"),
-        (NAMED, {"query": [[1, 2], [3, 4]], "ids": [[1]]}, "`query` has 2 rows and `ids` has 1; expected as many"),
+        (NAMED, {"query": [[1, 2], [3, 4]], "ids": [[1]]}, "`query` has 2 rows and `ids` has 1; expected the same number"),
     ],
 )  # fmt: skip
 @on_stand(whole=True)
@@ -187,7 +187,7 @@ async def test_octets_are_the_rows_of_one_input_in_a_fixed_shape(stand: Stand) -
         assert (await stand.ask(post(sent, path, RAW, "Accept: application/json"))).json["output"] == shown
     answer = await stand.ask(post(content[:15], path, RAW))
     assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-    assert "the body is 15 bytes of data alone" in answer.json["message"]
+    assert "the body has only data, 15 bytes, which do not determine their shape" in answer.json["message"]
     assert "`x`, FP32 of shape [-1, 4], of which a row takes 16 bytes" in answer.json["message"]
     answer = await stand.ask(post(content * 1000, path, RAW))
     assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
@@ -228,7 +228,7 @@ async def test_embeddings_are_read_from_tensors(stand: Stand, dtype: str) -> Non
         answer = await stand.ask(post('{"input": "a", "encoding_format": "base64"}', EMBEDDINGS))
         assert base64.b64decode(answer.json["data"][0]["embedding"]) == numbers.astype("<f4").tobytes()
     answer = await stand.ask(post('{"input": "a", "dimensions": 2}', EMBEDDINGS))
-    assert answer.json["error"]["message"].startswith("the model gives 3 numbers, and not 2")
+    assert answer.json["error"]["message"].startswith("the model gives 3 numbers, not 2; leave it out")
     stand.gateway.output = tensors(True, e=np.array([[1.5, 2]], "f4"))
     answer = await stand.ask(post('{"prompt": "a"}', "/v1/completions"))
     assert answer.json["choices"][0]["text"] == "[1.5,2.0]", "a completion of tensors is their JSON"
@@ -238,7 +238,7 @@ async def test_tensors_that_are_no_embedding_fail_and_say_so(stand: Stand) -> No
     stand.learn("text", "tensors")
     one = np.zeros((1, 1), "f4")
     for output, says in (
-        (tensors(True, e=np.zeros((1, 2, 3), "f4")), "FP32 of shape [2, 3], and an embedding has one axis of numbers"),
+        (tensors(True, e=np.zeros((1, 2, 3), "f4")), "FP32 of shape [2, 3]; an embedding has one axis of numbers"),
         (tensors(e=np.zeros((1, 0), "f4")), "FP32 of shape [0]"),
         (tensors(a=one, b=one), "2 tensors; an embedding must be a single tensor"),
     ):

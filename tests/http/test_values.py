@@ -10,7 +10,7 @@ import pytest
 
 from headway.config import Settings
 from headway.http import openapi
-from headway.http.inference.octets import Form, read_accept
+from headway.http.inference.codecs import Form, read_accept
 from headway.http.openapi import Kinds
 from headway.http.server.connection_context import LARGE
 from headway.model import Octets, PerCall, ValueKind

@@ -14,7 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from headway.identity.jwt.issuers import Issuer
-from headway.identity.jwt.sources import Unreadable
+from headway.identity.jwt.keysets import Unreadable
 
 ISSUER = "https://login.example.com/"
 NOW = 1_800_000_000.0

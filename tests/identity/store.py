@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headway.core.key_rotation import check_new
 from headway.errors import StoreUnavailable
 from headway.model import ApiKey
+from headway.model.identity import check_new
 from headway.ports import KeyChanges, KeyMark
 
 _marks = itertools.count()

@@ -12,10 +12,19 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from structlog.testing import capture_logs
 
 from headway.errors import SettingError
-from headway.identity.jwt import sources
+from headway.identity.jwt import keysets
 from headway.identity.jwt.issuers import ALGORITHMS
-from headway.identity.jwt.keysets import AGAIN, MAX_KEYS, KeySet, read_keys
-from headway.identity.jwt.sources import MAX_BYTES, MAX_REDIRECTS, FileSource, Unreadable, UrlSource
+from headway.identity.jwt.keysets import (
+    AGAIN,
+    MAX_BYTES,
+    MAX_KEYS,
+    MAX_REDIRECTS,
+    FileSource,
+    KeySet,
+    Unreadable,
+    UrlSource,
+    read_keys,
+)
 from tests.identity.issuing import Publisher, Shelf, issuer, jwk, jwks, publishing
 from tests.virtual_time import VirtualLoop, run
 
@@ -224,7 +233,7 @@ async def test_keys_that_come_in_the_clear_are_warned_of(url: str, warned: bool,
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "TIMEOUT", 60.0)
+    monkeypatch.setattr(keysets, "TIMEOUT", 60.0)
 
 
 def read(publisher: Publisher) -> bytes | None:
@@ -259,7 +268,7 @@ def test_only_an_answer_with_status_200_counts_and_redirects_within_the_scheme_a
 
 
 def test_nobody_is_waited_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "TIMEOUT", 0.05)
+    monkeypatch.setattr(keysets, "TIMEOUT", 0.05)
     with publishing() as publisher:
         publisher.gate.clear()
         with pytest.raises(Unreadable, match="no answer"):

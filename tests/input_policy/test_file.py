@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from headway import input_policy as policy_file
 from headway.app.input_policy import PolicyResource
 from headway.config import Settings
 from headway.core.input_policy import InputRule
 from headway.errors import SettingError
 from headway.gateway.served_models import ServedModels
-from headway.input_policy import file as policy_file
-from headway.input_policy.file import PolicyFile, read_policy
+from headway.input_policy import PolicyFile, read_policy
 from headway.model import InferenceRequest, Principal, RequestOptions
 from headway.runtime.counters import Counters
 
@@ -176,7 +176,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monke
         raise ModuleNotFoundError("No module named 're2'", name="re2")
 
     monkeypatch.setattr(policy_file, "_searches", missing)
-    with pytest.raises(SettingError, match="google-re2, which is not installed") as told:
+    with pytest.raises(SettingError, match="google-re2 is not installed") as told:
         resource(tmp_path, WORDS)
     assert told.value.hint == "Run pip install 'google-re2>=1.1.20251105,<2'."
 

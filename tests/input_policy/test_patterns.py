@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from headway.input_policy.file import BadPattern, check_pattern, search_for
+from headway.input_policy import BadPattern, check_pattern, search_for
 
 BACKTRACKING = [r"(a+)+$", r"^(a|a)*$", r"^(a|aa)+$", r"(.*a){20}$", r"^(a?){500}a{500}$"]
 """Patterns for which a search that backtracks takes time that doubles with each character."""

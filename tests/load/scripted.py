@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from headway.load.generator import Generator
-from headway.load.record import Record
+from headway.load.report import Record
 from headway.load.spec import LoadSpec, Target
 
 

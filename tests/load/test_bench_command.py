@@ -17,8 +17,7 @@ import pytest
 from bench.stand import judge
 from bench.stand.judge import Late, Load, Verdict
 from headway.cli import main
-from headway.load.record import Record
-from headway.load.report import line
+from headway.load.report import Record, line
 from tests.load.scripted import Call, Exchange, Scripted
 
 Run = Callable[..., int]
@@ -95,10 +94,10 @@ def test_bench_exits_1_when_answers_are_wrong_or_nothing_succeeded(
     assert bench(server[1], "--arrivals", "uniform", "--quiet") == 1
     printed = capsys.readouterr()
     assert "all with Retry-After" in printed.out
-    assert printed.err == "headway: not one of 50 requests succeeded; 50 ended with: 429 SHED\n"
+    assert printed.err == "headway: none of 50 requests succeeded; 50 ended with: 429 SHED\n"
 
 
-HINT = "Give the body .*: --body FILE"
+HINT = "Give a body .*: --body FILE"
 
 
 @pytest.mark.parametrize(
@@ -116,12 +115,12 @@ def test_bench_says_what_the_first_error_of_the_request_is_and_hints_at_the_body
 ) -> None:
     server[0].script = lambda call: call.answer(status=status, **members)
     assert bench(server[1], "--arrivals", "uniform", "--quiet") == 1
-    assert re.search(f"^headway: the first says: {told}", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(f"^headway: the first error says: {told}", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_bench_says_that_no_request_fell_due(server: tuple[Scripted, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(server[1], "--rate", "0.001", "--seed", "1") == 1
-    assert "no request fell due in 0.05 s" in capsys.readouterr().err
+    assert "no request was due within 0.05 s" in capsys.readouterr().err
 
 
 def test_progress_counts_each_outcome() -> None:

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from headway.load.record import Record
-from headway.load.report import Report, make_report, show, to_json
+from headway.load.report import Record, Report, make_report, show, to_json
 from headway.load.spec import LoadSpec, Target
 
 MILLISECOND = 0.001

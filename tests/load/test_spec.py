@@ -103,8 +103,8 @@ keys = partial(parse_keys, tiers=["paid", "free"])
             for url, says in (
                 ("ftp://host/", "'ftp' is not supported"),
                 ("http://", "names no host"),
-                ("http://host:99999/", "is no URL: .*[Pp]ort"),
-                ("http://host/a\r\nX: y", "characters no URL has"),
+                ("http://host:99999/", "is not a URL: .*[Pp]ort"),
+                ("http://host/a\r\nX: y", "characters that no URL may have"),
             )
         ),
         *(
@@ -124,28 +124,31 @@ keys = partial(parse_keys, tiers=["paid", "free"])
                 (["payed=secret"], "no tier 'payed'.*Use paid or free"),
                 (["secret", "secret2"], "is given twice"),
                 (["paid="], "is empty"),
-                (["sec\r\nret"], "no header can carry"),
+                (["sec\r\nret"], "characters that a header can't have"),
             )
         ),
         *(
             (partial(make_body, "/v1/inference", None, None, content), "is not a JSON object")
             for content in (b"[]", b"{", b'{"a": "\xff"}')
         ),
-        (partial(make_body, "/v1/predict", "hi", None, None), r"--model.*asks for a model"),
+        (partial(make_body, "/v1/predict", "hi", None, None), r"--model.*must be given for /v1/predict"),
         *(
             (partial(make_tensors, tensors), says)
             for tensors, says in (
                 (["FP32:8,-1"], "is not .* For example FP32:8,4"),
                 (["FP31:8,4"], "is not .* Datatypes are BOOL"),
-                (["FP32:8,4", "b=FP32:7,4"], "has 7 rows, and the first tensor 8"),
-                (["FP32:65536,65536"], "of more than 1024 MiB"),
+                (["FP32:8,4", "b=FP32:7,4"], "has 7 rows, but the first tensor has 8"),
+                (["FP32:65536,65536"], "is larger than 1024 MiB"),
             )
         ),
         (partial(order, rate=float("nan")), "--rate = nan: must lie between 0.001"),
         (partial(order, rate=1e6, duration=600_000.0), "--duration.*600,000,000,000 requests"),
         (partial(order, promise=0.0), r"--promise = 0.0: must lie between .* ms"),
         (partial(order, expect="lower"), "--expect = 'lower': is not known. Use none, upper, echo"),
-        (partial(order, expect="upper", member=""), "--expect.*no text member"),
+        (
+            partial(order, expect="upper", member=""),
+            "--expect.*needs a text member in the body to check answers by: input, ",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_and_no_key_is_shown(make: Callable[[], object], says: str) -> None:

@@ -8,7 +8,7 @@ from headway.core import tensor_json
 from headway.core.tensors import MOST_ELEMENTS, NoTensors, TensorHead, split_elements, unpack
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import TensorSpec
-from headway.oip.inputs import checked_heads, head_of_raw, value_of, value_of_raw
+from headway.oip.model_tensors import checked_heads, head_of_raw, value_of, value_of_raw
 from headway.oip.parameters import NONE, Wishes, for_target, read_wishes
 from headway.oip.tensors import pack
 
@@ -37,7 +37,7 @@ def test_wrong_heads_and_more_rows_than_a_batch_has_are_told() -> None:
     [
         ("FP32", (1, 4), bytes(15), r"`x` has 15 bytes; FP32 of shape \[1, 4\] takes 16"),
         ("FP32", (1, 4), bytes(17), "`x` has 17 bytes"),
-        ("BYTES", (1, 2), pack([b"a"]), "ends after 1 elements; its shape says 2"),
+        ("BYTES", (1, 2), pack([b"a"]), "end after 1 elements; its shape says 2"),
         ("BYTES", (1, 2), pack([b"a"] * 3), "5 bytes of binary data are left"),
         ("BYTES", (1, 2), b"\xff\0\0\0a", "says that it has 255 bytes, and 1 are left"),
     ],
@@ -73,12 +73,12 @@ def test_data_alone_for_a_text_are_the_text_without_its_length() -> None:
     ("specs", "size", "says"),
     [
         ((), 4, "it is not known yet"),
-        (SPECS, 16, "which is for models with one input"),
-        (SPECS[:1], 17, "the body is 17 bytes of data alone"),
-        (SPECS[:1], 0, "the body is 0 bytes"),
-        ([TensorSpec("x", "UINT8", (-1, -1))], 4, "do not say which shape"),
-        ([TensorSpec("x", "BYTES", (2,))], 4, "do not say which shape"),
-        ([TensorSpec("x", "UINT8", (0,))], 4, "do not say which shape"),
+        (SPECS, 16, "which works only for models with one input"),
+        (SPECS[:1], 17, "the body has only data, 17 bytes"),
+        (SPECS[:1], 0, "the body has only data, 0 bytes"),
+        ([TensorSpec("x", "UINT8", (-1, -1))], 4, "do not determine their shape"),
+        ([TensorSpec("x", "BYTES", (2,))], 4, "do not determine their shape"),
+        ([TensorSpec("x", "UINT8", (0,))], 4, "do not determine their shape"),
     ],
 )
 def test_data_alone_that_say_no_shape_are_refused(specs: tuple[TensorSpec, ...], size: int, says: str) -> None:

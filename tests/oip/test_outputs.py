@@ -8,7 +8,7 @@ import pytest
 from headway.core.tensors import Tensor, TensorHead, join_elements, pack
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.model import Tensors
-from headway.oip.outputs import OutputTensor, WantedOutput, answer_tensors, are_tensors, check_names
+from headway.oip.model_tensors import OutputTensor, WantedOutput, answer_tensors, are_tensors, check_names
 
 
 def output(*rows: float) -> Tensors:

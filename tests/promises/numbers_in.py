@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from headway.grpc import messages
+from headway import protos
 from tests.promises import ways_in
 from tests.promises.ways_in import LENGTH, MODEL, OCTETS, Sent, WayIn, text_of_codes
 
-_INFER = messages.message("inference.ModelInferRequest")
+_INFER = protos.message("inference.ModelInferRequest")
 CODES, SUM = "codes", "sum"
 Write = Callable[..., Sent]
 
@@ -60,7 +60,7 @@ def _ways(mark: str, value_of: Callable[[str], Any], arrays_of: Callable[..., An
                 else:
                     member = tensor.contents.uint_contents if name == CODES else tensor.contents.int64_contents
                     member.extend(array.ravel().tolist())
-            return Sent(f"/{messages.OPEN_INFERENCE}/{method}", (), bytes(asked.SerializeToString()))
+            return Sent(f"/{protos.OPEN_INFERENCE}/{method}", (), bytes(asked.SerializeToString()))
 
         return write
 

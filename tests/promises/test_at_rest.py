@@ -72,7 +72,7 @@ def test_a_key_beside_those_that_a_fleet_leaves_may_be_left_or_is_found_out(key:
 LOG = """Headway gateway vm-12693 takes requests for model 'default'
 {now} [warning  ] batch failed [headway.worker.failure_log] worker='cpu-0' error='RuntimeError: a poisonous input' size=1
 {now} [info     ] a worker has come [headway.fleet] worker='cpu-0'
-{now} [error    ] loop ended, starting it again [headway.runtime.supervisor] loop='reaper'
+{now} [error    ] loop ended, restarting it [headway.runtime.supervisor] loop='reaper'
     | Traceback (most recent call last):
 """
 
@@ -101,7 +101,7 @@ def test_a_planted_warning_is_collected_from_a_log_and_found_out() -> None:
     history.evidence.lines = list(lines_in("worker-1", LOG.format(now=now)))
     assert [(line.level, line.event) for line in history.evidence.lines] == [
         ("warning", "batch failed"),
-        ("error", "loop ended, starting it again"),
+        ("error", "loop ended, restarting it"),
     ]
     assert abs(history.evidence.lines[0].at - time.monotonic()) < 60.0
     assert ["loop ended" in violation.story for violation in check(history)] == [True]

@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
+from headway import protos
 from headway.core import failures
-from headway.grpc import messages
 from tests.promises.calls import Answered, Stream, answered
 from tests.promises.ways_in import CALL, COMPLETIONS, OIP_JSON, STREAM
 
-_RESPONSE = messages.message("inference.ModelStreamInferResponse")
+_RESPONSE = protos.message("inference.ModelStreamInferResponse")
 
 
 class Opened:

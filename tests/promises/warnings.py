@@ -47,13 +47,13 @@ RULES = (
     Rule("worker process must be killed to end", "", HOST),
     Rule("worker output dropped", "", HOST),
     Rule("worker does not start", "its process died of SIGKILL", HOST),
-    Rule("worker dies again and again", "", HOST),
+    Rule("worker keeps dying", "", HOST),
     Rule("probe failed", "", HOST),
     Rule("versions of a model have a weight and no worker", "", ("worker", "gpu"), of_others=True),
     Rule("the broker is out of reach", "", ("redis", "connections", "gateway", "worker", "controller")),
     Rule("the broker does not answer", "", ("redis", "connections")),
     Rule("requests are refused until the broker is back", "", ("redis", "connections", "gateway")),
-    Rule("nobody could be told what came of a batch", "", ("redis", "connections", "worker")),
+    Rule("the outcome of a batch could not be handed in", "", ("redis", "connections", "worker")),
     Rule("the ledger is out of reach", "", ("ledger", "gateway", "service")),
     Rule("the ledger retention is out of reach", "", ("ledger", "gateway", "service")),
     Rule("the last records do not get into the ledger", "", ("ledger",)),
@@ -68,7 +68,7 @@ RULES = (
         "",
         ("ledger",),
     ),
-    Rule("cannot be read again", "did not answer within"),  # A busy machine keeps the thread that reads from its turn.
+    Rule("reading again failed", "did not answer within"),  # A busy machine keeps the thread that reads from its turn.
 )
 """Lines that something explains; the first that fits a line counts."""
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from headway import protos
 from headway.errors import STATUS
-from headway.grpc import messages
 from headway.oip.tensors import pack, unpack
 
 JSON = "Content-Type: application/json"
@@ -23,11 +23,11 @@ MODEL = "default"
 VECTOR = "vector"
 """Beginning of texts that the model function answers with numbers: the code points of what it would have answered."""
 
-_PREDICT = messages.message("headway.v1.PredictRequest")
-_PREDICTED = messages.message("headway.v1.PredictResponse")
-_INFER = messages.message("inference.ModelInferRequest")
-_INFERRED = messages.message("inference.ModelInferResponse")
-_STREAMED = messages.message("inference.ModelStreamInferResponse")
+_PREDICT = protos.message("headway.v1.PredictRequest")
+_PREDICTED = protos.message("headway.v1.PredictResponse")
+_INFER = protos.message("inference.ModelInferRequest")
+_INFERRED = protos.message("inference.ModelInferResponse")
+_STREAMED = protos.message("inference.ModelStreamInferResponse")
 _SPECIAL = {"invalid_api_key": "UNAUTHENTICATED", "permission_denied": "FORBIDDEN", "model_not_found": "NOT_FOUND"}
 _SAID = (
     (r"is in flight|was used for another", "IDEMPOTENCY_CONFLICT"),
@@ -315,7 +315,7 @@ def call(
 
     def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         asked = _PREDICT(model_id=model, input_data=octets(texts[0]))
-        return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(asked.SerializeToString()))
+        return Sent(f"/{protos.HEADWAY}/Predict", (), bytes(asked.SerializeToString()))
 
     def outputs(fields: Mapping[str, str], body: bytes) -> list[Any]:
         return [output(_PREDICTED.FromString(body).output)]
@@ -335,7 +335,7 @@ def _write_infer(method: str, raw: bool) -> Callable[..., Sent]:
         tensor = asked.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
         if not raw:
             tensor.contents.bytes_contents.extend(octets)
-        return Sent(f"/{messages.OPEN_INFERENCE}/{method}", (), bytes(asked.SerializeToString()))
+        return Sent(f"/{protos.OPEN_INFERENCE}/{method}", (), bytes(asked.SerializeToString()))
 
     return write
 

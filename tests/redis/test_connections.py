@@ -16,8 +16,7 @@ from redis.exceptions import InvalidResponse, MovedError, ResponseError
 from headway.brokers.redis import clients, link
 from headway.brokers.redis.clients import Cluster, connect
 from headway.brokers.redis.connection import BOUNDS, FEW, BlockingReads
-from headway.brokers.redis.link import Address, BulkAnswer
-from headway.brokers.redis.server import Deposed, Server
+from headway.brokers.redis.link import Address, BulkAnswer, Deposed, Server
 from headway.errors import BrokerUnavailable
 from headway.model import ItemResult, Lease
 from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from headway.fleet.local_scaling import LocalScaling
+from headway.controller.autoscaler import LocalScaling
 
 
 class FakeScaling(LocalScaling):

@@ -10,12 +10,11 @@ import msgspec
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import Autoscaler
+from headway.controller.autoscaler import Autoscaler, LocalScaling
 from headway.controller.controller import Controller
 from headway.core.queue_limits import QueueLimits
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
-from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.pace import Pace
 from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters

@@ -27,7 +27,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.request_traces import RequestTraces
-from headway.http.requests import Handler
+from headway.http.routing import Handler
 from headway.model import InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Gpu, Ledger
 from headway.runtime.counters import Counters

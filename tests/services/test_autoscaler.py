@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import LEFT_FOR, SETTLES_AFTER, Autoscaler
+from headway.controller.autoscaler import LEFT_FOR, SETTLES_AFTER, Autoscaler, LocalScaling, ScalingFollower
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
-from headway.fleet.local_scaling import LocalScaling, ScalingFollower
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling

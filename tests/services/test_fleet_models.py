@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway.config import Settings, on_terms, terms_of
-from headway.config.models import ModelSettings
+from headway.config.target import ModelSettings
 from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.fleet.models import MISSED_FOR, FleetModels
 from headway.gateway.served_models import ServedModels

@@ -60,7 +60,7 @@ async def test_a_worker_at_rest_whose_gpu_is_lost_is_taken_out_and_stays_out(clo
             assert (await told(stand))["gpu-0"] == (WorkerStatus.DEGRADED, REASON)
             assert (backends[0].starts, backends[1].starts) == (1, 2), "a reload leaves it alone"
     assert (await told(stand))["gpu-0"] == (WorkerStatus.OFFLINE, ""), "it ends with its process"
-    [line] = [line for line in logs if line["event"] == "worker is taken out"]
+    [line] = [line for line in logs if line["event"] == "worker is taken out of service"]
     assert (line["worker"], line["reason"], line["gpu"], line["log_level"]) == ("gpu-0", REASON, "GPU-aa01", "error")
 
 

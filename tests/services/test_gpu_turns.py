@@ -7,7 +7,7 @@ import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.core.departure import Policy
-from headway.core.locality.turns import Contender
+from headway.core.locality import Contender
 from headway.core.policies import build
 from headway.errors import BrokerUnavailable
 from headway.model import Lease, NoWork, Slot, WorkerInfo, WorkerStatus

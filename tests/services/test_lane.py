@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.gateway.lane import Lane
-from headway.gateway.pending import FutureSink
+from headway.gateway.pending import FutureSink, Lane
 from headway.model import (
     CostLine,
     CostShape,

@@ -11,7 +11,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import LOOKS, Debts
-from headway.doors.rate_limit_headers import RateLimitHeaders
+from headway.doors.entrance import RateLimitHeaders
 from headway.gateway.limiter import POLLS_AT_ONCE, Limiter
 from headway.model import DedupKey, DedupKind, Failure, InferenceRequest, Limit, Principal, RequestOptions
 from headway.runtime.counters import BrokerCounts

@@ -13,11 +13,11 @@ import headway
 ROOT = Path(headway.__file__).parent
 RACES = {"end", "end_all", "race"}
 ENDING = {
-    "app/background.py: BackgroundService._serve",
+    "app/serving.py: BackgroundService._serve",
     "app/runner.py: run",
     "app/runner.py: run.ready",
-    "app/signals.py: _Hangups.end",
-    "app/signals.py: _unless",
+    "app/runner.py: _Hangups.end",
+    "app/runner.py: _unless",
     "brokers/reap_timer.py: ReapTimer.close",
     "brokers/redis/broker.py: RedisBroker.wait_for_work",
     "brokers/redis/clients.py: Cluster.close",
@@ -31,8 +31,8 @@ ENDING = {
     "brokers/redis/clients.py: Sentinels.renew",
     "brokers/redis/shard_router.py: ShardRouter.close",
     "brokers/redis/shard_queue.py: Wakeups.close",
-    "bulk/feeder.py: Feeder._begin",
-    "bulk/feeder.py: Feeder.close",
+    "bulk/jobs.py: Feeder._begin",
+    "bulk/jobs.py: Feeder.close",
     "bulk/job_run.py: JobRun._answer",
     "gateway/judge.py: Judge._wait_for_news",
     "http/server/listener.py: Listener.close",

@@ -17,16 +17,13 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.bulk.seat_runner import SeatRunner
 from headway.config import Settings
-from headway.config.models import ModelSettings
-from headway.config.target import parse_target
-from headway.controller.autoscaler import Autoscaler
+from headway.config.target import ModelSettings, parse_target
+from headway.controller.autoscaler import Autoscaler, LocalScaling
 from headway.controller.controller import Controller
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
-from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.membership import Membership
-from headway.fleet.pace import Pace
-from headway.fleet.reaper import reap_on
+from headway.fleet.pace import Pace, reap_on
 from headway.gateway.fleet_watchers import CapacityWatcher, WorkersWatcher
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_models import ServedModels

@@ -213,7 +213,9 @@ async def test_a_broker_that_does_not_come_is_given_up(fleets: Fleets) -> None:
     backend = FakeBackend()
     service = fleets.worker("host", backend, connection=FakeLink(fleets.told, answers=1e9))
     begun = fleets.clock()
-    with pytest.raises(BrokerUnavailable, match=r"^connection refused; given up after 30 s\. Start it, or name"):
+    with pytest.raises(
+        BrokerUnavailable, match=r"^connection refused; given up after 30 s\. Start the broker, or name"
+    ):
         await service.start()
     assert fleets.clock() - begun == pytest.approx(CONNECT_WITHIN, abs=1.0)
     assert backend.starts == 0

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.controller import GONE_AFTER, LEADS_FOR, PUBLISH_EVERY, Controller
-from headway.controller.rollouts import KEEP_EVERY, RolloutLeader
+from headway.controller.controller import GONE_AFTER, KEEP_EVERY, LEADS_FOR, PUBLISH_EVERY, Controller, RolloutLeader
 from headway.core.departure import Load
 from headway.core.queue_limits import QueueLimits
 from headway.core.rollout import decided

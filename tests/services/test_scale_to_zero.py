@@ -14,10 +14,9 @@ from headway.app.devices import Devices
 from headway.app.model_plans import ModelPlan
 from headway.app.scaling import scalable
 from headway.config.target import parse_target
-from headway.controller.autoscaler import SETTLES_AFTER, Autoscaler
+from headway.controller.autoscaler import SETTLES_AFTER, Autoscaler, LocalScaling
 from headway.core.scaling.scaler import ScaleLimits
 from headway.doors.readiness import Readiness
-from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.pace import Pace
 from headway.gateway.fleet_watchers import CapacityWatcher, WorkersWatcher
 from headway.model import Capacity, Drain, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling

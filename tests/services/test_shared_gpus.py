@@ -14,12 +14,12 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
-from headway.config.models import ModelSettings
-from headway.core.locality.placement import LEAST_OVERDUE
+from headway.config.target import ModelSettings
+from headway.core.locality import LEAST_OVERDUE
 from headway.core.versions import read_weights
 from headway.doors.readiness import Readiness
 from headway.errors import TargetError
-from headway.fleet.reaper import reap_on
+from headway.fleet.pace import reap_on
 from headway.gateway.gateway import Gateway
 from headway.model import Failure, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource

@@ -197,7 +197,7 @@ async def test_a_store_that_does_not_come_ends_the_start(clock: Clock) -> None:
     notes: list[str] = []
     away = [StoreUnavailable("it is away.")] * 1000
     began = clock()
-    with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start it") as caught:
+    with pytest.raises(StoreUnavailable, match=r"it is away; given up after 30 s\. Start the store, or") as caught:
         await service(clock, notes, Noting("a", notes), Noting("b", notes, *away)).start()
     assert "--ledger" in str(caught.value)
     assert clock() - began == pytest.approx(CONNECT_WITHIN, abs=CONNECT_EVERY)

@@ -18,11 +18,11 @@ from headway.config import Settings
 from headway.core.health import DEGRADED_AFTER, UNKNOWN_FOR
 from headway.core.versions import read_weights
 from headway.errors import BatchRaised, TargetError
-from headway.fleet.reaper import reap_on
+from headway.fleet.pace import reap_on
 from headway.gateway.fan_out import joined
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import SeveralInputs
-from headway.gateway.version_choice import VersionChoice
+from headway.gateway.served_model import VersionChoice
 from headway.model import Entry, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id

@@ -9,7 +9,7 @@ from headway.core.trace_context import Sampler
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
 from headway.runtime.spans import SpanBuffer, SpanRecorder
-from headway.telemetry.tracing.exporter import ReadableSpans
+from headway.telemetry.trace_exporter import ReadableSpans
 from tests.servers.collector import Received, read_spans
 from tests.virtual_time import Clock
 

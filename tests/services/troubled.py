@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.departure import Policy
-from headway.core.locality.turns import Contender
+from headway.core.locality import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable

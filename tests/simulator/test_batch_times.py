@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from bench.simulated import fit
-from headway.cli.trial_inputs import batches_to_record
+from headway.cli.trial import batches_to_record
 from headway.errors import SettingError
 from headway.model import Signature
 from headway.simulator import planner

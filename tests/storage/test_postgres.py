@@ -12,8 +12,7 @@ import pytest
 from headway.errors import SettingError
 from headway.model import ApiKey
 from headway.runtime.request_id import new_id
-from headway.storage.postgres.keys import PostgresKeys
-from headway.storage.postgres.ledger import PostgresLedger
+from headway.storage.postgres import PostgresKeys, PostgresLedger
 from tests.contracts.ledgers import POOLED
 from tests.contracts.test_ledgers import AT, record, waiting
 from tests.servers.pgbouncer import PgBouncer
@@ -85,7 +84,7 @@ def test_a_row_that_the_database_refuses_is_no_outage(postgres: SharedPostgres, 
         await ledger.write([first])
         connections = await backends(server, url)
         for bulk in ([good, bad], [first, bad]):  # The second way is the one for rows of which some are there already.
-            with pytest.raises(ValueError, match="does not take one of the values"):
+            with pytest.raises(ValueError, match="PostgreSQL rejects one of the values"):
                 await ledger.write(bulk)
         assert await ledger.find(good.id) == []
         await ledger.write([good])

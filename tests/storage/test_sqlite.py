@@ -25,9 +25,8 @@ from headway.errors import RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_keys.cache import ApiKeyCache
 from headway.runtime.availability import Availability
 from headway.runtime.counters import StoreCounts
-from headway.storage.sqlite import connection_thread
-from headway.storage.sqlite.keys import SqliteKeys
-from headway.storage.sqlite.ledger import SqliteLedger
+from headway.storage import sqlite as sqlite_store
+from headway.storage.sqlite import SqliteKeys, SqliteLedger
 from tests.cli.command import code_of
 from tests.contracts.test_key_stores import key
 from tests.contracts.test_ledgers import record
@@ -347,7 +346,7 @@ async def test_out_of_descriptors_a_new_file_is_unread(tmp_path: Path, monkeypat
     await keys.open()
     copied(path).replace(path)
     with monkeypatch.context() as patched:
-        patched.setattr(connection_thread, "locked", refuse)
+        patched.setattr(sqlite_store, "locked", refuse)
         with pytest.raises(StoreUnavailable, match="Too many open files"):
             await keys.keys()
     assert list(await keys.keys()) == []

@@ -19,9 +19,9 @@ from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
 from headway.ports import Identity, Ledger
 from headway.runtime.counters import StoreCounts
-from headway.storage.postgres import database as postgres_database
-from headway.storage.postgres.keys import PostgresKeys
-from headway.storage.sqlite import connection_thread, database
+from headway.storage import postgres as postgres_database
+from headway.storage import sqlite
+from headway.storage.postgres import PostgresKeys
 from tests.cli.command import code_of
 from tests.contracts.test_key_stores import key
 from tests.contracts.test_ledgers import AT, record
@@ -56,8 +56,8 @@ def own() -> Iterator[PostgresServer]:
         ("sqlite:///text", "not a database"),
         ("sqlite:///missing/ledger.db", "{here}/missing/ledger.db: No such file or directory"),
         ("sqlite:///folder", "Is a directory"),
-        ("sqlite:////dev/null", "is no regular file"),
-        ("sqlite:///pipe", "is no regular file"),
+        ("sqlite:////dev/null", "is not a regular file"),
+        ("sqlite:///pipe", "is not a regular file"),
         ("sqlite:///:memory:", "is no path"),
         ("sqlite:///file:ledger.db?mode=memory", "is no path"),
         ("sqlite:///nul\0byte", "null byte"),
@@ -116,7 +116,7 @@ def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
 
 
 async def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "BUSY_WITHIN", 0.01)
+    monkeypatch.setattr(sqlite, "BUSY_WITHIN", 0.01)
     path = tmp_path / "ledger.db"
     ledger = await opened(f"sqlite:///{path}")
     kept = record()
@@ -133,17 +133,17 @@ async def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, m
 
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is given up, and the next ones wait for it no longer either; when the disk is back they go on."""
-    monkeypatch.setattr(database, "BUSY_WITHIN", LONG)
+    monkeypatch.setattr(sqlite, "BUSY_WITHIN", LONG)
     path = tmp_path / "ledger.db"
     ledger = await opened(f"sqlite:///{path}")
-    monkeypatch.setattr(connection_thread, "CALL_WITHIN", 0.02)
+    monkeypatch.setattr(sqlite, "CALL_WITHIN", 0.02)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
                 await ledger.write([record()])
         other.execute("ROLLBACK")
-    monkeypatch.setattr(connection_thread, "CALL_WITHIN", LONG)
+    monkeypatch.setattr(sqlite, "CALL_WITHIN", LONG)
     kept = record()
     await ledger.write([kept])
     assert await ledger.find(kept.id) == [kept]

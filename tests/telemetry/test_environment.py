@@ -9,7 +9,7 @@ from headway.app.tracing import make_tracing
 from headway.config import Settings
 from headway.model import Role
 from headway.runtime.counters import Counters
-from headway.telemetry.tracing.environment import GRPC, HTTP, TraceEnvironment, read_environment
+from headway.telemetry.trace_environment import GRPC, HTTP, TraceEnvironment, read_environment
 
 NAMES = (
     "OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG",

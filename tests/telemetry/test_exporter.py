@@ -22,8 +22,8 @@ from headway.errors import SettingError
 from headway.model import Role, TraceContext
 from headway.runtime.counters import Counters
 from headway.runtime.spans import Attributes, Span, SpanForm, SpanKind, SpanLink
-from headway.telemetry.tracing import exporter
-from headway.telemetry.tracing.exporter import MOST_TEXT, Complaints, ReadableSpans
+from headway.telemetry import trace_exporter
+from headway.telemetry.trace_exporter import MOST_TEXT, Complaints, ReadableSpans
 from tests.servers.collector import Collector, Link, Received, grpc_collector, http_collector, read_spans
 
 PROTOBUF = "application/x-protobuf"
@@ -133,7 +133,7 @@ def silent() -> Iterator[str]:
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_silent_collector_does_not_hold_up_the_end(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(trace_exporter, "CLOSE_WITHIN", 0.2)
     counters = Counters()
     with silent() as url:
         tracing = made(counters, url, protocol, BSP_MAX_EXPORT_BATCH_SIZE="2")

@@ -1,12 +1,11 @@
-"""Routes of the dashboard's page. The page's files are not secret, so they need no credential."""
+"""Routes of the dashboard's page. Its files are not secret, so the routes need no credential."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-from headway.http.requests import Request, RouteAnswer
-from headway.http.routing import Route
+from headway.http.routing import Request, Route, RouteAnswer
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -30,7 +29,7 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """Make a route for each file of the page, which is at `/dashboard`; `/` leads there."""
+    """Make a route for each file of the page. The page is at `/dashboard`, and `/` redirects there."""
     pages = [Route("/", _to_page)]
     for file in sorted(Path(__file__).with_name("page").iterdir()):
         path = "/dashboard" if file.name == "index.html" else f"/dashboard/{file.name}"

@@ -1,10 +1,10 @@
-"""Stream of the dashboard's server-sent events. It follows the departure board, and sends all viewers the same events.
+"""Stream of the dashboard's server-sent events. A hub follows the departure board, and sends all viewers the same events.
 
-    start   everything: half an hour of rows, the departures of the last minutes, the fleet
-    tick    what is new: twice a second if there are departures, otherwise once a second, which also keeps the stream alive
+    start   the whole state: half an hour of rows, the departures of the last minutes, the fleet
+    tick    the changes: twice a second if there are departures, otherwise once a second, which also keeps the stream alive
 
-Nothing runs while nobody watches. A viewer that reconnects within a minute gets the ticks since its `Last-Event-ID` instead of
-everything. While the broker is out of reach, ticks say so and show what was last known.
+Without viewers nothing runs. A viewer that reconnects within a minute gets the ticks since its `Last-Event-ID` instead of a start.
+While the broker is out of reach, ticks say so and show the last known state.
 """
 
 from __future__ import annotations
@@ -13,39 +13,142 @@ import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from headway.admin.dashboard.history import FleetHistory, scaling_of
 from headway.admin.process import ProcessView
 from headway.admin.snapshot import Snapshot, SnapshotSource
-from headway.core.departure_board import RECENT_SECONDS, STEP
+from headway.core.departure_board import RECENT_SECONDS, STEP, BoardHistory
 from headway.errors import SERVICE_OVERLOADED, BrokerUnavailable
-from headway.http.requests import Request, RouteAnswer, StreamedAnswer, refusal
+from headway.http.routing import Request, RouteAnswer, StreamedAnswer, refusal
 from headway.model import Failure
-from headway.model.board import BatchDeparture, Notice
+from headway.model.board import BatchDeparture, HistoryRow, Notice, RequestFlow, ScalingChange
+from headway.runtime.counters import SECONDS
 from headway.version import __version__
 
-TICK = 0.5
-"""Seconds between two ticks with departures or changes of workers. Every second tick also has the state of the fleet."""
-REMEMBERED = 120
-"""Ticks that a reconnecting viewer can catch up on."""
-MOST_VIEWERS = 100
-"""Maximum number of streams of one process."""
-MOST_DEPARTURES = 20_000
-"""Maximum number of departures sent at a start."""
-AGAIN_AFTER = 1.0
-"""Seconds after which a board that didn't answer is read again."""
-BUFFER = 32
-"""Maximum number of events that wait for one viewer. A viewer further behind is dropped."""
-DROP_GRACE = 5.0
-"""Seconds that a dropped viewer has to read why, before its connection is cut."""
+WINDOW = 10.0  # Seconds that current rates and percentiles cover.
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+class FleetHistory:
+    """Rows of the last half hour, and current rates and percentiles. `tiers` are names, highest first. `notices` are already
+    in `rows`."""
+
+    def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
+        self._tiers = tiers
+        self._history = BoardHistory(rows)
+        self._changed: dict[int, HistoryRow] = {}
+        self._flows: deque[tuple[float, str, RequestFlow]] = deque()
+        for notice in notices:
+            self._note(notice)
+
+    def add(self, notice: Notice) -> None:
+        self._note(notice)
+        if (row := self._history.add(notice)) is not None:
+            self._changed[row.step] = row
+
+    def rows(self) -> list[list[Any]]:
+        """Return all rows, oldest first."""
+        self._changed.clear()
+        return [self._shown(row) for row in self._history.rows()]
+
+    def scalings(self) -> list[list[Any]]:
+        """Return all decisions of the autoscaler, oldest first, as `scaling_of` makes them."""
+        return [scaling_of(row.step * STEP, change) for row in self._history.rows() for change in row.scalings]
+
+    def changed(self) -> list[list[Any]]:
+        """Return the rows that have changed since the last call."""
+        changed, self._changed = self._changed, {}
+        return [self._shown(changed[step]) for step in sorted(changed)]
+
+    def recent(self, now: float) -> dict[str, Any]:
+        """Return rates per second and percentiles in seconds, over the WINDOW before broker time `now`."""
+        while self._flows and self._flows[0][0] < now - WINDOW:
+            self._flows.popleft()
+        answered: dict[str, int] = {}
+        buckets: dict[str, list[int]] = {}
+        reasons: dict[str, dict[str, float]] = {"refused": {}, "failed": {}, "retries": {}, "ended": {}}
+        processes: dict[str, float] = {}
+        for _, process, flow in self._flows:
+            processes[process] = processes.get(process, 0.0) + sum(flow.ended.values()) / WINDOW
+            for tier, count in flow.answered.items():
+                answered[tier] = answered.get(tier, 0) + count
+            for tier, counts in flow.latencies.items():
+                of_tier = buckets.setdefault(tier, [0] * (len(SECONDS) + 1))
+                for bucket, count in counts.items():
+                    of_tier[min(bucket, len(SECONDS))] += count
+            for name, counted in reasons.items():
+                for reason, count in getattr(flow, name).items():
+                    counted[reason] = counted.get(reason, 0.0) + count
+        everything = [sum(counts) for counts in zip(*buckets.values(), strict=True)]
+        return {
+            "window": WINDOW,
+            "tiers": [
+                {
+                    "tier": tier,
+                    "answered": answered.get(tier, 0) / WINDOW,
+                    "latency": percentiles(buckets.get(tier, ())),
+                }
+                for tier in self._tiers
+            ],
+            "latency": percentiles(everything),
+            "processes": processes,
+            **{
+                name: dict(sorted(((key, count / WINDOW) for key, count in counted.items()), key=lambda item: -item[1]))
+                for name, counted in reasons.items()
+            },
+        }
+
+    def _note(self, notice: Notice) -> None:
+        if notice.flow is not None:
+            self._flows.append((notice.at, notice.process, notice.flow))
+
+    def _shown(self, row: HistoryRow) -> list[Any]:
+        """Return a row for the page: time, rates, percentiles, and the fleet's figures if known."""
+        rates = [count / STEP for count in (row.ended, row.answered, row.refused, row.failed)]
+        buckets = [0] * (len(SECONDS) + 1)
+        for bucket, count in row.latencies.items():
+            buckets[min(bucket, len(SECONDS))] += count
+        figures = row.fleet
+        fleet = [None] * 5 if figures is None else [
+            figures.waiting, max(figures.oldest, default=0.0), figures.capacity, figures.usable, figures.healthy,
+        ]  # fmt: skip
+        return [row.step * STEP, *rates, *percentiles(buckets), *fleet]
+
+
+def scaling_of(at: float, change: ScalingChange) -> list[Any]:
+    """Return a scaling decision for the page. `at` is the time of the notice with the decision."""
+    return [round(at - change.ago, 1), change.model, change.before, change.desired, change.direction, change.reason]
+
+
+def percentiles(buckets: Sequence[int]) -> list[float | None]:
+    """Return percentiles in seconds from counts by bucket, each None if all counts are 0."""
+    total = sum(buckets)
+    return [round(_quantile(buckets, share * total), 4) if total else None for share in QUANTILES]
+
+
+def _quantile(buckets: Sequence[int], rank: float) -> float:
+    """Return the value with `rank` values below it, assuming an even spread within each bucket."""
+    for index, count in enumerate(buckets):
+        if count and rank <= count:
+            low, high = SECONDS[index - 1] if index else 0.0, SECONDS[min(index, len(SECONDS) - 1)]
+            return low + (high - low) * rank / count
+        rank -= count
+    return SECONDS[-1]
+
+
+TICK = 0.5  # Seconds between two ticks. Every second tick also has the state of the fleet.
+REMEMBERED = 120  # Ticks that a reconnecting viewer can catch up on.
+MOST_VIEWERS = 100  # Maximum number of streams of one process.
+MOST_DEPARTURES = 20_000  # Maximum number of departures sent at a start.
+AGAIN_AFTER = 1.0  # Seconds after which a board that didn't answer is read again.
+BUFFER = 32  # Maximum number of events that wait for one viewer. A viewer further behind is dropped.
+DROP_GRACE = 5.0  # Seconds that a dropped viewer has to read why, before its connection is cut.
 TOO_SLOW = b'event: dropped\ndata: {"reason":"this page did not take its events in time"}\n\n'
-OPENING = b"retry: 1000\n\n"
-"""Start of a stream. It makes the browser reconnect a second after the stream ends."""
+OPENING = b"retry: 1000\n\n"  # Start of a stream. It makes the browser reconnect a second after the stream ends.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -57,12 +160,12 @@ class EventStream:
 
     async def answer(self, request: Request) -> RouteAnswer:
         if self._hub.full:
-            message = f"{MOST_VIEWERS} pages look at this process already; look at another one of the fleet"
+            message = f"{MOST_VIEWERS} pages already watch this process; open the dashboard of another one"
             return refusal(request.id, Failure(SERVICE_OVERLOADED, message, 5.0, "viewers"))
         return StreamedAnswer(partial(self._events, request), _HEADERS, "text/event-stream; charset=utf-8")
 
     async def _events(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield events until the client leaves, is too slow or has signed out, or the port closes."""
+        """Yield events until the client leaves, signs out or is too slow, or the port closes."""
         session, viewer = request.session, Viewer(request.cut)
         leaving = asyncio.ensure_future(request.left())
         leaving.add_done_callback(lambda _: viewer.end())
@@ -87,7 +190,7 @@ class Viewer:
         self.ended = False
 
     def offer(self, event: bytes) -> None:
-        """Queue an event. If the buffer is full, tell the viewer so, and drop it."""
+        """Queue an event. If the buffer is full, tell the viewer, and drop the viewer."""
         if self.ended:
             return
         if len(self._events) >= BUFFER:
@@ -105,7 +208,7 @@ class Viewer:
         self._news.set()
 
     async def next(self) -> bytes | None:
-        """Wait for events, and return all queued ones, or None at the end."""
+        """Wait for events, and return all queued events together, or None at the end."""
         while not self._events:
             if self.ended:
                 return None
@@ -137,7 +240,7 @@ class Hub:
         return len(self._viewers) >= MOST_VIEWERS
 
     def join(self, viewer: Viewer, last_event: str, shut: asyncio.Event) -> None:
-        """Start to send a viewer the events after the id `last_event`. `shut` is set when the port closes."""
+        """Start to send a viewer the events after the event with id `last_event`. `shut` is set when the port closes."""
         self._viewers.add(viewer)
         self._shut = shut
         if not self._tasks:
@@ -161,7 +264,7 @@ class Hub:
             self._begin()
 
     def _begin(self) -> None:
-        """Reset. Everything is read again when a viewer comes."""
+        """Reset the state. The next viewer makes the hub read everything again."""
         self._run = secrets.token_hex(4)
         self._number = 0
         self._history = FleetHistory(self._process.settings.tier_names)
@@ -179,7 +282,7 @@ class Hub:
         self._due = asyncio.Event()
 
     def _since(self, last_event: str) -> list[bytes] | None:
-        """Return the ticks after an event, or None if some have been forgotten."""
+        """Return the ticks after an event, or None if the hub no longer has them all."""
         run, _, number = last_event.partition("-")
         if run != self._run or not (number.isascii() and number.isdigit()) or not self._sent:
             return None
@@ -255,7 +358,7 @@ class Hub:
             self._state = self._snapshots.known(self._away)
 
     def _tick(self, whole: bool) -> None:
-        """Send what is new since the last tick; with `whole`, also the state of the fleet."""
+        """Send the changes since the last tick and, if `whole`, the state of the fleet."""
         if not (whole or self._news or self._new_changes or self._new_scalings):
             return
         news: dict[str, Any] = {
@@ -277,7 +380,7 @@ class Hub:
             viewer.offer(event)
 
     def _welcome(self) -> None:
-        """Send everything to viewers that have joined since the last tick."""
+        """Send the whole state to viewers that have joined since the last tick."""
         if not self._waiting:
             return
         process = self._process

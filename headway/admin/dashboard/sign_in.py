@@ -1,26 +1,32 @@
-"""Sign-in of a browser: a session cookie in exchange for the service token. Apart from the guard, which only checks.
+"""Sign-in of a browser, which exchanges the service token for a session cookie.
 
-GET     whether a session is needed, and whether this browser has one
+GET     tells if sessions are needed, and if this browser has one
 POST    {"token": …} starts a session; wrong tokens are limited and logged
-DELETE  ends the session on the server, so that copies of its cookie are worthless
+DELETE  ends the session on the server, which makes copies of its cookie worthless
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from headway.admin.guard import ServiceTokens, too_many_tries
-from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, set_cookie, shown_address
+from headway.admin.guard import (
+    ServiceTokens,
+    Sessions,
+    Tries,
+    cookie_name,
+    cookie_of,
+    set_cookie,
+    shown_address,
+    too_many_tries,
+)
 from headway.errors import UNAUTHENTICATED, BadRequest
-from headway.http.requests import ClientLeft, Request, RouteAnswer, as_json, refusal
-from headway.http.routing import Route
+from headway.http.routing import ClientLeft, Request, Route, RouteAnswer, as_json, refusal
 from headway.model import Failure
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-LARGEST = 8192
-"""Largest body of a sign-in in bytes. A token has at most 4,096."""
+LARGEST = 8192  # Largest body of a sign-in in bytes. A token has at most 4,096.
 
 
 class _Body(msgspec.Struct):
@@ -28,7 +34,7 @@ class _Body(msgspec.Struct):
 
 
 class SignIn:
-    """Route of the sign-in. Without service tokens no session is needed. If `secure`, cookies travel only over TLS."""
+    """Route of the sign-in. Without service tokens, nobody needs a session. If `secure`, browsers send cookies only over TLS."""
 
     def __init__(self, tokens: ServiceTokens, sessions: Sessions, tries: Tries, *, secure: bool) -> None:
         self._tokens, self._sessions, self._tries, self._secure = tokens, sessions, tries, secure

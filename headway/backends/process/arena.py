@@ -1,12 +1,12 @@
-"""Arena of a worker: memory that its process shares with its host, for large values.
+"""Arena of a worker: memory for large values that the worker's process shares with its host.
 
-The host creates the memory, unnamed, and sends its descriptor to the child once over the socket pair. Its size is sealed, so
-the child can't make the host touch memory that is gone. Pages are allocated on first touch and reused by every later batch.
-Once both sides have closed the arena or were killed, nothing is left of it.
+The host creates unnamed memory, and sends its descriptor to the child once over the socket pair. The size is sealed, so the child
+can't make the host touch memory that is gone. Pages are allocated on first touch and reused by every later batch. The memory is
+freed once both sides have closed the arena or were killed.
 
 `core.arena` chooses the places. The sender of a batch or of its outputs puts large values there, and the receiver takes them
-out. The host copies in steps that report their bytes, so that its event loop can run between them. Systems other than Linux
-have no arena, and all values travel in frames.
+out. The host copies in steps that report their bytes, so that its event loop can run between two steps. Systems other than Linux
+have no arena, and send all values in frames.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ from headway.model import KIND, Octets, Tensors, ValueKind, kind_of
 if TYPE_CHECKING:
     import socket
 
-LARGE = 1 << 15
-"""Size in bytes from which a value travels in the arena. For smaller values a frame is as cheap."""
-_GREETING = b"H"
-"""First byte on the socket pair, which carries the descriptor if there is one."""
-_DESCRIPTOR = 4
-"""Size in bytes of a descriptor in a control message."""
+LARGE = 1 << 15  # Size in bytes from which a value travels in the arena. For smaller values a frame is as cheap.
+_GREETING = b"H"  # First byte on the socket pair, which carries the descriptor if there is one.
+_DESCRIPTOR = 4  # Size in bytes of a descriptor in a control message.
 
 Count = Callable[[str, bool], None]
 """Function that counts a large value by its direction, `in` or `out`, and with True if it went through the arena."""
 
 
 class Arena:
-    """Memory of an arena as one side maps it. `size` is its length in bytes."""
+    """An arena as one side maps it. `size` is its length in bytes."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         import ctypes  # `not_outlive` has loaded it.
@@ -63,11 +60,11 @@ class Arena:
             at = end
 
     def copy(self, place: Place) -> bytes:
-        """Copy the value at a place. Only a copy can be checked, because the other side may write at any time."""
+        """Copy the value at a place. Check the copy, because the other side may change the original at any time."""
         return self._memory[place.offset : place.end]
 
     def text(self, place: Place) -> str:
-        """Return the text at a place. Use it only if the other side can be trusted not to change it."""
+        """Return the text at a place. Call this only if the other side can be trusted not to change the text."""
         with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
             return str(view, "utf-8")
 
@@ -82,7 +79,7 @@ class Arena:
         return view
 
     def take_back(self) -> bool:
-        """Release all lent views. Return False if something made from a view still exists."""
+        """Release all lent views. Return False if an object made from a view still exists."""
         for view in self._views:
             with contextlib.suppress(BufferError):
                 view.release()
@@ -99,8 +96,10 @@ class Arena:
 
 
 def hand_over(size: int, end: socket.socket) -> Arena | None:
-    """Make an arena and send its descriptor over the socket pair, before anything else. If `size` is 0 or the system has no
-    such memory, send a greeting without a descriptor and return None. If the child is gone, send nothing."""
+    """Make an arena, and send its descriptor over the socket pair, before anything else.
+
+    If `size` is 0 or the system has no such memory, send a greeting without a descriptor, and return None. Return None without
+    sending anything if the child is gone."""
     import _socket  # Importing `socket` would slow down the start of a child.
 
     made = _make(size) if size else None
@@ -140,7 +139,7 @@ def receive(end: int) -> Arena | None:
 
 
 def _write_text(address: int, text: str, length: int) -> None:
-    """Copy an ASCII text straight from its memory, because encoding it first would take three times as long."""
+    """Copy an ASCII text from its memory, because encoding the text first would take three times as long."""
     import ctypes
 
     ctypes.memmove(address, _finder()(text, None), length)
@@ -175,7 +174,7 @@ def _make(size: int) -> tuple[int, mmap.mmap] | None:
 
 
 class Pieces:
-    """Packed tensors that a target returned, as views of its arrays. They are copied only once, to where they travel."""
+    """Packed tensors that a target returned, as views of its arrays, so that their bytes are copied only once."""
 
     __slots__ = ("_size", "are_large", "pieces")
 
@@ -192,7 +191,7 @@ class Pieces:
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move large inputs of a batch into the arena while there is room. Yield the bytes of each. Raises UnicodeEncodeError."""
+    """Move large inputs of a batch into the arena while it has room. Yield the size of each. Raises UnicodeEncodeError."""
     allocator = Allocator(arena.size, run.number)
     inputs = run.inputs
     for position, value in enumerate(inputs):
@@ -210,7 +209,7 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
-    """Turn a batch's inputs into values, including those in the arena. Octets there become views if `lend` is True."""
+    """Turn a batch's inputs, in the frame and in the arena, into values. If `lend`, octets in the arena become views."""
     inputs = run.inputs
     if list in map(type, inputs):
         inputs[:] = [(Tensors if len(item) > 1 else Octets)(item[0]) if type(item) is list else item for item in inputs]
@@ -226,7 +225,7 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
 
 
 def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
-    """Move large outputs of a batch into the arena while there is room behind the inputs."""
+    """Move large outputs of a batch into the arena while it has room after the inputs."""
     outputs = word.outputs
     if arena is None:
         if word.kind is ValueKind.TENSORS:
@@ -249,10 +248,10 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
-    """Copy the outputs in the arena into the batch's list of outputs. Yield the bytes of each copy and each reading.
+    """Copy the outputs in the arena into the batch's list of outputs. Yield the bytes after each copy and each check.
 
-    The child can't be trusted. It may name impossible places, for which this raises NoFrame, or still be writing there. A
-    copy can't change any more, so the copy is checked.
+    The child can't be trusted. It may name impossible places, and then this raises NoFrame. It may also still write to a place,
+    so the copy is checked, not the original.
     """
     outputs = word.outputs
     if len(word.placed) > len(outputs):
@@ -275,7 +274,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
-    """Return a value as it goes into the arena, and its kind. ASCII texts are encoded only there."""
+    """Return the content of a value for the arena, and its kind. `Arena.write` encodes ASCII texts."""
     kind = kind_of(value).kind
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), kind

@@ -1,4 +1,4 @@
-"""How a target takes and gives arrays, by its annotations and attributes.
+"""Arrays that a target takes and gives: their forms, by its annotations and attributes, and their conversion.
 
     form     the target takes                  and gives
     array    one array, rows along axis 0      one array
@@ -12,42 +12,287 @@
     outputs     the same for its outputs, which are checked against it
     pad         number to pad free axes with, so that rows of several lengths run together
 
-Arrays of other libraries are annotated by their own classes. A target gets torch tensors as such, all others as numpy arrays.
+BYTES become arrays of bytes objects. BF16, which numpy lacks, becomes FP32. A target's output is converted to its declared
+datatype: floats of another width are rounded, integers of another width must fit, and any other kind is refused.
+
+Annotations may name array classes of any library. A target annotated with torch tensors gets these, any other numpy arrays.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headway.backends.process.array_data import DTYPES, column, numpy, tensor_of
 from headway.backends.process.values import (
     NoArrays,
     NoOutput,
     are_arrays,
+    encoder,
     is_array,
     kind_of,
     kind_of_elements,
     members_of,
 )
-from headway.core.tensors import BYTES, JSON, SIZES, NoTensors, Tensor, TensorHead, check_heads, pack, shown_shape
-from headway.model import RowsTogether, Tensors, TensorSpec
+from headway.core.tensors import (
+    BYTES,
+    JSON,
+    SIZES,
+    NoTensors,
+    Tensor,
+    TensorHead,
+    check_heads,
+    join_elements,
+    pack,
+    shown_shape,
+    split_elements,
+)
+from headway.core.values import as_json
+from headway.model import RowsTogether, Tensors, TensorSpec, ValueKind
+
+BF16 = "BF16"
+DTYPES = {
+    "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
+    "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+"""numpy's dtype for each datatype."""
+_DATATYPES = {dtype.lstrip("<?") or "b1": datatype for datatype, dtype in DTYPES.items()}
+_NUMPY_NAMES = {
+    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", BF16: "float32", BYTES: "str",
+}  # fmt: skip
+_LARGEST_BF16 = 3.3895313892515355e38
+_encode_json = encoder(ValueKind.JSON)
+
+
+class Column(NamedTuple):
+    """Array of a datatype: BF16 as UINT16, JSON as JSON texts in bytes."""
+
+    array: Any
+    datatype: str
+
+
+class Rows(NamedTuple):
+    """Arrays of one entry by name, each with `length` rows. The client of a `single` row sees it without an axis of rows."""
+
+    place: int
+    arrays: Mapping[str, Any]
+    length: int
+    single: bool
+
+
+def numpy() -> Any:
+    """Import numpy. Raises NoArrays if it isn't installed."""
+    try:
+        import numpy
+    except ImportError:
+        raise NoArrays(
+            "it takes or gives arrays, and numpy is not installed where Headway runs. Run pip install numpy there"
+        ) from None
+    return numpy
+
+
+def array_of(tensor: Tensor, datatype: str) -> Any:
+    """Return a tensor as a read-only array: a view of its data, except for BYTES, BF16 and widened tensors.
+
+    `datatype` is the tensor's own, or a wider datatype. Raises NoTensors if the data is damaged."""
+    np = numpy()
+    head = tensor.head
+    if head.datatype in (BYTES, JSON):
+        elements = split_elements(tensor.data)
+        array = np.empty(len(elements), object)
+        array[:] = elements
+    elif head.datatype == BF16:
+        array = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        array = np.frombuffer(tensor.data, DTYPES[head.datatype])
+    if head.datatype != datatype:
+        array = array.astype(DTYPES.get(datatype, "<f4"))
+    array = array.reshape(head.shape)
+    array.flags.writeable = False
+    return array
+
+
+def column(value: Any, datatype: str = "") -> Column:
+    """Convert a target's output, an array of any library or a list of rows, to the declared datatype if there is one.
+
+    Raises NoOutput for any other output, or if the datatype doesn't fit."""
+    if isinstance(value, list | tuple):
+        return _column_of_rows(value, datatype)
+    converted = _column_of_array(value)
+    if converted.array.dtype.kind == "O":
+        return _column_of_objects(converted.array, datatype)
+    return _cast(converted, datatype) if datatype and converted.datatype != datatype else converted
+
+
+def tensor_of(name: str, source: Column) -> Tensor:
+    """Return the tensor of an array. It is a view if the array is contiguous."""
+    np = numpy()
+    array, datatype = source
+    head = TensorHead(name, datatype, tuple(array.shape))
+    if datatype in (BYTES, JSON):
+        return Tensor(head, join_elements(_octets(element) for element in array.ravel().tolist()))
+    if not array.size:
+        return Tensor(head, b"")
+    flat = np.ascontiguousarray(array, DTYPES["UINT16" if datatype == BF16 else datatype]).reshape(-1)
+    return Tensor(head, memoryview(flat.view("u1")))
+
+
+def cutter(name: str, source: Column) -> Callable[[int, int], Tensor]:
+    """Return a function that returns a range of an array's rows as a tensor without copying numbers."""
+    array, datatype = source
+    if datatype in (BYTES, JSON) or not array.size:
+        return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
+    data, row = tensor_of(name, source).data, tuple(array.shape[1:])
+    step = len(data) // len(array)
+    return lambda begin, end: Tensor(TensorHead(name, datatype, (end - begin, *row)), data[begin * step : end * step])
+
+
+def datatype_of(dtype: Any) -> str:
+    """Return the datatype for a numpy dtype, or "" if there is none."""
+    if dtype.kind in "SU":
+        return BYTES
+    return _DATATYPES.get(dtype.str[1:], "")
+
+
+def _column_of_array(value: Any) -> Column:
+    np = numpy()
+    if callable(getattr(value, "detach", None)):  # A torch tensor, which may be on a GPU.
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            import torch
+
+            return Column(value.contiguous().view(torch.int16).numpy().view("<u2"), BF16)
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return Column(array.astype(array.dtype.newbyteorder("<")).view("<u2"), BF16)
+    if array.dtype.kind == "O":
+        return Column(array, "")
+    if not (datatype := datatype_of(array.dtype)):
+        raise NoOutput(
+            f"an array of dtype {array.dtype}, which has no datatype",
+            "; give it one that has, as by .astype(np.float32)",
+        )
+    return Column(array, datatype)
+
+
+def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
+    """Return the column for a list of rows: arrays, numbers, lists of numbers, texts, or other JSON values."""
+    np = numpy()
+    if any(hasattr(row, "__array__") for row in rows) and datatype != JSON:
+        columns = [_column_of_array(row) for row in rows]
+        if len({row.datatype for row in columns if BF16 in (row.datatype, columns[0].datatype)}) > 1:
+            raise NoOutput("arrays of BF16 and of other datatypes for its rows")
+        if len({row.array.shape for row in columns}) > 1:
+            shapes = " and ".join(sorted({shown_shape(row.array.shape) for row in columns})[:3])
+            raise NoOutput(f"arrays of shapes {shapes} for the rows of one request")
+        whole = np.stack([row.array for row in columns])
+        if whole.dtype.kind == "O":
+            return _column_of_objects(whole, datatype)
+        stacked = Column(whole, BF16 if columns[0].datatype == BF16 else datatype_of(whole.dtype))
+        return _cast(stacked, datatype) if datatype and stacked.datatype != datatype else stacked
+    if datatype not in (BYTES, JSON) and (numbers := _numbers(rows)) is not None:
+        family = _family(datatype)
+        if family in ("float", "integer") and numbers.dtype.kind in "bi"[: 1 + (family == "float")]:
+            # Ints and bools pass where floats are declared, and bools where ints are.
+            numbers = numbers.astype(DTYPES.get(datatype, "<f4"))
+        column_of_numbers = Column(numbers, datatype_of(numbers.dtype))
+        fits = not datatype or column_of_numbers.datatype == datatype
+        return column_of_numbers if fits else _cast(column_of_numbers, datatype)
+    objects = np.empty(len(rows), object)
+    for place, row in enumerate(rows):  # Given all rows at once, numpy would look into lists.
+        objects[place] = row
+    return _column_of_objects(objects, datatype)
+
+
+def _numbers(rows: Sequence[Any]) -> Any:
+    """Return the array of a list of numbers or nested lists, or None if it holds anything else, or lengths differ."""
+    np = numpy()
+    first = rows[0] if rows else None
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if not isinstance(first, int | float | list | tuple):
+        return None
+    try:
+        array = np.asarray(rows)
+    except (ValueError, OverflowError):
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _column_of_objects(array: Any, datatype: str) -> Column:
+    """Return the column of Python objects: BYTES if all are texts or bytes, else JSON."""
+    np = numpy()
+    elements = array.ravel().tolist()
+    wrong = next((element for element in elements if not isinstance(element, str | bytes | bytearray)), None)
+    texts = all(isinstance(element, str | bytes | bytearray) for element in elements)
+    if datatype in ("", BYTES) and texts:
+        return Column(array, BYTES)
+    if datatype not in ("", JSON):
+        what = f"{kind_of(wrong)} for a row" if not texts else "a text for a row"
+        raise NoOutput(f"{what}, expected {datatype}", _mend(datatype) if datatype in DTYPES else "")
+    encoded = np.empty(len(elements), object)
+    encoded[:] = [as_json(_encode_json(element)) for element in elements]
+    return Column(encoded.reshape(array.shape), JSON)
+
+
+def _cast(source: Column, datatype: str) -> Column:
+    """Convert a column to a declared datatype. Raises NoOutput for another kind or a number that is out of range."""
+    np = numpy()
+    family = _family(source.datatype)
+    if family != _family(datatype) or family not in ("float", "integer"):
+        raise NoOutput(f"an array of {source.datatype}, and declares {datatype}", _mend(datatype))
+    array = source.array
+    if source.datatype == BF16:
+        array = (array.astype("<u4") << 16).view("<f4")
+    if datatype == BF16:
+        fits = not (np.isfinite(array) & (abs(array) > _LARGEST_BF16)).any()
+        cast = _brain(array) if fits else array
+    elif family == "float":
+        with np.errstate(over="ignore"):
+            cast = array.astype(DTYPES[datatype])
+        fits = bool((np.isinf(cast) == np.isinf(array)).all())
+    else:
+        limits = np.iinfo(DTYPES[datatype])
+        fits = not array.size or limits.min <= int(array.min()) <= int(array.max()) <= limits.max
+        cast = array.astype(DTYPES[datatype]) if fits else array
+    if not fits:
+        raise NoOutput(f"a number that is out of the range of {datatype}, which it declares")
+    return Column(cast, datatype)
+
+
+def _brain(array: Any) -> Any:
+    """Return the BF16 bits of floats, rounded to nearest, ties to even. NaN stays NaN."""
+    np = numpy()
+    bits = np.ascontiguousarray(array, "<f4").view("<u4").reshape(array.shape)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return np.where(np.isnan(array), (bits >> 16).astype("<u2") | np.uint16(0x40), rounded)
+
+
+def _family(datatype: str) -> str:
+    if datatype in ("FP16", "FP32", "FP64", BF16):
+        return "float"
+    return "integer" if "INT" in datatype else datatype
+
+
+def _mend(datatype: str) -> str:
+    return f"; give it one, as by .astype(np.{_NUMPY_NAMES.get(datatype, datatype.lower())}), or declare what it is"
+
+
+def _octets(element: Any) -> bytes:
+    return element.encode("utf-8", "backslashreplace") if isinstance(element, str) else bytes(element)
+
 
 ARRAY, NAMED, LIST = "array", "named", "list"
-INPUT, OUTPUT = "INPUT", "OUTPUT"
-"""Names of an unnamed input and output in the Open Inference Protocol's metadata."""
-LENGTHS = "_lengths"
-"""Suffix of the input that holds the lengths of a padded input's rows."""
-_LINE = '{"x": ("FP32", [4])}'
-"""Specifications as authors write them."""
+INPUT, OUTPUT = "INPUT", "OUTPUT"  # Names of unnamed arrays in the Open Inference Protocol's metadata.
+LENGTHS = "_lengths"  # Suffix of the input that holds the lengths of a padded input's rows.
+_LINE = '{"x": ("FP32", [4])}'  # Specifications as authors write them.
 _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Mapping: JSON}
 
 
 class ArrayKind(NamedTuple):
-    """How a target takes and gives arrays. `takes` is the form of its inputs, or "" if it takes no arrays.
+    """Forms and specifications of a target's arrays. `takes` is the form of its inputs, or "" if it takes no arrays.
 
-    Specifications are empty if unknown. Free axes are padded with `pad`. If that is None, all rows of a call must have one
+    Specifications are empty if unknown. Free axes are padded with `pad`. If `pad` is None, all rows of a call must have one
     shape. `library` is `torch`, or empty for numpy.
     """
 
@@ -60,15 +305,16 @@ class ArrayKind(NamedTuple):
 
     @property
     def together(self) -> RowsTogether:
-        """Rows that may share a call."""
+        """Rule for the rows that may share a call."""
         if self.takes in ("", LIST) or not any(map(free_axes, self.inputs)):
             return RowsTogether.ANY
         return RowsTogether.SHAPE if self.pad is None else RowsTogether.PADDED
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation means, or "" for none. A union has the form of its first member if all
-    members but None have a form."""
+    """Return the form of arrays that an annotation means, or "" for none.
+
+    A union has the form of its first member if all members but None have a form."""
     members = [member for member in members_of(annotation) if member is not None and member is not type(None)]
     if members and members[0] is not annotation:
         forms = [form_of(member) for member in members]
@@ -85,18 +331,17 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays, by its annotations and attributes, or None if it doesn't.
+    """Return the ArrayKind of a target by its annotations and attributes, or None if it has no arrays.
 
-    Attributes `inputs` and `outputs` that aren't specifications count only if an annotation has arrays, because a target
-    that takes texts may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is
-    invalid.
+    Without an annotation for arrays, attributes `inputs` and `outputs` count only if they are specifications, because a target of
+    texts may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is invalid.
     """
-    taken, given = hints.get(first), hints.get("return")
+    input_hint, output_hint = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
-    takes = form_of(taken)
-    if not takes and _says_nothing(taken):
-        takes = _form_of_attributes(call, inputs, listed=taken in (list, Sequence))
-    gives = bool(takes or form_of(given)) or (_are_specs(outputs) and _says_nothing(given))
+    takes = form_of(input_hint)
+    if not takes and _says_nothing(input_hint):
+        takes = _form_of_attributes(call, inputs, listed=input_hint in (list, Sequence))
+    gives = bool(takes or form_of(output_hint)) or (_are_specs(outputs) and _says_nothing(output_hint))
     if not takes and not gives:
         return None
     numpy()
@@ -108,13 +353,13 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
                 f"it takes one array, and {'inputs' if isinstance(inputs, Mapping) else 'example'} names {len(wants)}; "
                 f"write {first or 'inputs'}: dict[str, np.ndarray]"
             )
-    said = _specs("outputs", outputs) if isinstance(outputs, Mapping) else _specs_of_rows(given)
-    kind = ArrayKind(takes, gives, wants, said, library=_library_of(taken))
+    declared = _specs("outputs", outputs) if isinstance(outputs, Mapping) else _specs_of_rows(output_hint)
+    kind = ArrayKind(takes, gives, wants, declared, library=_library_of(input_hint))
     return kind._replace(pad=_pad(call, kind)) if takes else kind
 
 
 def example_of(call: Any, kind: ArrayKind) -> Tensors:
-    """Return a target's example input as one row, or zeros. Raises NoArrays if it doesn't fit the specifications."""
+    """Return a target's example input as one row, or zeros without one. Raises NoArrays if the example doesn't fit."""
     example = getattr(call, "example", None)
     if example is None or callable(example):
         return pack([_zeros(spec) for spec in kind.inputs], single=True)
@@ -137,7 +382,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of arrays that a target's attributes say it takes, without an annotation, or "" if they say nothing."""
+    """Return the form of a target's inputs by its attributes, or "" if they don't tell."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)
@@ -147,18 +392,17 @@ def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
 
 
 def free_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the free axes of a specification, numbered as axes of a batch."""
+    """Return the free axes of a specification, numbered as the axes of a batch."""
     return tuple(axis for axis, size in enumerate(spec.shape, 1) if size == -1)
 
 
 def _says_nothing(annotation: Any) -> bool:
-    """Return True if an annotation doesn't say what is in a list or dict."""
+    """Return True if an annotation doesn't tell the elements of a list or dict."""
     kind = typing.get_origin(annotation) or annotation
     return kind_of_elements(annotation) is None and kind in (None, Any, object, list, Sequence, dict, Mapping)
 
 
 def _specs(attribute: str, given: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
-    """Read specifications from a target's attribute. Raises NoArrays."""
     specs = []
     for name, pair in given.items():
         try:
@@ -186,7 +430,7 @@ def _specs(attribute: str, given: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
 
 
 def _are_specs(value: Any) -> bool:
-    """Return True if an attribute surely holds specifications: each a datatype of the protocol and a shape."""
+    """Return True if all of an attribute's values are specifications: a datatype of the protocol and a shape."""
     return isinstance(value, Mapping) and bool(value) and all(map(_is_spec, value.values()))
 
 
@@ -201,7 +445,6 @@ def _is_spec(value: Any) -> bool:
 
 
 def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
-    """Return the specifications of an example: an array, or several by name. Raises NoArrays."""
     example = getattr(call, "example", None)
     if example is None or callable(example):
         raise NoArrays(
@@ -238,7 +481,6 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
 
 
 def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row with its free axes, from the attribute and the example. Raises NoArrays."""
     try:
         shape = tuple(-1 if size is None else int(size) for size in given)
     except (TypeError, ValueError):
@@ -253,7 +495,7 @@ def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
-    """Return the specification of an output annotated as a list of texts, numbers or objects, or else ()."""
+    """Return the specification of an output annotated as a list of texts, numbers or objects; empty for other annotations."""
     axes = -1
     while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
         arguments = [argument for argument in typing.get_args(annotation) if argument is not Ellipsis]
@@ -273,7 +515,6 @@ def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
 
 
 def _pad(call: Any, kind: ArrayKind) -> float | None:
-    """Return the number that a target's free axes are padded with. Raises NoArrays."""
     pad = getattr(call, "pad", None)
     if pad is None or callable(pad):
         return None
@@ -322,7 +563,7 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _library_of(annotation: Any) -> str:
-    """Return `torch` if an annotation has its arrays, or "" for numpy and other libraries."""
+    """Return `torch` if an annotation names torch tensors, or "" for numpy and other libraries."""
     for member in (annotation, *typing.get_args(annotation)):
         kind = typing.get_origin(member) or member
         if is_array(kind) and kind.__module__.partition(".")[0] == "torch":

@@ -1,7 +1,10 @@
-"""Batches of arrays: joins the rows of entries for a target, pads them if they differ, and splits its outputs again.
+"""Runs of batches of arrays.
 
-A value in the arena is copied once, into the array of a call, or not at all if its entry runs alone. Outputs are copied once,
-into the arena. All arrays that a target gets are read-only, because views of the arena are read-only.
+The rows of several entries are joined into one array for each call of the target. Rows of different shapes are padded,
+or go to the target in different calls. The target's outputs are split again, so that each entry gets its own.
+
+A value in the arena is copied once, into the array of a call. If its entry runs alone, the value isn't copied at all.
+Outputs are copied once, into the arena. A target only gets read-only arrays, because views of the arena are read-only.
 
 All rows of a call have the same shape, except for lists and for axes that need little padding. A call has at most as many
 rows as a batch. A list of outputs has one item for each row: a value, an exception, or an `Output` with its tokens. If one
@@ -17,8 +20,20 @@ from typing import Any
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Pieces
-from headway.backends.process.array_data import Column, Rows, array_of, column, cutter, numpy
-from headway.backends.process.array_kind import LENGTHS, LIST, NAMED, OUTPUT, ArrayKind, free_axes
+from headway.backends.process.array_kind import (
+    LENGTHS,
+    LIST,
+    NAMED,
+    OUTPUT,
+    ArrayKind,
+    Column,
+    Rows,
+    array_of,
+    column,
+    cutter,
+    free_axes,
+    numpy,
+)
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.values import NoOutput, kind_of
 from headway.core.rows import MOST_PADDED, PADDED_FREELY
@@ -38,8 +53,8 @@ def run(
 ) -> Outputs | Failed:
     """Run a batch of a target that takes arrays, in as many calls as shapes and rows require.
 
-    `call` gets inputs and the place of each row's entry. It may get `most` rows, or 0 for no limit. `describe` describes an
-    exception that the target returned. All entries of a call have the same key in `keys`, which may be empty.
+    `call` takes inputs of at most `most` rows (0 for no limit), and for each row the place of its entry. `describe`
+    describes an exception that the target returned. Only entries with the same key in `keys` share a call.
     """
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})
     entries: list[Rows] = []
@@ -61,14 +76,14 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer a batch of inputs that aren't arrays with a row of the returned arrays for each."""
+    """Answer each input of a batch, which aren't arrays, with a row of the returned arrays."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
 
 
 def read(value: Value, place: int, kind: ArrayKind) -> Rows:
-    """Return the arrays of an entry, as views of its bytes. Raises ValueError with the reason."""
+    """Return the arrays of an entry, as views of its bytes. Raises ValueError if they don't fit."""
     value = as_tensors(value, kind.inputs)
     unpacked = unpack(value)
     heads = check_heads([tensor.head for tensor in unpacked], kind.inputs)
@@ -117,7 +132,7 @@ def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
 
 
 def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
-    """Return the array as the target gets it: read-only, or copied for torch, which has no read-only tensors."""
+    """Return the array for the target: read-only, or a copy for torch, which has no read-only tensors."""
     if kind.library and array.dtype.kind != "O":
         import torch
 
@@ -130,7 +145,7 @@ def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
 def _put(
     whole: Outputs, group: Sequence[Rows], result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Failed | None:
-    """Put the outputs of a call into the batch's answer. Return the batch's failure if they don't answer the call."""
+    """Put the outputs of a call into the batch's answer. Return the batch's failure if they don't match the call."""
     expected = sum(entry.length for entry in group)
     try:
         if isinstance(result, list | tuple):
@@ -145,26 +160,26 @@ def _put(
 
 
 def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Column]:
-    """Return the arrays that a target returned for `expected` rows, by name. Raises NoOutput for anything else."""
+    """Return by name the arrays that a target returned for `expected` rows. Raises NoOutput for any other result."""
     specs = {spec.name: spec for spec in kind.outputs}
     if isinstance(result, Mapping):
-        given = {str(name): array for name, array in result.items()}
-        if not 0 < len(given) <= MOST_TENSORS:
-            raise NoOutput(f"a dict of {len(given)} arrays, expected 1 to {MOST_TENSORS}")
+        arrays = {str(name): array for name, array in result.items()}
+        if not 0 < len(arrays) <= MOST_TENSORS:
+            raise NoOutput(f"a dict of {len(arrays)} arrays, expected 1 to {MOST_TENSORS}")
     elif isinstance(result, list) or hasattr(result, "__array__") or callable(getattr(result, "detach", None)):
-        given = {kind.outputs[0].name if len(kind.outputs) == 1 else OUTPUT: result}
+        arrays = {kind.outputs[0].name if len(kind.outputs) == 1 else OUTPUT: result}
     else:
         raise NoOutput(f"{kind_of(result)}, expected an array with {expected} rows", _unlisted(result))
-    if specs and (unknown := [name for name in given if name not in specs]):
+    if specs and (unknown := [name for name in arrays if name not in specs]):
         raise NoOutput(f"an array {quoted(unknown[0])}, which it does not declare")
-    if missing := [name for name in specs if name not in given]:
+    if missing := [name for name in specs if name not in arrays]:
         raise NoOutput(
             f"no array {quoted(missing[0])}, which it declares", "" if isinstance(result, Mapping) else _SEVERAL
         )
     columns = {}
-    for name in specs or given:
+    for name in specs or arrays:
         spec = specs.get(name)
-        array = columns[name] = column(given[name], spec.datatype if spec is not None else "")
+        array = columns[name] = column(arrays[name], spec.datatype if spec is not None else "")
         if not array.array.ndim or len(array.array) != expected:
             raise NoOutput(f"an array {quoted(name)} of shape {shown_shape(array.array.shape)} for {expected} rows")
         if spec is not None and not fits(array.array.shape[1:], spec.shape):
@@ -190,7 +205,8 @@ def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column
 def _put_listed(
     whole: Outputs, group: Sequence[Rows], result: list[Any], kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> None:
-    """Give each entry its rows of a list of outputs and exceptions, whose shapes may differ between entries."""
+    """Give each entry its part of `result`, a list with an output or an exception for each row. The outputs of
+    different entries may have different shapes."""
     answered: list[tuple[Rows, list[Any]]] = []
     begin = 0
     for entry in group:
@@ -216,7 +232,6 @@ def _put_listed(
 
 
 def _unlisted(result: object) -> str:
-    """Explain what to return instead of a value that is neither an array nor a list of rows."""
     if result is None:
         return "; end it with return, and an array"
     if hasattr(type(result), "__next__") or hasattr(type(result), "__anext__"):
@@ -228,7 +243,7 @@ _SEVERAL = "; return several outputs as a dict by name"
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
-    """Divide entries into few groups that need little padding, because one long row makes all rows of its call as long."""
+    """Divide entries into few groups that need little padding, because the longest row of a call pads all others."""
     together = _Padding()
     if all(together.takes(entry) for entry in entries):  # The usual case.
         return [entries]
@@ -246,8 +261,9 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Pad rows of several shapes into one array. Texts are padded with empty texts. Return the array, and for each row the
-    length of the free axis or, if several axes are free, their lengths."""
+    """Pad rows of several shapes into one array. Texts are padded with empty texts.
+
+    Return the array, and for each row the length of the free axis or, if several axes are free, a list of lengths."""
     np = numpy()
     free = free_axes(spec)
     counts = [len(array) for array in columns]
@@ -275,7 +291,7 @@ class _Padding:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def takes(self, entry: Rows) -> bool:
-        """Add an entry unless too much of the memory would be padding. The first entry always fits."""
+        """Add an entry, or return False if too much of the memory would be padding. The first entry always fits."""
         rows, own, size = self._rows + entry.length, self._own + _bytes_of(entry), 0
         shapes = {}
         for name, array in entry.arrays.items():

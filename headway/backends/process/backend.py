@@ -4,8 +4,8 @@
        ▲                   │               │
        └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: kill it, start() again
 
-A child whose run is given up is killed. It would go on with a batch that nobody waits for, and its answer could be taken for
-that of a later batch.
+A child is killed if nobody waits for its batch any more. Otherwise it would finish the batch, and its answer could be mistaken
+for the answer to a later batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headway.backends.process.frames import MAX_FRAME, Build, Failed, NoFrame, O
 from headway.backends.process.group_guard import GroupGuard
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
+from headway.core.service_model import WarmUpRun, measured, next_size
 from headway.core.tensors import NoTensors, header_of, opening_of, specs_of
-from headway.core.warm_up import WarmUpRun, measured, next_size
 from headway.core.weight_estimate import WeightEstimate, octets
 from headway.errors import (
     BackendError,
@@ -39,37 +39,22 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import (
-    KIND,
-    MOST_TOKENS,
-    Entry,
-    ItemResult,
-    Octets,
-    Signature,
-    Tensors,
-    TensorSpec,
-    Value,
-    ValueKind,
-)
+from headway.model import KIND, MOST_TOKENS, Entry, ItemResult, Octets, Signature, Tensors, TensorSpec, Value, ValueKind
 from headway.runtime.spans import RUN
 
-STOP_GRACE = 5.0
-"""Seconds for an idle child to end by itself after its pipe was closed."""
-REAP_LIMIT = 10.0
-"""Seconds to wait for a killed child. If the kernel takes longer, it is reaped later."""
-TURN = 1 << 20
-"""Bytes of large values to copy or read in one turn of the event loop. A value isn't divided."""
+STOP_GRACE = 5.0  # Seconds for an idle child to end by itself after its pipe was closed.
+REAP_LIMIT = 10.0  # Seconds to wait for a killed child. If the kernel takes longer, it is reaped later.
+TURN = 1 << 20  # Bytes of large values to copy or read in one turn of the event loop. A value isn't divided.
 HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
-"""Seconds to hand over outputs after their batch's deadline, and bytes for each further second."""
+"""Seconds to hand over outputs after the batch's deadline, plus a second for each so many bytes."""
 _CALLER = attrgetter("tenant", "caller")
-_CHECK_EVERY = 1.0
-"""Seconds between two looks at the child's memory."""
+_CHECK_EVERY = 1.0  # Seconds between two looks at the child's memory.
 _MOST_SHOWN = 200
 
 _encode = msgspec.msgpack.Encoder().encode
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]
-"""Function that starts a child, with `ChildProcess`'s arguments."""
+"""Function that starts a child. For the arguments, see `ChildProcess`."""
 
 
 class ProcessBackend:
@@ -78,14 +63,14 @@ class ProcessBackend:
     Arguments:
         spec: target that the child loads.
         worker: name of the worker in logs and errors, for example `gpu-0`.
-        device: GPU that the child sees, as the value of CUDA_VISIBLE_DEVICES, or `cpu` to hide all GPUs.
+        device: CUDA_VISIBLE_DEVICES of the child, or `cpu` to hide all GPUs.
         start_timeout: seconds for loading, setup and the warm-up batches together.
         max_batch: largest warm-up batch, or 0 to run only one input.
         max_rows: limit on rows in one call of a target that takes arrays, or 0 for none.
         recycle_rss_bytes: memory in bytes beyond which the child is replaced, or 0 for never.
         arena_bytes: size of the memory shared with the child for large values, or 0 for none.
         cuts: True to allow several calls for a batch where that saves time.
-        tiers: number of tiers. Bulk lines have a tier of at least this, and come last in their batch.
+        tiers: number of tiers. Bulk lines have this tier or a higher number, and come last in their batch.
     """
 
     def __init__(
@@ -125,7 +110,7 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """Process id of the child, or 0 without one. It stays after the child's death until `stop`."""
+        """Process id of the child, or 0 without a child. It stays after the child's death until `stop`."""
         return 0 if self._child is None else self._child.pid
 
     @property
@@ -141,9 +126,8 @@ class ProcessBackend:
     async def start(self) -> float:
         """Start the child after ending any former one, load the target and run warm-up batches.
 
-        Return the run time of the first warm-up batch in seconds, or 0 if no input is known for one. It has one input, and
-        `core.warm_up` decides the other batches. A target may reject the warm-up input by returning an exception, as its
-        contract allows, but not by raising one.
+        Return the seconds of the first warm-up batch, which has one input, or 0 if no input is known. `core.warm_up` decides the
+        other batches. A target may reject the warm-up input by returning an exception, but not by raising one.
 
         Raises:
             TargetError: a step failed, or all took longer than `start_timeout` seconds. No process is left behind.
@@ -207,18 +191,18 @@ class ProcessBackend:
 
     @property
     def ended(self) -> str:
-        """Cause of the child's end, or "" while it lives."""
+        """Cause of the child's end; empty while it lives."""
         return self._child.cause if self._child is not None else ""
 
     async def gone(self) -> None:
-        """Return once the child has died or, between batches, uses too much memory."""
+        """Return once the child has died, or uses too much memory between batches."""
         if (child := self._child) is not None:
             await child.gone.wait()
             if child.doomed and not child.dismissed:  # The cause is known once it has been reaped.
                 await self._reap(child)
 
     async def stop(self) -> None:
-        """End the child, gently if it is idle. Then reap it and kill its descendants."""
+        """End the child, by itself if it is idle. Reap it, and kill its descendants."""
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -254,7 +238,7 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait for the target to load, and run the warm-up batches. Return the first run time, or 0."""
+        """Wait for the target to load, and run the warm-up batches; see `start`."""
         runs = self._warm_up_runs = []
         size: int | None = None
         self._busy = True
@@ -293,7 +277,7 @@ class ProcessBackend:
     async def _run_warm_up(self, child: Child, value: Value, size: int) -> float:
         begun = time.monotonic()
         shown = values.shown(value)[:_MOST_SHOWN]
-        what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
+        batch_shown = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
         try:
             arena = child.arena
             batch, content = await self._pack(arena, [value] * size, None)
@@ -303,10 +287,10 @@ class ProcessBackend:
                 self._note_weights(self._weights, [value] * size, word)
         except BackendError as exc:
             hint = _hint(str(exc), size, self._signature) if isinstance(exc, BatchRaised) else ""
-            raise TargetError(f"target {self._spec}: {what} failed: {exc}.{hint}", exc.trace) from None
+            raise TargetError(f"target {self._spec}: {batch_shown} failed: {exc}.{hint}", exc.trace) from None
         fault = next((item.error for item in items if item.fault), None)
         if fault is not None:
-            raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
+            raise TargetError(f"target {self._spec}: {batch_shown} failed: {fault}.")
         if isinstance(output := items[0].output, Tensors) and not self._signature.outputs:
             self._signature = msgspec.structs.replace(self._signature, outputs=_seen(output, self._signature))
         return time.monotonic() - begun
@@ -327,7 +311,8 @@ class ProcessBackend:
             del waiter  # Its exception's traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
-        """End a child whose batch runs too long. If it only hands over outputs, allow extra seconds for that."""
+        """Kill a child whose batch has run too long. A child that is already handing over its outputs gets more time
+        first."""
         child.catch_up()
         if waiter.done():
             return
@@ -347,7 +332,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Return the results in the child's answer to a batch. Kill a child that answers something else."""
+        """Return the results in the child's answer to a batch. Kill the child if it answers anything else."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)
@@ -368,8 +353,8 @@ class ProcessBackend:
                 await _in_turns(take_outputs(arena, batch, word, self._count))
             items = _results(word)
         except (NoFrame, NoTensors, msgspec.DecodeError):
-            child.kill("answered something else than it was asked")
-            odd = "process answered something else than it was asked"
+            child.kill("sent a wrong answer")
+            odd = "process sent a wrong answer"
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
@@ -385,7 +370,7 @@ class ProcessBackend:
         return items
 
     def _leave_arena(self, child: Child) -> None:
-        """Stop using a child's arena, because user code still has views of it."""
+        """Stop using a child's arena, because user code still holds views of it."""
         if child.arena is not None:
             child.arena = None
             self._log.warning(
@@ -410,7 +395,7 @@ class ProcessBackend:
         *,
         mixed: bool = False,
     ) -> tuple[Run, bytes]:
-        """Return a batch and its frame, with large inputs in the arena. The last `lines` inputs are bulk lines."""
+        """Return a batch and its frame. Large inputs are put into the arena. The last `lines` inputs are bulk lines."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters, lines=lines, mixed=mixed)
         batch.share_parameters()
@@ -447,17 +432,17 @@ class ProcessBackend:
 
 
 async def _in_turns(steps: Iterator[int]) -> None:
-    """Take steps that yield their bytes, and give other tasks a turn after every TURN bytes."""
-    left = TURN
+    """Run steps that yield their bytes. After every TURN bytes, other tasks get a turn."""
+    room = TURN
     for size in steps:
-        left -= size
-        if left <= 0:
-            left = TURN
+        room -= size
+        if room <= 0:
+            room = TURN
             await asyncio.sleep(0)
 
 
 def _results(word: Outputs) -> list[ItemResult]:
-    """Return the results in an answer. Raises msgspec.DecodeError for bad JSON, NoFrame or NoTensors for bad tensors."""
+    """Return the results in an answer. Raises DecodeError for bad JSON, and NoFrame or NoTensors for bad tensors."""
     outputs = word.outputs
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
@@ -475,7 +460,7 @@ _TAKEN_FOR_DICT = re.compile(
 
 
 def _hint(raised: str, size: int, signature: Signature) -> str:
-    """Return a hint on an exception in a warm-up batch of this size, or "" if the exception says enough."""
+    """Return a hint about an exception in a warm-up batch of this size, or "" if the exception tells enough."""
     if size > 1:
         return " If it takes fewer at once, lower max_batch_size."
     if signature.sees and raised.startswith("KeyError: "):
@@ -496,7 +481,7 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the specifications of a first output. If inputs have free axes, all axes of outputs count as free, too."""
+    """Return the specifications of the first output. If inputs have free axes, all of its axes count as free."""
     specs = specs_of(output)
     if any(-1 in spec.shape for spec in signature.inputs):
         specs = tuple(TensorSpec(spec.name, spec.datatype, (-1,) * len(spec.shape)) for spec in specs)

@@ -1,20 +1,22 @@
-"""The child process: loads the target, then runs one batch at a time until its pipe closes.
+"""The child process. It loads the target, and then runs one batch at a time until its pipe closes.
 
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
 WORKER shows in the process table, FD is the child's end of the socket pair, and PARENT is the process that the child must not
-outlive. The other arguments name the target. Arguments of a class may be secret, so they come over the socket pair. The child
-is run by its path, so nothing in the working directory can shadow what it imports. It imports little, so it starts in a few
-hundredths of a second.
+outlive. The other arguments name the target. A class's arguments may be secret, so they come over the socket pair. The child runs
+by its path, so no module in the working directory can shadow its imports. It imports little, to start in a few hundredths of a
+second.
 
-User code must return a list or tuple with one output per input. Anything else fails the whole batch, and nothing is cut to
-fit. An exception instance or invalid value in one place fails only that input. If user code raises anything, even SystemExit,
-its batch fails, and the process goes on. Looking at what user code returned may raise anything, too.
+User code must return a list or tuple with one output per input. Any other result fails the whole batch. An exception instance or
+an invalid value fails only its input. If user code raises anything, even SystemExit, its batch fails, and the process goes on.
+Inspecting a result of user code may also raise anything.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import math
+import operator
 import os
 import signal
 import sys
@@ -36,10 +38,9 @@ from headway.backends.process.arena import Arena, place_outputs, receive, take_i
 from headway.backends.process.frames import Build, Computed, Failed, Outputs, Ready, Run, TargetRefused
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
-from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.batch_cost import Calls
-from headway.core.values import as_json
-from headway.core.weight_estimate import octets
+from headway.core.values import as_json, shown
+from headway.core.weight_estimate import MOST_WEIGHT, octets
 from headway.model import Octets, Output, Tensors, TokenCount, Value, ValueKind
 from headway.runtime.memory_reuse import KEPT_BY_CHILD, reuse_large_blocks
 
@@ -49,17 +50,17 @@ if __name__ == "__main__":
 if TYPE_CHECKING:
     from headway.backends.process.array_kind import ArrayKind
 
-_Why = tuple[str, bool]
-"""Why an input has no output, and True if the target is at fault."""
+_Why = tuple[str, bool]  # Why an input has no output, and True if the target is at fault.
 
 _READ = 1 << 16
+_MOST_SHOWN = 60
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
 class Pipe:
-    """The child's end of the socket pair, which blocks. `arena` is the shared memory for large values."""
+    """The child's end of the socket pair. It blocks. `arena` is the shared memory for large values."""
 
     def __init__(self, fd: int, arena: Arena | None = None) -> None:
         os.set_inheritable(fd, False)
@@ -91,17 +92,16 @@ class Pipe:
         return whole[:size]
 
     def _take_large(self, size: int) -> bytearray | None:
-        """Read so many bytes, copying each once."""
         whole = bytearray(size)
         have = min(len(self._rest), size)
         whole[:have] = self._rest[:have]
         self._rest = self._rest[have:]
         with memoryview(whole) as room:
             while have < size:
-                got = os.readv(self.fd, [room[have:]])
-                if not got:
+                count = os.readv(self.fd, [room[have:]])
+                if not count:
                     return None
-                have += got
+                have += count
         return whole
 
     def send(self, word: Ready | TargetRefused | Computed | Outputs | Failed) -> None:
@@ -111,15 +111,125 @@ class Pipe:
             rest = rest[os.write(self.fd, rest) :]
 
 
+class NoWeight(Exception):
+    """The function returns no weight for an input. `fault` is True if the function is at fault, and not the input."""
+
+    def __init__(self, text: str, fault: bool, trace: str = "") -> None:
+        super().__init__(text)
+        self.fault, self.trace = fault, trace
+
+
+class Weighing:
+    """Weighs inputs by a method of a loaded target or a function of its module.
+
+    A batch is packed by estimated weights. A batch that turns out too heavy runs in parts, each within the limit `most` (0 for no
+    limit). An input above the limit runs alone. Raises Refusal without such a function, or if it fails for the warm-up input."""
+
+    def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
+        self._name, self._most, self._loop = function, most, loop
+        if target.signature.takes is ValueKind.TENSORS:
+            raise Refusal(
+                f"target {target.name}: --weight {function} names a function that weighs inputs, and a target that takes arrays is "
+                "weighed by its rows. Leave --weight out, and set --max-batch-size to the rows that a batch may hold."
+            )
+        self._call = _find(target, function)
+        self._try(target)
+
+    def weigh(self, value: Any) -> int:
+        """Return the weight of an input, at least 1. `value` is the input as the target gets it. Raises NoWeight."""
+        try:
+            result = self._loop.finish(self._call(value))
+        except BaseException as exc:
+            raise NoWeight(f"the weight function {self._name} raised {describe(exc)}", False, trace(exc)) from None
+        try:
+            weight = _whole(result)
+        except BaseException:
+            weight = None
+        if weight is None:
+            problem = f"the weight function {self._name} returned {kind_of(result)}"
+            raise NoWeight(f"{problem}, expected a number from 0 on", True)
+        return min(max(weight, 1), MOST_WEIGHT)
+
+    def parts(self, weights: Sequence[int]) -> Iterator[slice]:
+        begin = together = 0
+        for place, weight in enumerate(weights):
+            together += weight
+            if together > self._most > 0 and place > begin:
+                yield slice(begin, place)
+                begin, together = place, weight
+        yield slice(begin, len(weights))
+
+    def _try(self, target: Target) -> None:
+        """Weigh the warm-up input, to find a function that fails for all inputs."""
+        value = target.signature.warm_up_input
+        if value is None:
+            return
+        readable, _ = target.read([value])
+        for warm_up in readable:
+            try:
+                self.weigh(warm_up)
+            except NoWeight as exc:
+                problem = f"{exc} for the warm-up input {shown(value)[:_MOST_SHOWN]!r}"
+                hint = "Fix it, give the target another attribute example, or use --weight chars."
+                raise Refusal(f"target {target.name}: {problem}. {hint}", exc.trace) from None
+
+
+def _whole(result: Any) -> int | None:
+    """Return a result of user code, rounded up, or None if it is no number from 0 on."""
+    if isinstance(result, bool) or not hasattr(type(result), "__float__"):
+        return None
+    try:
+        number: float = operator.index(result)
+    except TypeError:
+        number = float(result)
+    return math.ceil(number) if number >= 0 else None
+
+
+def _find(target: Target, name: str) -> Any:
+    places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
+    for place in places:
+        function = getattr(place, name, None)
+        if function is None:
+            continue
+        if not callable(function):
+            raise _refusal(target, name, f"{name} is of type {kind_of(function)} there")
+        _check(target, name, function)
+        return function
+    import difflib
+
+    near = difflib.get_close_matches(name, {attribute for place in places for attribute in dir(place)}, 1)
+    raise _refusal(target, name, "neither it nor its module has that" + (f"; there is {near[0]!r}" if near else ""))
+
+
+def _check(target: Target, name: str, function: Any) -> None:
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise _refusal(target, name, f"its signature is {signature}") from None
+
+
+def _refusal(target: Target, name: str, why: str) -> Refusal:
+    return Refusal(
+        f"target {target.name}: --weight {name} names a function of it, and {why}. Write def {name}(input) -> int, which "
+        "takes one input and returns its weight, or use --weight chars."
+    )
+
+
 def run(
     target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
 ) -> Outputs | Failed:
     """Run a batch in user code, and judge its result. Inputs that can't be passed to user code fail alone.
 
     Inputs with conflicting call parameters run in separate calls. Queues keep such inputs apart, unless they came before the
-    target was known. If a call fails, the batch fails. With `weighing` a batch that is too heavy runs in parts, and the answer
-    has each input's weight. `most_rows` limits the rows in a call of a target that takes arrays, or 0 for no limit. `calls`
-    learns what calls cost, and may cut a batch into several.
+    target was known. If a call fails, the batch fails. With `weighing`, a batch that is too heavy runs in parts, and the answer
+    has each input's weight. `most_rows` limits the rows in a call of a target of arrays; 0 for no limit. `calls` learns the cost of
+    calls, and may cut a batch into several.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
@@ -148,7 +258,7 @@ def _run_in_parts(
     calls: Calls | None,
     groups: Mapping[bytes, list[int]],
 ) -> Outputs | Failed:
-    """Run a batch in as many calls as `groups` and weight require or save time, without the inputs with `reasons`."""
+    """Run a batch in several calls, by `groups`, weight, or to save time, without the inputs that have `reasons`."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     refused = {place: (reason, False) for place, reason in reasons.items()}
     weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
@@ -174,7 +284,7 @@ def _run_in_parts(
 
 
 def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[list[int]]:
-    """Return, group by group, the positions in `places` of inputs that may share a call."""
+    """Return, for each group of inputs that may share a call, their positions in `places`."""
     if not groups:
         return [list(range(len(places)))] if places else []
     at = {place: position for position, place in enumerate(places)}
@@ -194,7 +304,7 @@ def _parts(
 
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
-    """Have user code run a batch of arrays. Each row gets its request's parameters."""
+    """Run a batch of arrays in user code. Each row gets its request's parameters."""
     from headway.backends.process import arrays  # Targets of texts start faster without it.
 
     parameters = batch.parameters_of_each()
@@ -220,7 +330,7 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
-    """Return the weights by place. An input that can't be weighed moves from `inputs` to `refused`, with weight 0."""
+    """Return the weights by place. If weighing an input fails, move it from `inputs` to `refused`, with weight 0."""
     weights = [0] * expected
     fit = []
     for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
@@ -243,7 +353,7 @@ def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
 def judge(
     number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT, kind: ArrayKind | None = None
 ) -> Outputs | Failed:
-    """Judge a result of user code for a batch, and return it as an answer. `kind` says how the target returns arrays."""
+    """Turn a result of user code for a batch into an answer. `kind` describes the target's arrays."""
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
 
@@ -274,7 +384,7 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Drop outputs from an answer that are too large together, and keep the small outputs of requests first.
+    """Drop outputs from an answer if they are too large together. Keep the small outputs of requests first.
 
     The batch ends with `lines` bulk lines. If it is `mixed`, it has several callers, and large outputs must not delay the small
     outputs of others.
@@ -297,7 +407,6 @@ def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outpu
 
 
 def _leave_out(word: Outputs, sizes: Sequence[int], places: Iterable[int], room: int) -> None:
-    """Drop the outputs at these places that exceed the room."""
     for place in places:
         if sizes[place] > room:
             word.outputs[place] = None
@@ -313,7 +422,7 @@ def _answer(
     gives: ValueKind,
     tokens: dict[int, TokenCount] | None = None,
 ) -> Outputs:
-    """Return the message with these outputs, of which None stands for a failed one."""
+    """Return the message with these outputs. None stands for a failed output."""
     if gives is ValueKind.JSON:
         outputs = [None if output is None else as_json(output) for output in outputs]
     elif gives is ValueKind.BYTES:
@@ -322,7 +431,7 @@ def _answer(
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """Return an output as it travels, or else None, the reason, and True if the target is at fault."""
+    """Return an encoded output, or None with the reason and True if the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
@@ -330,12 +439,11 @@ def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, boo
     except NoOutput as exc:
         return None, (f"the target returned {exc}{exc.mend}", True)
     except BaseException as exc:
-        what = "the target returned something for this input that cannot be read"
-        return None, (f"{what}: {describe(exc)}", True)
+        problem = "the target returned something for this input that cannot be read"
+        return None, (f"{problem}: {describe(exc)}", True)
 
 
 def _unlisted(result: object, expected: int) -> str:
-    """Explain that a result isn't a list, and what to return instead."""
     if hasattr(type(result), "__next__"):
         mend = "return a list in place of yielding its items, for example return list(outputs)"
     elif hasattr(type(result), "__anext__"):
@@ -351,7 +459,7 @@ def _unlisted(result: object, expected: int) -> str:
 
 
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
-    """Load the parent's target by `find`, which may raise Refusal, and run batches until the pipe closes."""
+    """Load the target that the parent names by `find`, which may raise Refusal. Run batches until the pipe closes."""
     if (content := pipe.receive()) is None:
         return
     try:
@@ -418,8 +526,8 @@ def serve(
 def leave_signals_to_parent() -> None:
     """Ignore the signals that a terminal or service manager sends to all processes at once.
 
-    The parent decides how to react, and may want running batches to finish. The handler is a function that does nothing, because
-    processes that user code starts would inherit SIG_IGN and couldn't be ended.
+    The parent decides how to react, and may let running batches finish. The handler is an empty function, because processes that
+    user code starts would inherit SIG_IGN, and then nothing could end them by these signals.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
@@ -427,7 +535,7 @@ def leave_signals_to_parent() -> None:
 
 
 def not_outlive(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, because hanging user code wouldn't notice."""
+    """Let the kernel kill this process when its parent dies, because hanging user code wouldn't notice."""
     if sys.platform == "linux":
         import ctypes
 

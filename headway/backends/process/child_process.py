@@ -2,9 +2,9 @@
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
-A child can die at any moment. That shows in three ways: the kernel reports it (pidfd), its pipe closes, or it sends nonsense.
-After the last two, its whole process group is killed. So every child ends in `_exited`, which reaps it, reads its last
-output, and wakes all waiters. Everything here runs on one event loop, without a task.
+A child can die at any moment. There are three signs: the kernel reports its end (pidfd), its pipe closes, or it sends a malformed
+message. After the second or third sign, its whole process group is killed. So every child ends in `_exited`, which reaps it, reads
+its last output, and wakes all waiters. Everything here runs in callbacks of one event loop.
 """
 
 from __future__ import annotations
@@ -35,13 +35,10 @@ Message = Ready | TargetRefused | Outputs | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
-_IN_FLIGHT = 1 << 20
-"""Bytes that each end may send before the other reads. The system may grant fewer."""
+_IN_FLIGHT = 1 << 20  # Bytes that each end may send before the other reads. The system may grant fewer.
 _LAST_WORDS = 5
-_PIPELESS = 1.0
-"""Seconds that a child may live after its pipe closed, because a dying child may still print why."""
-_DROPPED_AFTER = 1.0
-"""Seconds from a flood of output to the log line that counts the dropped lines."""
+_PIPELESS = 1.0  # Seconds that a child may live after its pipe closed, because a dying child may still print why.
+_DROPPED_AFTER = 1.0  # Seconds from a flood of output to the log line that counts the dropped lines.
 
 _NOTHING = memoryview(b"")
 
@@ -49,7 +46,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class Log(Protocol):
-    """The methods of a structlog logger that are used here."""
+    """Methods of a structlog logger."""
 
     def info(self, event: str, **fields: Any) -> Any: ...
 
@@ -57,7 +54,7 @@ class Log(Protocol):
 
 
 class Output:
-    """Sends an output stream of a child, `stdout` or `stderr`, to the log. Closes the pipe at the end."""
+    """Output stream of a child, `stdout` or `stderr`, which goes to the log."""
 
     def __init__(self, pipe: IO[bytes], stream: str, worker: str, log: Log) -> None:
         self.lines = Lines()
@@ -104,27 +101,19 @@ class Output:
 
 
 class Child(ABC):
-    """A running child as its backend sees it. Create it on the event loop, in a thread that lives as long as the loop."""
+    """A running child as its backend sees it. Create it on the event loop, in a thread that outlives the child."""
 
     def __init__(self, worker: str) -> None:
         self.pid = 0
-        self.cause = ""
-        """Cause of the child's end, or "" while it lives."""
-        self.how = ""
-        """Cause of the child's end and its last output, which may concern any batch that it ever ran."""
-        self.ended = asyncio.Event()
-        """Set once the child has been reaped."""
-        self.gone = asyncio.Event()
-        """Set once the child must be replaced, because it was killed, has ended, or is unfit."""
-        self.doomed = False
-        """True if the child has ended, or is about to."""
-        self.dismissed = False
-        """True if the child's end is intended."""
-        self.killed_by_others = False
-        """True if a SIGKILL from elsewhere ended the child."""
+        self.cause = ""  # Cause of the child's end, or "" while it lives.
+        self.how = ""  # Cause of the child's end and its last output, which may come from any earlier batch.
+        self.ended = asyncio.Event()  # Set once the child has been reaped.
+        self.gone = asyncio.Event()  # Set once the child must be replaced: it has ended, or is unfit.
+        self.doomed = False  # True if the child has ended, or is about to.
+        self.dismissed = False  # True if the child's end is intended.
+        self.killed_by_others = False  # True if a SIGKILL from elsewhere ended the child.
         self.arena: Arena | None = None
-        self.handing_over = 0
-        """Bytes of the outputs that the child is handing over, or 0 if they are few, or it is computing."""
+        self.handing_over = 0  # Bytes of large outputs that the child is handing over, or 0.
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._waiter: asyncio.Future[Message] | None = None
 
@@ -143,7 +132,7 @@ class Child(ABC):
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Take what the child has sent so far, in case this process was held up."""
+        """Read all that the child has sent so far, in case this process was held up."""
 
     @abstractmethod
     def kill(self, verdict: str = "") -> None:
@@ -155,7 +144,7 @@ class Child(ABC):
 
     @abstractmethod
     def resident_bytes(self) -> int:
-        """Return the child's resident memory in bytes, or 0 if the system doesn't tell."""
+        """Return the child's resident memory in bytes, or 0 if unknown."""
 
     @abstractmethod
     def _send(self, content: bytes) -> None: ...
@@ -169,7 +158,7 @@ class Child(ABC):
             waiter.set_result(word)
 
     def _over(self) -> None:
-        """Wake all waiters, once `how` the child ended is known."""
+        """Wake all waiters, once `how` is set."""
         # The exception holds the waiting frames, which hold this object, so drop the waiter.
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -179,7 +168,7 @@ class Child(ABC):
 
 
 class ChildProcess(Child):
-    """A child in a separate process, with KIND PLACE ATTRIBUTE as the arguments of its command line."""
+    """A child in a separate process. `arguments` are KIND PLACE ATTRIBUTE, as in `child.py`."""
 
     def __init__(
         self,
@@ -195,8 +184,7 @@ class ChildProcess(Child):
         self._verdict = ""
         self._pipeless: asyncio.TimerHandle | None = None
         self._received = bytearray()
-        self._nonsense = False
-        """True once the child has sent a malformed message. Later messages are ignored."""
+        self._nonsense = False  # True once the child has sent a malformed message. Later messages are ignored.
         self._unsent = _NOTHING
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
@@ -245,7 +233,7 @@ class ChildProcess(Child):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Call `_exited` once the process has ended. Return the descriptor that reports it, if any."""
+        """Call `_exited` once the process has ended. Return its pidfd, if the system has any."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -292,7 +280,7 @@ class ChildProcess(Child):
             self._pipeless = self._loop.call_later(_PIPELESS, self.kill, "closed its pipe to Headway")
 
     def _readable(self) -> bool:
-        """Take what the child has sent. Return False if there is no more."""
+        """Read from the socket. Return False if there is nothing to read."""
         if self._nonsense:
             return False
         try:
@@ -329,7 +317,7 @@ class ChildProcess(Child):
             self._hear(word)
 
     def _exited(self) -> None:
-        """Finish an ended process: reap it, read its last output, close everything, and wake all waiters."""
+        """Clean up after the process: reap it, read its last output, close everything, and wake all waiters."""
         if self._pidfd is not None:
             self.kill()  # Its descendants may still run.
             self._loop.remove_reader(self._pidfd)

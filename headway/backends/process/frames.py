@@ -1,9 +1,9 @@
 """Messages on the socket pair between a worker's parent and its child.
 
-Both ends send frames: MAGIC, a length, and a message of that length as msgpack. The child answers the parent's Build once,
-with Ready or TargetRefused, and then each Run with Outputs or Failed. It announces large Outputs by Computed. MAGIC tells a
-frame from what user code may have written to the descriptor by mistake. Large values of a batch are in the arena
-(`arena.py`), at places that the messages give.
+Both ends send frames: MAGIC, a length, and a message of that length as msgpack. The child answers the parent's only Build with
+Ready or TargetRefused, and then each Run with Outputs or Failed. It announces large Outputs by Computed. MAGIC tells a frame from
+bytes that user code wrote to the descriptor by mistake. Large values of a batch are in the arena (`arena.py`), at places that the
+messages name.
 """
 
 from __future__ import annotations
@@ -16,23 +16,17 @@ import msgspec
 from headway.core.arena import Place
 from headway.model import MOST_OUTPUT, CostLine, PerCall, RowsTogether, TensorSpec, TokenCount, ValueKind
 
-HEADER = struct.Struct(">4sQ")
-"""MAGIC and the number of bytes that follow."""
+HEADER = struct.Struct(">4sQ")  # MAGIC and the number of bytes that follow.
 MAGIC = b"HdwF"
-MAX_FRAME = 1 << 30
-"""Limit on a frame, in bytes."""
-LONG = 64 << 10
-"""Size in bytes of a batch's parameters above which equal ones are sent only once."""
-MAX_OUTPUT = MOST_OUTPUT
-"""Limit on the output of one input, in bytes."""
+MAX_FRAME = 1 << 30  # Limit on a frame, in bytes.
+LONG = 64 << 10  # Size in bytes of a batch's parameters above which equal ones are sent only once.
+MAX_OUTPUT = MOST_OUTPUT  # Limit on the output of one input, in bytes.
 MAX_OUTPUTS = 192 << 20
 """Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs beyond it run again in another batch."""
 MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
-"""Limit on their outputs of LONG_HAND_OVER bytes and more together, because the whole batch waits for the transfer."""
-LARGE_BESIDE = MOST_OUTPUT // 2
-"""The same limit for a batch that also has smaller outputs, and several callers."""
-LONG_HAND_OVER = 1 << 20
-"""Size in bytes of a batch's outputs from which the child announces them before the transfer."""
+"""Limit on all outputs of LONG_HAND_OVER bytes and more together, because the whole batch waits for their transfer."""
+LARGE_BESIDE = MOST_OUTPUT // 2  # The same limit for a batch that also has smaller outputs, and several callers.
+LONG_HAND_OVER = 1 << 20  # Size in bytes of a batch's outputs from which the child announces them.
 MAX_LINES_OUTPUTS = MOST_OUTPUT
 """Limit on the outputs of all bulk lines of a batch. One line always fits. Lines beyond the limit run again in another batch."""
 
@@ -40,8 +34,8 @@ MAX_LINES_OUTPUTS = MOST_OUTPUT
 class Build(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: load the target.
 
-    `weight` names its weight function, if it has one. Modules are imported from `folder`, or if that is empty from the working
-    directory. With `whole` each batch runs in one call, as far as `max_weight` allows.
+    `weight` names the weight function, if any. Modules are imported from `folder`, by default the working directory. With `whole`,
+    each batch runs in one call, as far as `max_weight` allows.
     """
 
     arguments: str = ""
@@ -65,9 +59,9 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         inputs: octets as a list of their bytes, tensors as a list of their bytes and true, or None for `placed` inputs.
-        parameters: JSON texts, empty for none, or None if the target doesn't take them.
+        parameters: JSON text for each input, empty without parameters; None if the target takes no parameters.
         used: bytes of the arena that the inputs take, from its beginning.
-        which: index into `parameters` for each input, if long equal parameters are sent once.
+        which: index into `parameters` for each input, if equal parameters are sent once.
         lines: number of bulk lines, which come last.
         mixed: True if the inputs are of several callers.
     """
@@ -82,7 +76,6 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     mixed: bool = False
 
     def share_parameters(self) -> None:
-        """Send equal parameters once if they are long."""
         texts = self.parameters
         if texts is not None and sum(map(len, texts)) > LONG:
             places: dict[bytes, int] = {}
@@ -109,14 +102,15 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Message of the child: why the target can't be loaded, and how to fix it. `trace` is the traceback if user code raised."""
+    """Message of the child: the target can't be loaded, why, and how to fix it. `trace` has user code's traceback, if any."""
 
     message: str
     trace: str = ""
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow, which isn't part of the run."""
+    """Message of the child: the run has ended, and an Outputs message follows. Its outputs have `size` bytes or
+    characters."""
 
     size: int
 
@@ -127,11 +121,11 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     Attributes:
         outputs: texts, JSON texts in bytes, octets, or packed tensors, or None for a failed, placed or left-out output.
         errors: by position (text, fault), as in `model.ItemResult`.
-        weights: weights of the inputs if they are weighed, or 0 for an input without a weight.
+        weights: weights of the inputs if they are weighed, 0 for an input without a weight.
         unplaced: number of large outputs for which the arena had no room.
         keeps: True if user code kept a view of an input, so that the arena is lost to the child.
         begun, ended: instants of the run on the machine's monotonic clock.
-        cost: new estimate of what calls cost, if it has changed.
+        cost: new estimate of the cost of calls, if it has changed.
         crowded: sizes of outputs that were left out because the batch's outputs were too large together.
     """
 
@@ -151,13 +145,13 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
     @property
     def are_of_kind(self) -> bool:
-        """True if all outputs are of `kind`. Check it, because user code may have written the message."""
+        """True if all outputs are of `kind`. User code may have forged the message."""
         return {str if self.kind is ValueKind.TEXT else bytes, type(None)}.issuperset(map(type, self.outputs))
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed. See also `Outputs`. User code raised, or with `bad_output` it returned no list of
-    the right length. `places` has the inputs of the call that raised, and is empty for the whole batch."""
+    """Message of the child: the batch failed; see also `Outputs`. User code raised or, with `bad_output`, returned no list of the
+    right length. `places` has the inputs of the call that raised; empty for the whole batch."""
 
     number: int
     bad_output: bool
@@ -170,7 +164,7 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
 
 
 class NoFrame(Exception):
-    """The pipe carries something that isn't a frame."""
+    """The data on the pipe isn't a frame."""
 
 
 def header(content: bytes) -> bytes:
@@ -184,7 +178,7 @@ def framed(content: bytes) -> bytes:
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Return what is left of the frame with this content after `sent` bytes."""
+    """Return the rest of the frame with this content after `sent` bytes."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 

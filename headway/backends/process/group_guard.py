@@ -1,8 +1,8 @@
-"""Guard that ends the descendants of workers after this process was killed.
+"""Guard that kills the descendants of workers if this process is killed.
 
-The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code
-started in the worker's process group. So a small process learns of each group: a shell that waits for its input to end. Its
-input ends when this process ends, for whatever reason.
+The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code started in
+the worker's process group. So the host tells each group to a small process, a shell that reads its input. When the host ends, for
+whatever reason, the input ends too, and the shell kills the groups.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ while read -r op group; do
 done
 for one in $groups; do kill -s KILL -- "-$one"; done
 """
-"""Script of the guard. It ignores signals to all processes from a terminal or service manager, because workers may still drain."""
+"""Script of the guard. It ignores signals from a terminal or service manager, because workers may still drain."""
 
 
 class GroupGuard:
-    """Guards process groups by a process that starts with the first group. Does nothing if the system has no shell."""
+    """Guard of process groups, by a process that starts with the first group. Does nothing if the system has no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -38,7 +38,7 @@ class GroupGuard:
         self._fd = -1
 
     def watch(self, group: int) -> None:
-        """End a process group if this process dies."""
+        """Guard a process group, which is killed if this process dies."""
         self._groups.append(group)
         if self.pid and self._ended():
             self.close()
@@ -54,7 +54,7 @@ class GroupGuard:
         self._tell(f"- {group}\n")
 
     def close(self) -> None:
-        """End the groups that are still guarded, and then the guard."""
+        """Kill the groups that are still guarded, and end the guard."""
         if self._release is not None:
             self._release()
             with contextlib.suppress(ChildProcessError):

@@ -1,8 +1,8 @@
-"""Use of the memory that this process and its children live in.
+"""Use of the memory that this process and its children share.
 
-It is the highest share of the machine and of each control group with a limit, from the process's own group up to the root.
-File pages that the kernel can drop at once count as free: in a group the pages on the list `inactive_file`, as Kubernetes
-counts them, and on the machine all of `MemAvailable`. What the system doesn't report counts as unused.
+It is the largest used share of the machine's memory and of each control group's limit, from the process's own group up to the
+root. File pages that the kernel can drop at once count as free: in a group the list `inactive_file`, as in Kubernetes, and on the
+machine all of `MemAvailable`. If the system doesn't report a figure, it counts as 0.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-READ_EVERY = 0.9
-"""Seconds for which all slots of a process share a reading."""
+READ_EVERY = 0.9  # Seconds for which all slots of a process share a reading.
 MOST_BYTES = 64 << 10
-NO_LIMIT = 1 << 60
-"""Limit in bytes from which cgroup v1 means no limit."""
+NO_LIMIT = 1 << 60  # Limit in bytes from which cgroup v1 means no limit.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""Names of a control group's files for limit and use, and of the figure for pages that the kernel can drop."""
+"""Files of a control group with its limit and use, and the figure for pages that the kernel can drop."""
 
 
 class HostMemory:
-    """Reads how much memory is in use, from the file system at `root`."""
+    """Reader of the used memory, from the file system at `root`."""
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._clock = clock
@@ -32,7 +30,7 @@ class HostMemory:
         self._share = 0.0
 
     def used(self) -> float:
-        """Return the share of the memory in use, 0 to 1."""
+        """Return the used share of the memory, 0 to 1."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY:
             self._read_at = now
@@ -51,7 +49,7 @@ class HostMemory:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the control groups that limit this process's memory, from its own group up, as `_of_group` takes them."""
+    """Yield the control groups that limit this process's memory, its own group first, as arguments of `_of_group`."""
     for line in _text(str(root / "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
@@ -82,7 +80,7 @@ def _limit(path: str) -> int:
 
 
 def _number(path: str) -> int:
-    """Return the number in a file, or 0 if it has none, as for `max`."""
+    """Return the number in a file. Return 0 if the file has no number, for example the word `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -96,7 +94,8 @@ def _figures(path: str, *names: str) -> dict[str, int]:
 
 
 def _text(path: str) -> str:
-    """Return a small kernel file, or "" if it doesn't exist. A single read call is enough, as this runs every second."""
+    """Return the content of a small kernel file, or "" if the file can't be read. As this runs every second, it makes
+    only one read call."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,11 +1,11 @@
 """GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
 
-NVML comes with the driver. The package nvidia-ml-py, an extra, gives access to it. Its calls may take tens of milliseconds,
-and never return if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
+NVML comes with the driver. The package nvidia-ml-py, an extra, gives access to NVML. Calls may take tens of milliseconds, and
+never return if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
 
     figures() ──old──▶ thread reads all GPUs ──▶ the next figures() returns that
 
-A lost GPU stays lost until it is reset or the machine restarts, after which NVML must be opened again.
+A lost GPU stays lost until somebody resets it or restarts the machine. NVML must then be opened again.
 """
 
 from __future__ import annotations
@@ -27,22 +27,16 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-READ_EVERY = 0.9
-"""Seconds for which a reading is used."""
-STALE_AFTER = 10.0
-"""Seconds after which old figures aren't reported any more."""
-LOOK_WITHIN = 1.0
-"""Upper bound on the seconds that a look waits for a reading."""
-FALLEN_OFF = 79
-"""Code of the Xid error of a GPU that has fallen off the bus."""
-MOST_EVENTS = 100
-"""Upper bound on the Xid errors of a GPU that one reading takes."""
-ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-"""Environment variable for how CUDA numbers GPUs, and its value for NVML's numbering."""
+READ_EVERY = 0.9  # Seconds for which a reading is used.
+STALE_AFTER = 10.0  # Seconds after which old figures aren't reported any more.
+LOOK_WITHIN = 1.0  # Maximum seconds to wait for a reading.
+FALLEN_OFF = 79  # Code of the Xid error of a GPU that has fallen off the bus.
+MOST_EVENTS = 100  # Maximum number of Xid errors of a GPU in one reading.
+ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # Setting by which CUDA numbers GPUs like NVML.
 
 
 class NvmlGpus:
-    """GPUs of the workers of one process. Imports nothing and starts no thread until a GPU is first read."""
+    """GPUs of the workers of one process. Before the first reading, it imports nothing and starts no thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -52,13 +46,13 @@ class NvmlGpus:
         self._pending = self._closed = False
 
     def watch(self, device: str) -> NvmlGpu:
-        """Watch a GPU by its id, as CUDA_VISIBLE_DEVICES takes it. All watchers of a GPU share an object."""
+        """Return the GPU with an id, as in CUDA_VISIBLE_DEVICES. All calls for a GPU return the same object."""
         if device not in self._watched:
             self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
         return self._watched[device]
 
     def _ask(self, fresh: bool = False) -> None:
-        """Ask for a reading of all GPUs soon. If it must be `fresh`, ask again, because a pending reading may have begun."""
+        """Ask for a reading of all GPUs soon. For a `fresh` one, ask even if a reading is pending, which may have begun."""
         if (fresh or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)
@@ -113,14 +107,14 @@ def _opened() -> Nvml | None:
 
 
 class NvmlGpu(Gpu):
-    """One GPU. `ask` asks for a reading soon, with True even if one is pending. `look` reads the GPU now and waits for that."""
+    """One GPU. For `ask` and `look`, see `NvmlGpus`."""
 
     def __init__(
         self, device: str, clock: Callable[[], float], ask: Callable[[bool], None], look: Callable[[], Any]
     ) -> None:
         self._device, self._clock, self._ask, self._look = device, clock, ask, look
         self._last: tuple[float, GpuFigures] | None = None
-        """Start of the last reading, and its figures. Only the reading thread writes this, and as a whole."""
+        """Start of the last reading, and its figures. Only the reading thread sets this, as a whole."""
         self._loaded_at = 0.0
         self._settled: float | None = None
 
@@ -144,7 +138,7 @@ class NvmlGpu(Gpu):
         return self.figures()
 
     def loaded(self) -> None:
-        """Record that a model was loaded, and read the GPU before the first batches take memory of their own."""
+        """Note that a model was loaded, and read the GPU before the first batches allocate memory."""
         self._loaded_at, self._settled = self._clock(), None
         self._ask(True)
 
@@ -222,7 +216,6 @@ class Nvml:
             return None
 
     def _open(self, device: str) -> _Handles | None:
-        """Find a GPU, and register for its Xid errors."""
         part = self._find(device)
         if part is None:
             log.info("a GPU is not watched: NVML does not know it", gpu=device)

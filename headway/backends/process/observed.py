@@ -1,8 +1,8 @@
 """Backend of a target under test, which records the inputs of each batch. Its child may be a thread of this process.
 
-The thread calls user code as a child process does, and the same code judges its outputs. It shares this process, so a test
-can run, see and replace objects that no other process could import. But nothing can end a call that hangs: such a thread is
-abandoned, and another takes its place.
+The thread calls user code like a child process, with the same checks of its outputs. It is part of this process, so a test can
+run, see and replace objects that no other process could import. But nothing can end a hanging call. Its thread is abandoned, and
+another thread takes its place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class ThreadChild(Child):
-    """Child that runs in a thread. It ignores the arguments that only a process needs."""
+    """Child that is a thread. It ignores the arguments that only a process needs."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ThreadChild(Child):
 
 
 class _Words(Pipe):
-    """Pipe of a thread, by a queue. Unlike in a process, the target's background tasks don't run while it is idle."""
+    """Pipe of a thread, made of a queue. Unlike in a process, the target's background tasks don't run between batches."""
 
     holds = True
 
@@ -112,7 +112,7 @@ class _Words(Pipe):
 
 
 class ObservedBackend(ProcessBackend):
-    """Backend that records each batch, and runs it in a thread of this process or, if given by module or file, in a child."""
+    """Backend that records each batch. A target given by module or file runs in a process, any other in a thread."""
 
     def __init__(
         self,
@@ -150,5 +150,4 @@ class ObservedBackend(ProcessBackend):
 
 
 def _built(value: Any) -> Any:
-    """Return an input as a Python object, with arrays as nested lists."""
     return msgspec.json.decode(as_json(value)) if isinstance(value, bytes | Tensors) else value

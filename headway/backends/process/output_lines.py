@@ -1,8 +1,8 @@
-r"""Log lines of a child's output. Pure: bytes in, bounded and printable lines out.
+r"""Conversion of a child's output into bounded, printable lines for the log.
 
-A child may print anything: partial lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r, which
-progress bars write. Malformed and unprintable characters are escaped, so that nobody can forge a line or control a terminal.
-Long lines are cut, and lines beyond `per_second` are only counted.
+A child may print anything: partial lines, other encodings, escape sequences, gigabytes. Lines end at \n, or at \r as in progress
+bars. Malformed and unprintable characters are escaped, so that nobody can forge a line or control a terminal. Long lines are cut.
+Lines beyond `per_second` are only counted.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from itertools import takewhile
 from pathlib import Path
 
 _END = b"\n"
-_FATAL, _THREAD, _FRAME = "Fatal Python error", "Current thread", '  File "'
-"""First words of lines in the dump that Python writes when a signal kills it."""
+_FATAL, _THREAD, _FRAME = "Fatal Python error", "Current thread", '  File "'  # Line beginnings in Python's crash dump.
 _OURS = f"{_FRAME}{Path(__file__).parent}"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 
 
 def printable(text: bytes) -> str:
-    """Decode UTF-8. Escape malformed bytes and unprintable characters, and turn tabs into spaces."""
+    """Decode UTF-8, escape malformed bytes and unprintable characters, and expand tabs."""
     shown = text.decode("utf-8", "backslashreplace").expandtabs()
     if shown.isprintable():
         return shown
@@ -28,7 +27,7 @@ def printable(text: bytes) -> str:
 
 
 class Lines:
-    """Splits a stream of bytes into lines of at most `longest` bytes. `last_words` gets the last `tail` bytes of the stream."""
+    """Splitter of a stream into lines of at most `longest` bytes. It keeps the last `tail` bytes for `last_words`."""
 
     def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 16_384) -> None:
         self._longest, self._per_second, self._keep = longest, per_second, tail
@@ -40,7 +39,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
-        """Return the lines completed by a chunk that was read at instant `now`, without dropped ones."""
+        """Return the lines that a chunk, read at instant `now`, completes, without dropped lines."""
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
@@ -68,7 +67,7 @@ class Lines:
         return passed
 
     def finish(self) -> list[str]:
-        """Return the last line if the stream ended without a line end."""
+        """Return the last line if it has no line end."""
         rest, self._rest = self._rest, b""
         return [self._cut(rest)] if rest else []
 
@@ -78,7 +77,7 @@ class Lines:
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """Return the last `count` lines of the stream, even dropped ones. Of a Python crash dump, return the target's frames."""
+        """Return the last `count` lines of the stream, even dropped lines. From a Python crash dump, return the target's frames."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
 
@@ -88,7 +87,7 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """Return a dump's error with the lines before it, and up to `count` - 1 frames of the target, or [] without frames."""
+    """Return a dump's error line, the two lines before, and up to `count` - 1 frames of the target; [] without frames."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])

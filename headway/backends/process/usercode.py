@@ -2,19 +2,18 @@
 
 The target may be:
 
-- a function `f(inputs)`, or `f(inputs, parameters)` with a second parameter of exactly that name, which gets
-  one object per input, `{}` for a request without parameters;
-- a class: built once with the arguments given to it, `setup(device)` called if it has one, then its instance is
-  called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
+- a function `f(inputs)`, or `f(inputs, parameters)`. A second parameter of this name gets one object per input, `{}` for a
+  request without parameters;
+- a class. It is built once, with its arguments. Then its method `setup(device)` is called if it exists. After that, the instance
+  is called like a function. `device` is `cuda:0`, the only GPU that the process can see, or `cpu` if it sees none;
 - either of them with an attribute `together`, which names the parameters that all inputs of a call must share, or is "all".
   If the second parameter is annotated as a mapping, it gets one mapping with the values of these parameters;
-- either of them `async`. One event loop lives as long as the process.
+- either of them `async`. All calls share one event loop.
 
-Its annotations say whether inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example`
-is its warm-up input.
+Annotations tell if inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example` is the
+warm-up input.
 
-Whatever user code raises, even SystemExit, leaves this module as Refusal while loading and unchanged while running. It never
-ends the process.
+If user code raises anything, even SystemExit, this module raises Refusal while loading, and the same exception while running.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
-    """The target can't be served. The text tells its author why. `trace` is the traceback of user code's exception, if any."""
+    """The target can't be served. The text tells its author why. `trace` is user code's traceback, if any."""
 
     def __init__(self, text: str, trace: str = "") -> None:
         super().__init__(text)
@@ -80,7 +79,8 @@ class Refusal(Exception):
 
 
 def describe(exc: BaseException) -> str:
-    """Return the type and text of an exception, bounded and as valid Unicode, whatever its `__str__` does."""
+    """Return the type and text of an exception, even if its `__str__` raises. The text is cut if it is long, and is
+    valid Unicode."""
     try:
         text = str.__str__(str(exc))[:_MAX_TEXT]
     except BaseException:
@@ -90,7 +90,8 @@ def describe(exc: BaseException) -> str:
 
 
 def trace(exc: BaseException) -> str:
-    """Return the traceback of user code's exception, without its callers' frames, bounded and as valid Unicode."""
+    """Return the traceback of an exception that user code raised, without Headway's frames. The text is cut if it is
+    long, and is valid Unicode."""
     from traceback import TracebackException
 
     try:
@@ -105,7 +106,6 @@ def trace(exc: BaseException) -> str:
 
 
 def _keep_own_frames(whole: TracebackException | None) -> None:
-    """Drop the frames of Headway and of the import system, which are always the same."""
     if whole is not None:
         own = os.path.dirname(__file__)  # noqa: PTH120
         whole.stack[:] = [frame for frame in whole.stack if not frame.filename.startswith((own, "<frozen importlib"))]
@@ -114,13 +114,13 @@ def _keep_own_frames(whole: TracebackException | None) -> None:
 
 
 class UserLoop:
-    """The event loop of async targets, created when first needed because asyncio is slow to import."""
+    """Event loop of async targets. It is created when first needed, because asyncio is slow to import."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """Return `result`, or if it is awaitable run it and return its result."""
+        """Return `result`. If it is awaitable, await it."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -160,8 +160,8 @@ class Target:
     Attributes:
         per_call: parameters that apply to a whole call.
         takes_mapping: True if it gets the parameters as one mapping.
-        takes_views: True if it gets bytes as views, which are valid until its batch ends.
-        one_call: True if it wants each batch in one call.
+        takes_views: True if it gets bytes as views, which are valid until the batch ends.
+        one_call: True if each batch should be one call.
 
     Raises:
         Refusal: `call` can't be called with a list of inputs, or its example is invalid.
@@ -213,7 +213,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Return the inputs as user code gets them, and by place why other inputs can't be given to it."""
+        """Return the inputs as user code gets them, and the reasons why other inputs can't be passed, by place."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -225,7 +225,8 @@ class Target:
         return readable, refused
 
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
-        """Call user code with one batch, and raise what it raises. Inputs without parameters have an empty text for them."""
+        """Call user code with one batch. Raises the exceptions of user code. `parameters` has a JSON text for
+        each input, or an empty text if the input has no parameters."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
         decoded: object
@@ -238,7 +239,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of inputs that may share a call, by the text of the call's parameters, or {} if all inputs may."""
+        """Return the places of inputs that may share a call, by the call's parameters as text; {} if all inputs may share one."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -250,7 +251,7 @@ class Target:
         return groups if len(groups) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Return a call's parameters in normal form, which is the same for all of its inputs."""
+        """Return the parameters of a call in normal form, which is equal for all of its inputs."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)
@@ -266,8 +267,9 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that apply to a whole call, from the target's attribute `together` unless that is a method. Raises
-    Refusal if it isn't a list of names, or the target takes no parameters."""
+    """Return the parameters that apply to a whole call, from the target's attribute `together`, unless that is a method.
+
+    Raises Refusal if the attribute is invalid, or the target takes no parameters."""
     names = getattr(call, "together", ())
     if callable(names) or names == ():
         return ()
@@ -292,7 +294,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return how a target takes and gives arrays, or None if it uses none. In that case numpy isn't imported."""
+    """Return the ArrayKind of a target, or None without importing numpy if it has no arrays."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
     if not hinted and not are_arrays(getattr(call, "example", None)):
@@ -303,20 +305,19 @@ def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
-    """Return a target's example input as a value, or None if it has none."""
     if example is None:
         return None
     try:
         return encoder(takes)(example)
     except NoOutput as exc:
-        what = str(exc).replace(" for this input", "")
+        problem = str(exc).replace(" for this input", "")
         such = list_of(example) if exc.mend else ""
         mend = f"Write {first}: {such} if its inputs are such, or give it one that fits" if such else "Give it an input"
-        raise Refusal(f"target {name}: its attribute example is {what} as its inputs are. {mend}.") from None
+        raise Refusal(f"target {name}: its attribute example is {problem} as its inputs are. {mend}.") from None
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Return True if `call` takes parameters, True if it takes them by name, and the name of its parameter for inputs."""
+    """Return True if a target takes parameters, True if only by name, and the name of its first parameter, the inputs."""
     import inspect
 
     try:
@@ -340,16 +341,17 @@ def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str
 
 
 class SourceLoader(SourceFileLoader):
-    """Loads a module from its source, never from cached bytecode. Python trusts bytecode if the source still has the same size
-    and modification time in whole seconds. So a file saved twice within a second would be loaded in its first form."""
+    """Loader that ignores cached bytecode. Python trusts bytecode if the source has the same size and modification time in whole
+    seconds. So of a file saved twice within a second, Python might load the first version."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def import_from_source(folder: str) -> None:
-    """Import modules in and below `folder` by SourceLoader from now on. Installed packages and Python's library keep their
-    bytecode. They are large, and nobody edits them while they are served."""
+    """Import modules in and below `folder` by SourceLoader from now on.
+
+    Installed packages and Python's library still use bytecode. They are large, and nobody edits them during a service."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
     make = FileFinder.path_hook(
@@ -414,10 +416,10 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
         if kind == "module" and exc.name is not None and f"{place}.".startswith(f"{exc.name}."):
             raise Refusal(
                 f"target {name}: there is no module {exc.name!r} in the working directory or on the Python path. "
-                "Start Headway where it lies, or set PYTHONPATH."
+                "Start Headway in the module's folder, or set PYTHONPATH."
             ) from None
         raise _raised(
-            name, "importing it", exc, f" Headway runs on {sys.executable}; what it imports is to be there."
+            name, "importing it", exc, f" Headway runs on {sys.executable}; install there what it imports."
         ) from None
     except ImportError as exc:
         if kind == "file" and "relative import" in str(exc):
@@ -428,7 +430,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
 
 
 def _no_package(place: str, name: str) -> Refusal:
-    """Return the refusal of a file with a relative import, which suggests the file's name within its package."""
+    """Return the refusal of a file with a relative import. It suggests the file's name within its package."""
     root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     parts = [file.removesuffix(".py")]
     while True:
@@ -494,7 +496,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Return the refusal if the arguments don't fit a class's signature, else None."""
+    """Return the refusal if the arguments don't fit the class's signature, else None."""
     import inspect
 
     try:

@@ -1,6 +1,6 @@
-"""Values of user code: the kinds that a target takes and gives, and how they travel.
+"""Values of user code: the kinds that a target takes and gives, and their encoding.
 
-User code may return anything, and looking at it may raise anything.
+User code may return any object, and inspecting the object may raise any exception.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from headway.backends.process import frames
 from headway.core import values
 from headway.model import Octets, Output, Tensors, Value, ValueKind
 
-Encode = Callable[[object], Value]
-"""Function that encodes an output to travel, or raises NoOutput."""
+Encode = Callable[[object], Value]  # Function that encodes an output to travel, or raises NoOutput.
 
 _JSON_NAMES: Sequence[tuple[tuple[type, ...], str, str]] = (
     ((str,), "str", "a text"),
@@ -39,8 +38,7 @@ _SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
 _NUMPY_NAMES = ("np", "numpy")
 _MOST_SHOWN = 500
-_LARGE = 1 << 16
-"""Size of a JSON text in bytes above which the garbage collector pauses while its value is built."""
+_LARGE = 1 << 16  # Size in bytes of a JSON text above which the garbage collector pauses.
 
 
 class NoOutput(Exception):
@@ -52,11 +50,11 @@ class NoOutput(Exception):
 
 
 class NoArrays(Exception):
-    """The target can't take or give arrays as it is. The text is a sentence without its full stop, with the remedy."""
+    """The target can't take or give arrays. The text gives reason and remedy, without a final full stop."""
 
 
 def kind_of(value: object) -> str:
-    """Return the name of a value's type, whatever its metaclass does."""
+    """Return the name of a value's type, even if its metaclass raises."""
     try:
         return str.__str__(type(value).__name__)[:_MOST_SHOWN]
     except BaseException:
@@ -75,7 +73,7 @@ def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a function whose module imports numpy only for type checkers, as linters advise."""
+    """Return the annotations of a function whose module imports numpy only for type checkers."""
     try:
         import inspect
 
@@ -88,7 +86,7 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the annotated type's name if it shows that a target takes one input instead of a list, or else ""."""
+    """Return the annotated type's name if it means a single input instead of a list of inputs, or else ""."""
     if hasattr(call, "__wrapped__"):  # The annotation is the wrapped function's; the decorator may take a list itself.
         return ""
     kind = typing.get_origin(annotation) or annotation
@@ -98,7 +96,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives, from its annotations or else its example. `first` names its inputs."""
+    """Return the kinds that a target takes and gives, by annotations or else its example. `first`: its first parameter."""
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
     if gives is None:
@@ -107,7 +105,7 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
 
 
 def are_one_mapping(annotation: Any) -> bool:
-    """Return True if an annotation of parameters means one mapping for all inputs."""
+    """Return True if the annotation of the parameters means one mapping for all inputs."""
     return any(_is(typing.get_origin(member) or member, (Mapping,)) for member in members_of(annotation))
 
 
@@ -129,7 +127,7 @@ def are_arrays(example: object) -> bool:
 
 
 def list_of(value: object) -> str:
-    """Return the annotation for a list of such values, as an author would write it, or "" if there is none."""
+    """Return the annotation for a list of values like this, as an author would write it, or ""."""
     if isinstance(value, list | tuple):
         inner = list_of(value[0]) if value else ""
         return f"list[{inner or 'list'}]"
@@ -140,13 +138,13 @@ def list_of(value: object) -> str:
 
 
 def octets_type(annotation: Any) -> type:
-    """Return the type in which a target gets bytes, from its inputs' annotation: bytes, bytearray or memoryview."""
+    """Return the type of octets for a target, by the annotation of its inputs: bytes, bytearray or memoryview."""
     elements = typing.get_args(annotation)[:1]
     return elements[0] if elements and elements[0] in _OCTETS else bytes
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
-    """Return the JSON types that a list's annotation allows, by name and in words, or {} if it allows any."""
+    """Return the JSON types that a list's annotation allows, as words by name, or {} if it allows all."""
     allowed: dict[str, str] = {}
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
@@ -161,8 +159,9 @@ def json_types(annotation: Any) -> Mapping[str, str]:
 def decoder(
     takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Value], object]:
-    """Return a function that turns an input into what user code gets, or raises ValueError with the reason. User code gets
-    bytes as `octets`. `types`, from `json_types`, has the JSON types that it takes."""
+    """Return a function that converts an input for user code. It raises ValueError with the reason.
+
+    `octets` is the type for bytes. `types`, from `json_types`, are the allowed JSON types."""
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
     return _text_in if takes is ValueKind.TEXT else partial(_json_in, types)
@@ -174,14 +173,14 @@ def encoder(gives: ValueKind) -> Encode:
 
 
 def listed(result: object, gives: ValueKind) -> object:
-    """Return the outputs of a batch as a list if they are one array of numpy, torch or the like."""
+    """Return the outputs of a batch as a list if they are one array of numpy, torch or a similar library."""
     if gives is ValueKind.JSON and not isinstance(result, list | tuple) and callable(getattr(result, "tolist", None)):
         return result.tolist()  # type: ignore[attr-defined]
     return result
 
 
 def kind_of_elements(annotation: Any) -> ValueKind | None:
-    """Return the kind of an annotated list's elements, or None if the annotation doesn't tell."""
+    """Return the kind of an annotated list's elements, or None if the annotation doesn't tell it."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [element for element in typing.get_args(annotation) if element is not Ellipsis]
@@ -198,8 +197,9 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, or else the annotation alone. An Output counts as its value. Exceptions don't count as
-    members, because they may replace any output."""
+    """Return the members of a union, or else the annotation alone.
+
+    An Output counts as its value. Exceptions don't count, because they may replace any output."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if not _is(member, (BaseException,))]
         return [inner for member in members for inner in members_of(member)]
@@ -300,8 +300,8 @@ def _json_out(output: object) -> Value:
     except RecursionError:
         raise NoOutput("something for this input that is nested too deeply") from None
     except (TypeError, ValueError, OverflowError) as exc:
-        what = f"{kind_of(output)} for this input, which is not a JSON value"
-        raise NoOutput(f"{what}: {str(exc)[:_MOST_SHOWN]}") from None
+        problem = f"{kind_of(output)} for this input, which is not a JSON value"
+        raise NoOutput(f"{problem}: {str(exc)[:_MOST_SHOWN]}") from None
     if b"null" in text and _endless(output):
         raise NoOutput("NaN or an infinity for this input, which are not JSON values")
     return _bounded(value, len(text))
@@ -315,7 +315,7 @@ def _checked(text: bytes) -> bytes:
 
 
 def _endless(output: object) -> bool:
-    """Return True if an output contains NaN or infinities, which JSON would show as null."""
+    """Return True if an output contains NaN or infinities, which become null in JSON."""
     layer = [msgspec.to_builtins(output, enc_hook=_plain)]
     while layer:
         below: list[object] = []
@@ -332,7 +332,6 @@ def _endless(output: object) -> bool:
 
 
 def _plain(value: Any) -> object:
-    """Convert arrays and numbers of numpy, torch and the like to Python's own types."""
     convert = getattr(value, "tolist", None)
     if not callable(convert):
         raise TypeError(f"it holds {kind_of(value)}")

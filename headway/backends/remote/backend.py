@@ -1,11 +1,11 @@
 """A remote API that takes a batch: one call per batch, in one of the dialects (`headway.dialects`).
 
-A batch is divided into several concurrent requests if its inputs have different parameters that apply to a whole request,
-tensors of different row shapes, or more rows than the largest batch.
+A batch needs several concurrent requests if its inputs differ in parameters that apply to a whole request or in the shape of
+their rows, or have too many rows together.
 
-All tries and pauses together stay within the batch's timeout. A pause that wouldn't fit is skipped. All slots keep the rest
-that the API asks for, because they share the breaker. A batch for which no connection came about hasn't run. Once a byte was
-sent the batch may have run, and counts as a run.
+All tries and pauses together stay within the batch's timeout. A pause that wouldn't fit ends the tries. All slots observe the rest
+that the API requests, because they share the breaker. A batch without a connection hasn't run. Once a byte was sent, the batch may
+have run, and counts as a run.
 
 Credentials and the URL's query never leave the backends. The body of an API's error goes only to the log.
 """
@@ -17,8 +17,9 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 import msgspec
@@ -26,7 +27,6 @@ import msgspec
 from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
 from headway.backends.remote.credentials import Credentials
-from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.excerpt import excerpt
@@ -50,16 +50,103 @@ from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import OUTGOING, RUN
 
+AT_ONCE = 8  # Concurrent requests of a slot for one batch.
+
+T = TypeVar("T")
+
+
+class NotStarted(Exception):
+    """Connections were used before they were opened."""
+
+
+class Generation(msgspec.Struct, Generic[T], eq=False):
+    """Connections that are retired together, when the current stamp differs from theirs."""
+
+    content: T
+    stamp: object
+    running: int = 0
+
+
+class Generations(Generic[T]):
+    """Generations of one slot's connections to a remote API: the current one, and retired ones that still run requests.
+
+    A generation is retired after `idle` seconds without requests, when its certificates change, and on request. Its requests
+    finish on it, and the next use makes a new generation. `stamp` returns an object that changes with the certificates."""
+
+    def __init__(
+        self,
+        make: Callable[[], T],
+        end: Callable[[T], Awaitable[None]],
+        stamp: Callable[[], object],
+        clock: Callable[[], float],
+        idle: float,
+    ) -> None:
+        self._make, self._end, self._stamp, self._clock, self.idle = make, end, stamp, clock, idle
+        self.current: Generation[T] | None = None
+        self.retired: list[Generation[T]] = []
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._opened = False
+        self._used_at = 0.0
+
+    def open(self) -> None:
+        self._opened = True
+
+    async def close(self) -> None:
+        self._opened = False
+        all = [*self.retired, *([] if self.current is None else [self.current])]
+        self.current = None
+        self.retired.clear()
+        for generation in all:
+            await self._end(generation.content)
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Generation[T]]:
+        """Yield connections for one request, once fewer than AT_ONCE requests run. Raises NotStarted before `open`."""
+        async with self._places:
+            generation, former = self._next()
+            generation.running += 1  # Before any await, because a generation without requests may be closed.
+            try:
+                if former is not None:
+                    await self._end_unused(former)
+                yield generation
+            finally:
+                generation.running -= 1
+                self._used_at = self._clock()
+                await self._end_unused(generation)
+
+    def give_up(self, generation: Generation[T]) -> None:
+        """Retire a generation, so that the next use makes new connections."""
+        if self.current is generation:
+            self.current = None
+            self.retired.append(generation)
+
+    def _next(self) -> tuple[Generation[T], Generation[T] | None]:
+        """Return the generation for the next use, and the previous generation if it was just retired."""
+        if not self._opened:
+            raise NotStarted
+        former, stamp = self.current, self._stamp()
+        if former is not None:
+            idle = not former.running and self._clock() - self._used_at > self.idle
+            if not idle and former.stamp is stamp:
+                return former, None
+            self.give_up(former)
+        self.current = Generation(self._make(), stamp)
+        return self.current, former
+
+    async def _end_unused(self, generation: Generation[T]) -> None:
+        """Close a generation if it is retired and runs no request."""
+        if not generation.running and generation in self.retired:
+            self.retired.remove(generation)
+            await asyncio.shield(self._end(generation.content))
+
+
 log = get_logger(__name__)
 
-MAX_ANSWER = 64 << 20
-"""Largest body of an answer, in bytes after decompression."""
-METADATA_TIMEOUT = 10.0
-"""Seconds for asking the API about its model, including all tries."""
+MAX_ANSWER = 64 << 20  # Largest body of an answer, in bytes after decompression.
+METADATA_TIMEOUT = 10.0  # Seconds for asking the API about its model, including all tries.
 _NO_ITEM = ItemResult(None)
 _MAX_SHOWN = 200
-_MODELS_TIMEOUT = 2.0
-"""Seconds for asking for the API's list of models after a failed start."""
+_MODELS_TIMEOUT = 2.0  # Seconds for asking for the API's list of models after a failed start.
 _MODELS_SHOWN = 10
 
 _BY_STATUS = {
@@ -68,26 +155,25 @@ _BY_STATUS = {
     404: "It has nothing at this URL: check the path, and --remote-model.",
     405: "It takes no POST at this URL: check the path.",
     407: "A proxy on the way wants a credential.",
-    413: "It takes less at once: lower --max-batch-size.",
+    413: "It takes fewer inputs at once: lower --max-batch-size.",
     429: "It asks for fewer calls: bound them by --remote-rate, and check its quota.",
 }
-OF_FORM = (400, 415, 422)
-"""Statuses with which an API rejects the format of a request."""
+OF_FORM = (400, 415, 422)  # Statuses with which an API rejects the format of a request.
 _ANY = "Check the URL, --remote-format, --remote-model, the credentials and certificates, and that the API is up."
 _WORDS = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
-"""Patterns for the missing member that an API's error names, with the format that has this member."""
+"""Formats, with patterns for their members. An API's error may name such a member as missing."""
 _READ = 4096
 
 
 class Answered(NamedTuple):
-    """Answer of a successful try. If binary data follows the JSON in `body`, `json_bytes` is the JSON's length, else -1."""
+    """Answer of a successful try. `json_bytes` is the length of the JSON in `body` if binary data follows, else -1."""
 
     body: bytes | bytearray
     json_bytes: int = -1
 
 
 class TryVerdict(NamedTuple):
-    """Verdict on the status of a failed try, after which another try makes no sense if it is `final`."""
+    """Verdict on the status of a failed try. After a `final` one, another try makes no sense."""
 
     final: bool
     kind: type[BackendError]
@@ -95,8 +181,8 @@ class TryVerdict(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Outcome of a failed try. `problem` is for operators, and `shown` is the part of it that clients may read. The API may ask
-    for `rest` seconds of rest. The body of its answer is only for the log. Without an answer the status is 0."""
+    """Outcome of a failed try. `problem` is for operators, and `shown` is its part for clients. The API may request `rest` seconds
+    of rest. `body` is only for the log. Without an answer, `status` is 0."""
 
     problem: str
     shown: str
@@ -108,12 +194,12 @@ class Tried(NamedTuple):
 
     @classmethod
     def judged(cls, verdict: TryVerdict, problem: str, body: bytes | bytearray, status: int = 0) -> Tried:
-        """Return the outcome for a failure status, which clients may read."""
+        """Return the outcome of a try with a failure status. Clients may read its whole `problem`."""
         return cls(problem, problem, verdict.kind, verdict.final, verdict.rest, body, status)
 
 
 class RequestGroup(NamedTuple):
-    """Entries of one request, by their places in the batch, with the inputs as the dialect takes them."""
+    """Entries of one request: their places in the batch, and their inputs as the dialect takes them."""
 
     places: list[int]
     inputs: list[Value]
@@ -124,24 +210,22 @@ class RemoteBackend(ABC):
     """Backend of one slot of a remote API: one batch at a time, on connections that the subclass makes.
 
     Arguments:
-        certificates: certificates of the connections. By default these trust the system's authorities and show none.
+        certificates: certificates of the connections. By default, the connections trust the system's authorities, and show none.
         start_timeout: seconds for the warm-up request, including all tries.
         max_tries: limit on tries for one request.
         max_rows: limit on rows of tensors in a request with several entries, or 0 for none.
-        breaker: shared by the slots of one API, for its rest and its outages.
-        clock: monotonic seconds, as the breaker takes them.
+        breaker: breaker that the slots of one API share. It knows the API's rest and outages.
+        clock: monotonic seconds for the breaker.
         pace: limits the calls of all slots that share it.
 
     Attributes:
-        retries: number of tries after the first try of a request.
-        rested: seconds of rest that the API has asked for.
+        retries: number of all tries but the first of each request.
+        rested: seconds of rest that the API has requested.
     """
 
     pid = 0
-    warm_up: Sequence[tuple[int, float]] = ()
-    """Empty, because each further batch may cost money."""
-    _generations: Generations[Any]
-    """Connections, which the subclass sets."""
+    warm_up: Sequence[tuple[int, float]] = ()  # Empty, because each warm-up batch may cost money.
+    _generations: Generations[Any]  # Connections, which the subclass sets.
 
     def __init__(
         self,
@@ -179,7 +263,8 @@ class RemoteBackend(ABC):
         return self._dialect.signature
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input, if one is known to fit. Return its seconds, or 0. Raises TargetError if it fails."""
+        """Send a batch of one warm-up input, if an input is known to fit. Return how many seconds the batch took, or 0
+        if none was sent. Raises TargetError if the batch fails."""
         self._generations.open()
         passed = False
         try:
@@ -224,7 +309,7 @@ class RemoteBackend(ABC):
         await self._generations.close()
 
     async def _learn(self) -> None:
-        """Apply the model's metadata if the API gives any. Raises RemoteAbsent, or TargetError if the model can't be used."""
+        """Apply the model's metadata if the API has any. Raises RemoteAbsent, or TargetError if the model is unusable."""
         if (call := self._remote.metadata) is None:
             return
         try:
@@ -241,7 +326,7 @@ class RemoteBackend(ABC):
 
     @property
     def misread(self) -> bool:
-        """True if the last failure may come from the format of requests or answers, as the API complained of nothing else."""
+        """True if the last failure may come from the format of requests or answers."""
         return self._failed is None or self._failed.status in OF_FORM
 
     def _advice(self, error: BackendError) -> str:
@@ -249,7 +334,7 @@ class RemoteBackend(ABC):
         return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
-        """Return a sentence on the API's models if the requested model isn't among them, or else ""."""
+        """Return a sentence about the API's models if the requested model isn't among them, or else ""."""
         call, model = self._remote.models, self._remote.model
         if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
             return ""
@@ -268,7 +353,7 @@ class RemoteBackend(ABC):
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return the results of each group. An input rejected alone in its request, as one of several groups, fails alone."""
+        """Return the results of each group. If the API rejects one of several groups, and the group is a single input, it fails alone."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -347,7 +432,7 @@ class RemoteBackend(ABC):
         raise AssertionError("the last try returns or raises")
 
     async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
-        """Try once. In a sampled batch the try has a span, which is sent to the API as parent."""
+        """Try once. In a sampled batch, the try has a span, and the API gets it as parent."""
         run = RUN.get()
         if run is None:
             return await self._try(call, left)
@@ -365,7 +450,7 @@ class RemoteBackend(ABC):
             run.end_try(context, begun, number, problem, self._place)
 
     def _note(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body, which goes nowhere else because it may hold credentials, hosts or others' data."""
+        """Log the beginning of a body. Nobody else sees the body, because it may hold credentials, hosts or others' data."""
         shown = printable(bytes(body[:_MAX_SHOWN]))
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
@@ -376,7 +461,7 @@ class RemoteBackend(ABC):
         return any(secret in unquote_plus(text) for secret in secrets)
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """Return an error that names the API to operators but not to clients."""
+        """Return an error whose text for operators names the API."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
@@ -385,14 +470,15 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Choose the error of a batch whose requests failed, preferably one after which an input may have run."""
+    """Choose the error of a batch whose requests failed, preferably an error after which an input may have run."""
     ran = next((error for error in failed if not isinstance(error, RemoteAbsent)), None)
     return ran or (RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0])
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length. Failed inputs
-    get none, so that the tokens of the answered inputs add up to what the API charged."""
+    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length.
+
+    Failed inputs get no tokens, so that the tokens of the answered inputs add up to the charged tokens."""
     answered = [place for place, item in enumerate(items) if item.output is not None]
     prompts = shares(all.prompt, [len(octets(inputs[place])) for place in answered])
     completions = shares(all.used - all.prompt, [len(items[place].output or "") for place in answered])
@@ -404,11 +490,11 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return a sentence on what to check after a failed start. `status` is the HTTP status of the last try, or 0 without one."""
+    """Return advice after a failed start. `status` is the HTTP status of the last try, or 0 without an answer."""
     if isinstance(error, RemoteAbsent):
-        return "No connection came about: check host and port, the certificates, and that the API is up."
+        return "There was no connection: check host and port, the certificates, and that the API is up."
     if isinstance(error, BatchTimeout):
-        return "Look at whether it hangs; if it only takes long, raise --start-timeout-ms."
+        return "See if it hangs. If it is only slow, raise --start-timeout-ms."
     if isinstance(error, BadOutput):
         return "It answers in another form than --remote-format says: check the URL, and set the format."
     if status in OF_FORM:
@@ -418,11 +504,11 @@ def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
             if named
             else "check --remote-format, and --remote-model"
         )
-        return f"It turned the request down for its form: {more}."
+        return f"It rejected the format of the request: {more}."
     if 300 <= status < 400:
-        return "It sends elsewhere: name the URL to which it leads."
+        return "It redirects: name the URL that it redirects to."
     if status >= 500:
-        return "It is in trouble itself: its log tells more."
+        return "It has a problem of its own: see its log."
     return _BY_STATUS.get(status, _ANY)
 
 
@@ -435,10 +521,10 @@ def asked_for(body: bytes | bytearray) -> str:
 def grouped(
     entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
-    """Group a batch by row shape, by parameters if they apply to a whole request, and into parts of limited rows.
+    """Group a batch by row shape, by parameters if these apply to a whole request, and by number of rows.
 
-    `most_rows` limits the rows of a request with several entries, or 0 for no limit. Return the groups, and by place the results
-    of entries whose inputs can't be sent.
+    `most_rows` limits the rows of a request with several entries; 0 for no limit. Return the groups, and by place the results of
+    entries whose inputs can't be sent.
     """
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}
@@ -477,7 +563,6 @@ class _NotTaken(Exception):
 
 
 def _taken(value: Value, signature: Signature) -> Value:
-    """Return the input as the dialect takes it. Raises _NotTaken."""
     if signature.takes is ValueKind.TENSORS:
         try:
             tensors = as_tensors(value, signature.inputs)
@@ -492,7 +577,7 @@ def _taken(value: Value, signature: Signature) -> Value:
 
 
 def _form_of(value: Value, signature: Signature) -> Hashable:
-    """Return the row shapes of an input, which all inputs of a request share."""
+    """Return the row shapes of an input. All inputs of a request need the same."""
     if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
         return ()
     heads = header_of(value).heads

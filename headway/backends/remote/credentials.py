@@ -1,4 +1,4 @@
-"""Credentials for a remote API: header fields that go with every request and never into a log or an error."""
+"""Credentials for a remote API: header fields that are in every request, and never in a log or an error."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _OURS = frozenset((
 
 
 class BadHeaders(ValueError):
-    """The text isn't header fields. The message names the line."""
+    """The text is no list of header fields. The message names the line."""
 
 
 def read_header_fields(text: str) -> dict[str, str]:
-    """Read lines of `Name: value`, and skip empty lines and comments (#). Raises BadHeaders, whose message quotes no values."""
+    """Read lines of `Name: value`. Skips empty lines and comments (#). Raises BadHeaders, whose message quotes no values."""
     fields: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -47,8 +47,8 @@ def read_header_fields(text: str) -> dict[str, str]:
 class Credentials:
     """Bearer token, and header fields from a file that is read again when it changes.
 
-    Raises SettingError if the file can't be read, or conflicts with the token. If it becomes invalid later or disappears, that
-    is logged once, and the previous fields stay in use.
+    Raises SettingError if the file is invalid, or conflicts with the token. If the file becomes invalid later, that is logged once,
+    and the previous fields stay in use.
     """
 
     def __init__(self, token: str = "", file: str = "") -> None:

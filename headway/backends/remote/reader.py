@@ -1,10 +1,10 @@
-"""Reader of a remote API's large answers in a separate process, because decoding them would block the event loop.
+"""Reader of a remote API's large answers. It is a separate process, because decoding them would block the event loop.
 
     python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
-DIALECT is a name in the table of dialects, and FIELDS its fields as a JSON object. The process first writes an error about the
-whole answer, or an empty text, and then a result for each input, each as msgpack after its length. A reader that is no longer
-needed is killed.
+DIALECT is a name in the table of dialects, and FIELDS has the dialect's fields as a JSON object. The process first writes an error
+about the whole answer, or an empty text, and then a result for each input. Each is in msgpack, after its length. The process is
+killed once nobody needs it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from headway.dialects.dialect import Dialect, NoOutputs
 from headway.dialects.table import DIALECTS
 from headway.model import MOST_OUTPUT, ItemResult, Tensors, TokenCount
 
-APART_FROM = 4 << 20
-"""Size in bytes from which an answer gets a process. Decoding smaller ones takes a few milliseconds at most."""
+APART_FROM = 4 << 20  # Size in bytes from which an answer gets a process. Smaller ones take milliseconds.
 _CHUNK = 1 << 18
 _LENGTH = struct.Struct(">Q")
 
@@ -37,8 +36,8 @@ async def read(
 ) -> list[ItemResult]:
     """Read a result for each of the `expected` inputs, in a separate process if the answer is large.
 
-    `json_bytes` is the length of the JSON if binary data follows it, or -1 if unknown. `rows` has the rows of each input, as
-    `Dialect.decode` takes them. Raises NoOutputs if the answer has another number of outputs, or can't be read.
+    `json_bytes` is the length of the JSON if binary data follows it, or else -1. For `rows`, see `Dialect.decode`. Raises NoOutputs
+    if the answer has another number of outputs, or is unreadable.
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)

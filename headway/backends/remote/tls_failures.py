@@ -1,7 +1,7 @@
-"""Explanations of TLS failures at a remote API, with a remedy. An API that failed this way has run nothing.
+"""Explanations of TLS failures at a remote API, each with a remedy. After such a failure, the API has run nothing.
 
-A server may refuse a certificate only after the client's handshake is done and a request has left. In TLS 1.3 this is always
-so. nginx then sends an answer of its own. gRPC reports only that it couldn't read something or that the connection was closed.
+A server may refuse a certificate after the client has finished the handshake and sent a request. In TLS 1.3 it always does. nginx
+then sends an answer of its own. gRPC only reports an unreadable message or a closed connection.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 
-SHOWN = "the TLS handshake failed"
-"""Explanation for clients."""
+SHOWN = "the TLS handshake failed"  # Explanation for clients.
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
 _ANOTHER_CERTIFICATE = "Show one of an authority that it knows, which has not ended"
@@ -22,16 +21,14 @@ _TITLES = {
     b"The SSL certificate error": f"it refuses the certificate of remote_cert. {_ANOTHER_CERTIFICATE}",
     b"The plain HTTP request was sent to HTTPS port": "it speaks TLS. Write https:// in its URL",
 }
-"""Titles of nginx's 400 answers, with an explanation."""
+"""Explanations by the title of nginx's 400 answers."""
 
 _TITLE = re.compile(rb"<title>400 ([^<]*)</title>")
-_WHOLE = 1000
-"""Largest size of such an answer in bytes."""
+_WHOLE = 1000  # Largest size of such an answer in bytes.
 
 _OF_CERTIFICATE = re.compile("ALERT_(BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_|ACCESS_DENIED)")
-"""OpenSSL's reasons when the other side refuses our certificate."""
-_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED(?:: ([\w ,()'-]+))?")
-"""gRPC's words for an unacceptable certificate."""
+"""OpenSSL's reasons if the other side refuses our certificate."""
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED(?:: ([\w ,()'-]+))?")  # gRPC's words for a bad certificate.
 _OTHER_NAME = re.compile("(host ?name|address) mismatch", re.IGNORECASE)
 _NOT_NOW = re.compile("certificate (has expired|is not yet valid)")
 _CLOSED = re.compile("TSI_DATA_CORRUPTED|Socket closed|Connection reset|ALERT_|recv_?msg|EOF", re.IGNORECASE)
@@ -46,16 +43,16 @@ def explain(error: ssl.SSLError) -> str:
     if "CERTIFICATE_REQUIRED" in reason:
         return _NO_CERTIFICATE
     if _OF_CERTIFICATE.search(reason):
-        said = reason.rpartition("ALERT_")[2].lower().replace("_", " ")
-        return f"it refuses the certificate of remote_cert, or the lack of one: {said}. {_ANOTHER_CERTIFICATE}"
+        words = reason.rpartition("ALERT_")[2].lower().replace("_", " ")
+        return f"it refuses the certificate of remote_cert, or the lack of one: {words}. {_ANOTHER_CERTIFICATE}"
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
         return _NO_TLS.format(scheme="http")
-    said = reason.lower().replace("_", " ")
-    return f"the TLS handshake failed: {said}. See that both sides have a version and a cipher in common"
+    words = reason.lower().replace("_", " ")
+    return f"the TLS handshake failed: {words}. See that both sides have a version and a cipher in common"
 
 
 def explain_words(said: str) -> str:
-    """Explain to operators why gRPC got no connection, from its few words, or "" if TLS isn't the cause."""
+    """Explain to operators, from gRPC's few words, why there is no connection; empty if TLS isn't the cause."""
     if untrusted := _UNTRUSTED.search(said):
         return _distrust(untrusted[1] or "it cannot be verified")
     if "Hostname Verification Check failed" in said:
@@ -73,7 +70,7 @@ def explain_words(said: str) -> str:
 
 
 def explain_answer(status: int, body: bytes | bytearray) -> str:
-    """Explain a TLS failure that a proxy reports by an answer, or "" if it doesn't."""
+    """Explain a TLS failure that a proxy reports by an answer; empty for any other answer."""
     title = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
     return _TITLES.get(title[1], "") if title else ""
 
@@ -83,7 +80,6 @@ def _another_host(why: str) -> str:
 
 
 def _distrust(why: str) -> str:
-    """Explain why the API's certificate is unacceptable, by OpenSSL's words."""
     if _OTHER_NAME.search(why):
         return _another_host(why)
     if _NOT_NOW.search(why):

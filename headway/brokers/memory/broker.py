@@ -20,16 +20,14 @@ import msgspec
 from headway.brokers.reap_timer import ReapTimer
 from headway.core import batch_cost, failures, rows
 from headway.core.admission import Refused
-from headway.core.batch import Departure
 from headway.core.batch_cost import is_news
 from headway.core.dedup import Consequences, Dedup, task_followed
-from headway.core.departure import Hold, Load, Policy
+from headway.core.departure import Departure, Hold, Load, Policy
 from headway.core.fair_queue import FOLLOWS, GONE, RUNNING, QueuedEntry, entries_of, queued_at
 from headway.core.health import believed, degraded_at
-from headway.core.locality.turns import Contender, contender
-from headway.core.memory_room import QUEUE_BYTES, ROOM_WAIT, SMALL, Reservation, Room
+from headway.core.locality import Contender, contender
 from headway.core.queue import ModelQueue
-from headway.core.queue_limits import QueueLimits
+from headway.core.queue_limits import QUEUE_BYTES, ROOM_WAIT, SMALL, QueueLimits, Reservation, Room
 from headway.core.ratelimit import Over, RateDebts, charge
 from headway.core.retention import KEPT, KeptLimits
 from headway.model import (
@@ -59,15 +57,12 @@ from headway.ports import Broker, DeadLetters, Held, NearQueue
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.periodic import ending_at_tick
 
-TIMER_GRAIN = 0.001
-"""Minimum delay of a timer in seconds, because event loops count in milliseconds."""
+TIMER_GRAIN = 0.001  # Minimum delay of a timer in seconds, because event loops count in milliseconds.
 
 
 class Wakeups:
-    """Idle workers of one queue, first come first woken, and a timer to wake the next.
-
-    A woken worker is `coming` until it claims. Only then is another woken, if the claim leaves work.
-    """
+    """Idle workers of one queue in order of arrival, and the timer that wakes the next one. A woken worker is `coming` until it
+    claims. If its claim leaves work, the next worker is woken."""
 
     def __init__(self) -> None:
         self.idle: dict[str, asyncio.Future[None]] = {}
@@ -83,7 +78,7 @@ class Wakeups:
             self.coming.add(worker)
 
     def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
-        """Call `look` at instant `at` or sooner. An earlier timer stays, because `look` sets the next."""
+        """Call `look` at instant `at`. A timer that is due earlier stays, because `look` sets the next timer."""
         if at < self.looks_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -128,7 +123,7 @@ class Queues(dict[QueueName, ModelQueue]):
             self.for_any[model] = self._add(QueueName(model), models[model])
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Note for each known model whether its entries have rows and shapes, which decide their weight and which ride together."""
+        """Note which known models have entries with rows and shapes. These decide weights, and which entries share a batch."""
         for model, counts in counted.items():
             if model in self.limits and counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -137,7 +132,7 @@ class Queues(dict[QueueName, ModelQueue]):
                         queue.bound(self._bounds(model))
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """For models that pad, batch entries with others of similar weight."""
+        """Learn the cost of models that pad. Their batches are then made of entries of similar weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -173,7 +168,7 @@ class Running(msgspec.Struct):
 
 
 class Mailbox:
-    """Replies to one gateway, kept until it asks for later replies. If `deliver` is set, they go there at once (see NearQueue)."""
+    """Replies to one gateway, kept until it asks for later ones. If `deliver` is set, it gets them at once (see NearQueue)."""
 
     def __init__(self) -> None:
         self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None
@@ -252,21 +247,17 @@ _MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
 REAP_EVERY = 0.05
-"""Maximum seconds between two calls of `reap` without a rest, and thus the maximum delay of an expiry."""
-REST_SECONDS = 1.0
-"""Maximum seconds between two calls of `reap` with a rest."""
+"""Maximum seconds between two calls of `reap` that pass no rest, and thus the maximum delay of an expiry."""
+REST_SECONDS = 1.0  # Maximum seconds between two calls of `reap` that pass a rest.
 LOOK_AGAIN = 0.05
 """Seconds after which entries held for an idle worker are checked again, because the load may have changed."""
-COMING_SECONDS = 0.05
-"""Seconds that a woken worker has to claim before another is woken."""
+COMING_SECONDS = 0.05  # Seconds that a woken worker has to claim before another is woken.
 LINGER = 0.001
 
 
 class MemoryBroker(Broker, NearQueue):
-    """Broker for one process. `headway.ports.Broker` describes its methods and laws.
-
-    `clock` must advance like the event loop's clock. `queue_bytes` bounds the entries without an outcome.
-    """
+    """Broker for one process. `headway.ports.Broker` describes its methods and laws. `clock` must advance like the event loop's
+    clock. `queue_bytes` bounds the entries without an outcome."""
 
     def __init__(
         self,
@@ -305,7 +296,7 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. Never, because the bound per tenant leaves room for others."""
+        """See Broker. Always False, because the bound per tenant leaves room for others."""
         return False
 
     @property
@@ -398,7 +389,7 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _take_rarely(self, entry: Entry, now: float, held: Held | None = None) -> Failure | None:
-        """Slow path of `enter`: judge an entry that can be refused, is large, or shares an answer."""
+        """Slow path of `enter`, for an entry that may be refused, is large, or shares an answer."""
         failure = self._admit(entry, now)
         if failure is None:
             # An entry that has its outcome already is no longer here.
@@ -409,7 +400,7 @@ class MemoryBroker(Broker, NearQueue):
         return failure
 
     def _placed(self, entry: Entry) -> Entry:
-        """Give a follower without a model any model, because every queue knows the tasks of all others."""
+        """Return an entry with a model. A follower that names none gets any, because every queue knows the tasks of all others."""
         if entry.model or not task_followed(entry):
             return entry
         return msgspec.structs.replace(entry, model=next(iter(self._queues)).model)
@@ -505,7 +496,7 @@ class MemoryBroker(Broker, NearQueue):
     def _unsettled(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> tuple[Sequence[QueuedEntry], Sequence[ItemResult]]:
-        """Return the entries that get separate replies, with their items. Settles the riders beside bulk entries if it can."""
+        """Return the entries that need separate replies, with their items. Settle the entries beside bulk entries if possible."""
         if len(wanted) != len(items):
             chosen = set(map(id, wanted))
             return wanted, [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
@@ -595,7 +586,7 @@ class MemoryBroker(Broker, NearQueue):
                 self._let_go(queued)
 
     async def probe(self, gateway: str) -> None:
-        """See Broker. A broker in this process is never away."""
+        """See Broker. A broker in this process is always reachable."""
 
     async def takes_reads_only(self) -> bool:
         return False
@@ -699,14 +690,13 @@ class MemoryBroker(Broker, NearQueue):
         for name, queue in self._queues.items():
             self._send_late(queue, queue.expire(now), now)
             self._count_slots(name, now)
-            self._wakeups[name].coming.clear()  # A worker that was woken and died must not keep others asleep.
+            self._wakeups[name].coming.clear()  # A woken worker that died must not keep others asleep.
             self._wake_idle(name, now)
             due = min(due, queue.next_due())
         silent = map(degraded_at, self._workers.values())
         return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
-        """Decide whether to admit a new entry, and charge its rate limits if so."""
         if not self._queues.has(entry.queue):
             return failures.not_here(entry.model)
         if entry.digest:
@@ -745,7 +735,6 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _join(self, entry: Entry, now: float) -> Failure | None:
-        """Share another entry's answer, or offer the entry."""
         queued = queued_at(entry, now)
         joined = self._dedup.join(queued, now)
         if joined is None:
@@ -777,7 +766,7 @@ class MemoryBroker(Broker, NearQueue):
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """Offer a follower again, for its remaining time, after its original was late."""
+        """Offer a follower again for its remaining time, because its original timed out."""
         entry, left = queued.entry, queued.due - now
         refusal = None
         reservation, queued.reservation = queued.reservation, None  # The new entry takes it over.
@@ -841,7 +830,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries and their followers, in order, because a follower may run again and the next follower join it."""
+        """End entries and their followers in order: a follower may run again, and then the next one may join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)
@@ -858,7 +847,7 @@ class MemoryBroker(Broker, NearQueue):
             box.put((reply,))
 
     def _wake_idle(self, name: QueueName, now: float) -> None:
-        """Wake an idle worker if there is work, else set a timer for when there may be."""
+        """Wake an idle worker if there is work. Otherwise set a timer for the next time that there may be work."""
         if not (wakeups := self._wakeups[name]).idle or wakeups.coming:
             return
         next_look = self._queues[name].wake(wakeups.idle, now)

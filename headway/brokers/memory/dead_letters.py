@@ -15,10 +15,8 @@ _Key = tuple[str, str]
 
 
 class DeadLetterBox(DeadLetters):
-    """Dead letters in memory.
-
-    If there are too many, in number or in bytes, the tenant with the most loses its oldest dead letter.
-    """
+    """Dead letters in memory. If there are too many, in number or in bytes, the tenant with the most loses its oldest dead
+    letter."""
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
         self._letters: dict[_Key, DeadLetter] = {}

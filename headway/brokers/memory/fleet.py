@@ -28,8 +28,7 @@ class MemoryFleet(Fleet):
         self._departed: dict[str, Departed] = {}
         self._leader = ""
         self._leads_until = 0.0
-        self._loads: dict[str, tuple[str, float]] = {}
-        """Process that may load each model, and until when."""
+        self._loads: dict[str, tuple[str, float]] = {}  # Process that may load each model, and until when.
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
         self._members[member.id] = replace(member, last_seen=self._clock())

@@ -16,12 +16,9 @@ from headway.core.departure_board import add_to, counts
 from headway.model.board import FleetFigures, HistoryRow, News, Notice, Posted
 from headway.ports import Board
 
-PAGE = 1000
-"""Maximum number of notices read in one call."""
-DECISION = b"s:"
-"""Prefix of a row's fields with decisions of the autoscaler."""
-ROWS = 150
-"""Maximum number of rows read in one call, because a call blocks the server."""
+PAGE = 1000  # Maximum number of notices read in one call.
+DECISION = b"s:"  # Prefix of a row's fields with decisions of the autoscaler.
+ROWS = 150  # Maximum number of rows read in one call, because a call blocks the server.
 
 
 class RedisBoard(Board):

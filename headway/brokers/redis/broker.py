@@ -1,7 +1,7 @@
 """The broker over Redis: its queues are in the server, where each atomic step is a function of the library.
 
-Entries are dealt to the shards of their model in turn, and a replayed entry goes where it went before. A slot claims at its
-home shard, and checks from time to time whether another shard needs help.
+Entries go to the shards of their model in turn, and a replayed entry returns to its former shard. A slot claims at its home shard.
+From time to time it checks if another shard needs help.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.function_library import CLAIM_SECONDS, REAP_EVERY, REST_SECONDS, STIRS_SECONDS
 from headway.brokers.redis.large_values import LargeValues
-from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.receipts import Offers, Receipt
 from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Budgets, Granted, Look, Queue, RateLimitCache
-from headway.brokers.redis.shard_router import ShardRouter
+from headway.brokers.redis.shard_router import QueueTable, ShardRouter
 from headway.brokers.redis.together import all_of
 from headway.core import failures, rows
 from headway.core import shards as sharding
 from headway.core.dedup import task_followed
 from headway.core.departure import Load, Policy
-from headway.core.locality.turns import Contender
-from headway.core.memory_room import QUEUE_BYTES
-from headway.core.queue_limits import QueueLimits
+from headway.core.locality import Contender
+from headway.core.queue_limits import QUEUE_BYTES, QueueLimits
 from headway.core.retention import KEPT, KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
@@ -69,17 +67,15 @@ from headway.runtime.logger import get_logger
 from headway.runtime.periodic import EARLY, until_tick
 from headway.runtime.race import end
 
-READ_AGAIN = 0.1
-"""Seconds after which an output is read again if the broker didn't answer."""
-FIRST = b"0-0"
-"""Id before all others of a stream."""
+READ_AGAIN = 0.1  # Seconds after which an output is read again if the broker didn't answer.
+FIRST = b"0-0"  # Id before all others of a stream.
 
 
 _submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
 
 
 class _Read(msgspec.Struct):
-    """Replies of one stream entry that become available together.
+    """Replies of one stream entry that can be delivered together.
 
     Attributes:
         key: key of the stream.
@@ -116,10 +112,8 @@ class Mailbox:
         self._gateway = gateway
         self._streams = [_Stream(queue) for queue in queues]
         self._reads: list[_Read] = []
-        self._bringing: dict[asyncio.Task[None], _Read] = {}
-        """Replies whose outputs are being read."""
-        self._awaited: dict[Submission, _Read] = {}
-        """The same replies by submission, without withdrawn submissions."""
+        self._bringing: dict[asyncio.Task[None], _Read] = {}  # Replies whose outputs are being read.
+        self._awaited: dict[Submission, _Read] = {}  # The same replies by submission, without withdrawn submissions.
         self._acknowledged = 0
         self._arrival = asyncio.Event()
         self._broken: BrokerUnavailable | None = None
@@ -163,7 +157,6 @@ class Mailbox:
         await end(*(stream.task for stream in self._streams), *self._bringing)
 
     def _acknowledge(self, cursor: int) -> None:
-        """Drop the replies up to `cursor`, and give the queues receipts for them."""
         done = 0
         for read in self._reads:
             if self._acknowledged + len(read.replies) > cursor:
@@ -201,7 +194,7 @@ class Mailbox:
             try:
                 replies = wire.read_outcomes(fields, apart)
             except wire.UNREADABLE as exc:
-                # Their clients run into deadlines. To wait for a release that can read them would hold back all later replies.
+                # Their clients get a time-out. Waiting for a release that can read them would hold back all later replies.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
             whole = list(map(_submission, replies))
@@ -233,7 +226,7 @@ class Mailbox:
         self._arrival.set()
 
     async def _output(self, read: _Read, name: str, length: int) -> Value | None:
-        """Read an output, again and again if need be. None if it is lost or unwanted."""
+        """Read an output, and try again until the broker answers. Return None if it is lost or no longer wanted."""
         while True:
             try:
                 return await read.queue.output_of(name, length, read.replies[0].tenant, lambda: read.wanted > 0)
@@ -249,10 +242,8 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 class Lookup:
-    """Lookup of one process.
-
-    If nothing is found in the known queues, it asks the servers for others that this process doesn't know yet, or has forgotten.
-    """
+    """Search of one process for entries and tasks. If the known queues don't have one, the servers are asked for queues that
+    this process doesn't know yet, or has forgotten."""
 
     def __init__(self, queues: QueueTable, router: ShardRouter) -> None:
         self._queues, self._router = queues, router
@@ -263,10 +254,10 @@ class Lookup:
             await self._look_again()
             states = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
             return next((state for state in states if state is not None), None)
-        return await self._found(tenant, id, lambda queue, key: queue.state(key))
+        return await self._search(tenant, id, lambda queue, key: queue.state(key))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        return await self._found(tenant, id, lambda queue, key: queue.outcome(key))
+        return await self._search(tenant, id, lambda queue, key: queue.outcome(key))
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         await self._look_again()
@@ -274,13 +265,13 @@ class Lookup:
         self._router.forget([(tenant, id)])
 
     async def knows(self, tenant: str, id: str) -> bool:
-        return await self._found(tenant, id, _name_of) is not None
+        return await self._search(tenant, id, _name_of) is not None
 
     async def queue_with(self, tenant: str, id: str) -> QueueName:
         """Return the name of the queue that has a task, or of the first queue if none has it."""
-        return await self._found(tenant, id, _name_of) or self._queues.every[0].name
+        return await self._search(tenant, id, _name_of) or self._queues.every[0].name
 
-    async def _found(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
+    async def _search(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
         """Ask the queue in which an entry was placed, then all queues, because its id may belong to another entry now."""
         key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
         answers = await all_of(*(ask(queue, key) for queue in queues))
@@ -312,7 +303,7 @@ async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
 
 
 class TaskIds:
-    """Claims of ids for one process."""
+    """Claims of task ids by one process."""
 
     def __init__(self, connection: RedisConnection, lookup: Lookup) -> None:
         self._connection, self._lookup = connection, lookup
@@ -320,10 +311,8 @@ class TaskIds:
     async def offer(
         self, entries: Sequence[Entry], offer: Callable[[Sequence[Entry]], Awaitable[Sequence[Failure | None]]]
     ) -> list[Failure | None]:
-        """Claim ids for entries that need it, and offer the entries whose claims hold. Returns their verdicts in order.
-
-        The claim of a refused entry ends soon, so refusals take no memory for long.
-        """
+        """Claim ids for the entries that need one, and offer entries unless their claim failed. Return the verdicts in order.
+        The claim of a refused entry ends soon, so refusals take no memory for long."""
         tasks = [position for position, entry in enumerate(entries) if entry.claims]
         claims = dict(zip(tasks, await all_of(*(self._claim(entries[position]) for position in tasks)), strict=True))
         verdicts = [claim if isinstance(claim := claims.get(at), Failure) else None for at in range(len(entries))]
@@ -360,23 +349,19 @@ class TaskIds:
         return await self._connection.call(function, key, *arguments)
 
 
-LEAST_PAUSE = 0.001
-"""Minimum seconds between two reaps."""
+LEAST_PAUSE = 0.001  # Minimum seconds between two reaps.
 
 
 class Reaping:
-    """Reaping of one process."""
+    """Reaps the queues that one process knows."""
 
     def __init__(self, queues: QueueTable, shards: int, counters: BrokerCounts, rng: Callable[[], float]) -> None:
         self._queues, self._shards = queues, shards
         self._counters, self._rng = counters, rng
         self._due_at: dict[Queue, float] = {}
-        self._watched_until: dict[Queue, float] = {}
-        """Instant until which some process is known to watch each queue."""
-        self._stirred: set[Queue] = set()
-        """Queues with activity since their last reap began."""
-        self._mine: set[Queue] = set()
-        """Queues that this process reaped when it last asked."""
+        self._watched_until: dict[Queue, float] = {}  # Instant until which some process is known to watch each queue.
+        self._stirred: set[Queue] = set()  # Queues with activity since their last reap began.
+        self._mine: set[Queue] = set()  # Queues that this process reaped when it last asked.
         self._timer = ReapTimer(self._reap_early)
         self._rest = 0.0
 
@@ -425,7 +410,7 @@ class Reaping:
         await all_of(*looks, *(self._reap(queue) for queue in due))
 
     async def _reap_early(self) -> tuple[float, float]:
-        """Reap ahead of the regular reap, which tries silent servers again."""
+        """Reap before the regular reap. Skip silent servers, which the regular reap tries again."""
         with contextlib.suppress(BrokerUnavailable):
             await self._reap_due(look=False)
         now = asyncio.get_running_loop().time()
@@ -450,15 +435,11 @@ class Reaping:
 log = get_logger(__name__)
 
 LEAST_LINGER = 0.001
-IN_USE = 1.0
-"""Seconds after its last offer for which a queue counts as in use."""
-MOST_PAUSE = 0.4
-"""Maximum seconds between two looks at other shards. The pause doubles while a slot rests."""
-APART_FROM = 64 << 10
-"""Default for the bytes above which a value is stored apart."""
+IN_USE = 1.0  # Seconds after its last offer for which a queue counts as in use.
+MOST_PAUSE = 0.4  # Maximum seconds between two looks at other shards. The pause doubles while a slot rests.
+APART_FROM = 64 << 10  # Default for the bytes above which a value is stored apart.
 _MODEL_AND_VERSION, _CLAIMS = attrgetter("model", "version"), attrgetter("claims")
-RUNNING = 1_000
-"""Maximum number of running leases whose waits are remembered."""
+RUNNING = 1_000  # Maximum number of running leases whose waits are remembered.
 
 
 class _UnansweredClaim(msgspec.Struct):
@@ -469,10 +450,8 @@ class _UnansweredClaim(msgspec.Struct):
 
 
 class RedisBroker(Broker):
-    """Broker over Redis. `headway.ports.Broker` describes its methods and laws.
-
-    Each model has `shards` queues. `kept` is a budget per server. `queue_bytes` bounds the large entries without an outcome.
-    """
+    """Broker over Redis. `headway.ports.Broker` describes its methods and laws. Each model has `shards` queues. `kept` is a
+    budget per server. `queue_bytes` bounds the large entries without an outcome."""
 
     remote = True
 
@@ -495,8 +474,8 @@ class RedisBroker(Broker):
         self._lease_seconds, self._shards = lease_seconds, shards
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
+        # Debts of the limits that all queues share, or None if each queue counts for itself.
         self._debts = None if connection.clustered else RateLimitCache()
-        """Debts of the limits that all queues share, or None if each queue counts for itself."""
         if self._debts is not None:  # Every request calls this, so it takes no detour.
             self.rate_limit_debt = self._debts.seconds  # type: ignore[method-assign]
         self._queues = QueueTable(self._make_queue, shards)
@@ -527,7 +506,7 @@ class RedisBroker(Broker):
 
     @property
     def linger(self) -> float:
-        """See Broker. At most GATHERED if there are several models, so that one with long batches doesn't delay the others."""
+        """See Broker. At most GATHERED if there are several models, so that a model with long batches doesn't delay the others."""
         now = asyncio.get_running_loop().time()
         least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
         return max(least if len(self._queues.limits) == 1 else min(least, GATHERED), LEAST_LINGER)
@@ -647,7 +626,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """At every second claim, return a shard that is no slot's home but may have entries for the slot, if there is any."""
+        """Return a shard that is no slot's home but may have entries for this slot, if any. Return None at every other claim."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
@@ -800,7 +779,6 @@ class RedisBroker(Broker):
         await all_of(*(queue.close() for queue in queues))
 
     async def _enqueue_known(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Offer the entries whose models have queues, and refuse the others."""
         entries = [await self._placed(entry) for entry in entries]
         known = [entry for entry in entries if self._queues.has(entry.queue)]
         names = {entry.queue for entry in known}
@@ -808,7 +786,7 @@ class RedisBroker(Broker):
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _placed(self, entry: Entry) -> Entry:
-        """Give a follower without a model the queue of its task."""
+        """Return an entry with a model. A follower that names none gets the queue of its task."""
         if entry.model or not (task := task_followed(entry)):
             return entry
         queue = await self._lookup.queue_with(entry.tenant, task)
@@ -850,7 +828,7 @@ class RedisBroker(Broker):
         return NoWork(claimed.lease.granted_at)
 
     async def _look_around(self, slot: Slot, home: Queue) -> None:
-        """Return when another shard needs help, and remember that shard for the next claim."""
+        """Wait until another shard needs help, and remember that shard for the next claim."""
         loop = asyncio.get_running_loop()
         start, pause = int(self._rng() * SHARDS), sharding.LOOK_ELSEWHERE_EVERY
         others = [queue for queue in self._queues[slot.queue] if queue is not home]

@@ -26,8 +26,7 @@ from redis.crc import key_slot
 from redis.driver_info import DriverInfo
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
-from headway.brokers.redis.link import Address
-from headway.brokers.redis.server import Client, Server
+from headway.brokers.redis.link import Address, Client, Server
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 from headway.runtime.logger import get_logger
@@ -35,22 +34,18 @@ from headway.runtime.race import end
 
 log = get_logger(__name__)
 
-Vote = tuple[int, Address]
-"""Configuration epoch of a failover, and the primary since then."""
+Vote = tuple[int, Address]  # Configuration epoch of a failover, and the primary since then.
 
 CHANNELS = ("+promoted-slave", "+switch-master")
 """Channels of a failover's first announcement, by the leading Sentinel, and of its last, by all Sentinels."""
-QUIET = 5.0
-"""Seconds of silence after which a Sentinel is pinged, and seconds after the ping until it counts as gone."""
-AGAIN = 1.0
-"""Seconds between two votes on the primary while a Sentinel can't be listened to."""
+QUIET = 5.0  # Seconds of silence after which a Sentinel is pinged, and seconds after the ping until it counts as gone.
+AGAIN = 1.0  # Seconds between two votes on the primary while a Sentinel can't be listened to.
 
 
 class Sentinels(Sentinel):
-    """Sentinels of one primary, which they call `service`.
-
-    `asking` are options of connections to them. `leave` closes the connections to an address that is no longer the primary's.
-    """
+    """Sentinels that watch one primary. `service` is the name that the Sentinels use for the primary. `asking` has the
+    options of connections to the Sentinels. `leave` closes the connections to an address that is no longer the
+    primary's."""
 
     def __init__(
         self,
@@ -80,7 +75,6 @@ class Sentinels(Sentinel):
         self._refused = address
 
     async def renew(self) -> None:
-        """Connect again with the present content of the URL's files."""
         for sentinel in self.sentinels:
             await sentinel.connection_pool.disconnect(inuse_connections=False)
             sentinel.connection_pool._available_connections.clear()
@@ -94,14 +88,9 @@ class Sentinels(Sentinel):
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Return the address of the primary. Slow Sentinels aren't waited for once most have answered.
-
-        If the primary has changed, all connections to the old one are closed, because it may still take requests that will be lost.
-
-        Raises:
-            MasterNotFoundError: no Sentinel names a primary that is up.
-            ResponseError: a host isn't a Sentinel.
-        """
+        """Return the address of the primary, without waiting for slow Sentinels once most have answered. If the primary has
+        changed, all connections to the old one are closed, because it may still take requests that will be lost. Raises
+        MasterNotFoundError if no Sentinel names a primary that is up, and ResponseError if a host isn't a Sentinel."""
         while True:
             known = self._config_epoch
             config_epoch, address = await self._shared_vote(service_name)
@@ -110,7 +99,7 @@ class Sentinels(Sentinel):
                 break
         before, self._config_epoch, self._primary = self._primary, config_epoch, address
         if before is not None and before != address:
-            log.info("the broker's primary is another one", was=_shown(before), now=_shown(address))
+            log.info("the broker's primary has changed", was=_shown(before), now=_shown(address))
             await self._leave(before)
         return address
 
@@ -118,9 +107,9 @@ class Sentinels(Sentinel):
         """Take part in a vote that begins now or later. All callers during a vote share the next vote."""
         running = self._voting
         if running is None or running.done():
-            self._voting = asked = _begun(self._vote(service))
+            self._voting = asked = _start_vote(self._vote(service))
         elif self._next is None:
-            self._next = asked = _begun(self._vote_after(running, service))
+            self._next = asked = _start_vote(self._vote_after(running, service))
         else:
             asked = self._next
         return await asyncio.shield(asked)
@@ -200,23 +189,20 @@ class Sentinels(Sentinel):
 
 
 def deposed_by(event: str, service: str) -> Address | None:
-    """Return the address that a Sentinel's event deposes, or None if the event is about another service.
-
-    Events are `SERVICE HOST PORT HOST PORT`, with the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`.
-    """
+    """Return the address that a Sentinel's event deposes, or None if the event is about another service. Events are `SERVICE
+    HOST PORT HOST PORT`, with the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`."""
     words = event.partition(" @ ")[2].split() or event.split()[:3]
     return (words[1], int(words[2])) if words[0] == service else None
 
 
-def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
-    """Start a vote as a task whose error is ignored once all callers are gone."""
+def _start_vote(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
     task = asyncio.get_running_loop().create_task(vote)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # All callers may be gone.
     return task
 
 
 async def _primary(sentinel: Redis, name: str) -> Vote | None:
-    """Return the primary that one Sentinel names, or None if it knows none that is up."""
+    """Return the primary that one Sentinel names, or None if the Sentinel knows no primary that is up."""
     # In this order a new primary may be believed late. The other order could pair an old primary with a new epoch.
     masters: Any = await sentinel.sentinel_masters()
     address = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
@@ -233,10 +219,8 @@ def _shown(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-MOVES = 4
-"""Maximum number of redirections of a call whose key has moved."""
-REFRESH_EVERY = 0.1
-"""Minimum seconds between two reads of the map."""
+MOVES = 4  # Maximum number of redirections of a call whose key has moved.
+REFRESH_EVERY = 0.1  # Minimum seconds between two reads of the map.
 
 
 class Cluster(Client):
@@ -427,8 +411,8 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
     """
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
-    given = dict(parse_qsl(parts.query))
-    secure = _secured(url, given) if scheme == "rediss" else {}
+    query = dict(parse_qsl(parts.query))
+    secure = _secured(url, query) if scheme == "rediss" else {}
     hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
@@ -443,7 +427,7 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
         # Dead Sentinels must leave time to ask others.
         share = _finite(timeout / (len(hosts) + 1))
         within = {"socket_timeout": share, "socket_connect_timeout": share}
-        asking = {**common, **within, **_sentinel_login(given), "ssl": bool(secure)}
+        asking = {**common, **within, **_sentinel_login(query), "ssl": bool(secure)}
         return _followers(parts, hosts, asking, {**common, **_login(parts), "ssl": bool(secure)}, bounds)
     options = {"db": int(parts.path.strip("/") or 0), **_login(parts), **common}
 
@@ -462,7 +446,6 @@ class Nodes(NamedTuple):
 
     Attributes:
         kind: `cluster`, `sentinel`, or empty for one server.
-        hosts: hosts of the URL.
         service: name by which Sentinels know the primary, or empty.
         server, sentinel: make a client of a server or Sentinel with the URL's credentials.
     """
@@ -478,8 +461,8 @@ def nodes(url: str, timeout: float) -> Nodes:
     """Return the servers behind a URL. `timeout` is in seconds, for each command. Raises like `connect`."""
     parts = urlsplit(url)
     scheme, _, kind = parts.scheme.partition("+")
-    given = dict(parse_qsl(parts.query))
-    secure = _secured(url, given) if scheme == "rediss" else {}
+    query = dict(parse_qsl(parts.query))
+    secure = _secured(url, query) if scheme == "rediss" else {}
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0), "socket_connect_timeout": timeout, "socket_timeout": timeout, "protocol": 2,
         "ssl": bool(secure), **secure,
@@ -490,7 +473,7 @@ def nodes(url: str, timeout: float) -> Nodes:
 
     hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
     service = parts.path.strip("/").partition("/")[0] if kind == "sentinel" else ""
-    return Nodes(kind, hosts, service, partial(make, _login(parts)), partial(make, _sentinel_login(given)))
+    return Nodes(kind, hosts, service, partial(make, _login(parts)), partial(make, _sentinel_login(query)))
 
 
 def _followers(
@@ -541,15 +524,15 @@ def _login(parts: SplitResult) -> dict[str, Any]:
     return {"username": unquote(user) or None, "password": unquote(password) or None} if at else {}
 
 
-def _sentinel_login(given: Mapping[str, str]) -> dict[str, Any]:
+def _sentinel_login(query: Mapping[str, str]) -> dict[str, Any]:
     names = {"sentinel_username": "username", "sentinel_password": "password"}
-    return {name: given[option] for option, name in names.items() if option in given}
+    return {name: query[option] for option, name in names.items() if option in query}
 
 
-def _secured(url: str, given: Mapping[str, str]) -> dict[str, Any]:
+def _secured(url: str, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the options for TLS. The files are tried here, because an error of the first connection would come late."""
-    options: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_check_hostname", "true").lower() != "false"}
-    options |= {name: given[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in given}
+    options: dict[str, Any] = {"ssl_check_hostname": query.get("ssl_check_hostname", "true").lower() != "false"}
+    options |= {name: query[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in query}
     try:
         if "ssl_ca_certs" in options:
             ssl.create_default_context(cafile=options["ssl_ca_certs"])

@@ -10,7 +10,7 @@ from headway.core.retention import KeptLimits
 
 
 class RefusalCode(enum.IntEnum):
-    """Reasons of the functions to refuse an entry."""
+    """Reasons for which the functions refuse an entry."""
 
     TOO_LONG = 0  # The queue is too long for the entry's deadline.
     SHED = 1  # The queue is too long for the entry's tier, but not for the highest.

@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.clients import check_files, connect
-from headway.brokers.redis.server import Client, Deposed
+from headway.brokers.redis.link import Client, Deposed
 from headway.brokers.redis.together import Together
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
@@ -33,35 +33,26 @@ log = get_logger(__name__)
 
 BOUNDS = 8, 8, None, 8
 """Maximum number of connections to one server for calls, claims, blocking reads and large values."""
-BLOCK = 2.0
-"""Longest blocking read in seconds. Without an answer by then, the connection is dead."""
-OLDEST = (7, 0)
-"""Oldest server version that has functions."""
-READ_WITHIN = 0.5
-"""Seconds within which a running server answers a read."""
-READ_AGAIN = 0.1
-"""Seconds before a read is repeated after its connection was closed."""
-MEMORY_AGE = 1.0
-"""Seconds for which a measured memory use is trusted."""
-SCARCE = 0.8
-"""Share of `maxmemory` above which no new entry is admitted."""
-KEEPING = "noeviction"
-"""Eviction policy that throws no waiting entry away."""
+BLOCK = 2.0  # Longest blocking read in seconds. Without an answer by then, the connection is dead.
+OLDEST = (7, 0)  # Oldest server version that has functions.
+READ_WITHIN = 0.5  # Seconds within which a running server answers a read.
+READ_AGAIN = 0.1  # Seconds before a read is repeated after its connection was closed.
+MEMORY_AGE = 1.0  # Seconds for which a measured memory use is trusted.
+SCARCE = 0.8  # Share of `maxmemory` above which no new entry is admitted.
+KEEPING = "noeviction"  # Eviction policy that throws no waiting entry away.
 SLOWEST = 10_000_000
 """Lowest speed in bytes per second at which a server moves large values. It lengthens the timeouts of such calls."""
 PIECE = 1 << 19
 """Bytes of a large value per answer. An answer blocks Redis for 0.1 ms at this size, and for 6 ms at 8 MB."""
-LOADS = 3
-"""Maximum number of times that a call loads the library into a server that keeps losing it."""
+LOADS = 3  # Maximum number of times that a call loads the library into a server that keeps losing it.
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
 """Rights that a user needs, as in ACL SETUSER. A cluster also needs `+cluster|slots`."""
 MISSING = "Function not found"
 TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
-"""Exceptions of redis-py for a missing answer."""
+"""Exceptions that redis-py raises without an answer."""
 OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
 """Library's error for a call whose caller has stopped waiting. It contains the server's instant."""
-CLOSED = "the handler is closed"
-"""Text of uvloop's RuntimeError for a write to a connection that was just reset."""
+CLOSED = "the handler is closed"  # Text of uvloop's RuntimeError for a write to a connection that was just reset.
 
 _TRUST = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
 _DATABASE = "Name a lower one, as in redis://HOST:PORT/0, or raise `databases` in the server's configuration file."
@@ -107,15 +98,13 @@ class RedisConnection:
         self._loads: dict[str, int] = {}
         self._scarce = False
         self._fit = False  # Until a check finds the server usable.
-        self._evicts = ""
-        """Harmful eviction policies at the last look."""
+        self._evicts = ""  # Harmful eviction policies at the last look.
         self.servers, self.smallest_memory = 1, 0
         self.memory = 0, 0
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
-        self._refused = False
-        """True if the last failed call was answered with an error."""
+        self._refused = False  # True if the last failed call was answered with an error.
         self._unfit = ""
 
     def clock_text(self) -> str:
@@ -123,12 +112,8 @@ class RedisConnection:
         return "" if self._clock is None else repr(self._clock())
 
     async def open(self) -> None:
-        """Connect, and check that the server can be used. If it can't, every later call fails.
-
-        Raises:
-            SettingError: the server is too old, evicts waiting entries, refuses this user, or isn't trusted.
-            BrokerUnavailable: the server isn't there.
-        """
+        """Connect, and check that the server can be used. If it can't, every later call fails. Raises SettingError if the server
+        is too old, evicts waiting entries, refuses this user, or isn't trusted, and BrokerUnavailable if it isn't there."""
         self._unfit, self._fit = "", False
         self._calls.watch()
         try:
@@ -305,8 +290,8 @@ class RedisConnection:
     async def takes_reads_only(self) -> bool:
         """Return True if every server answers reads while writes get no answer, or are refused for lack of a primary.
 
-        Servers behave like that while writes are paused and a replica takes over. Reads may fail too for the time of two calls
-        after a server was found not to be a primary, because connections are closed then and the new primary may be slow at first.
+        Servers behave like that while writes are paused and a replica takes over. For the time of two calls after a server turned
+        out not to be the primary, reads may fail too: connections are closed then, and the new primary may be slow at first.
         """
         for pause in (READ_AGAIN, 0.0):  # Connections to a replaced server are closed.
             if self._refused:
@@ -362,7 +347,7 @@ class RedisConnection:
                 if MISSING not in str(exc):
                     raise
             await self._load(client, key, known)
-        raise BrokerUnavailable(f"the broker at {self._shown} loses its functions again and again")
+        raise BrokerUnavailable(f"the broker at {self._shown} keeps losing its functions")
 
     async def _load(self, client: Client, key: str, known: Mapping[str, int]) -> None:
         """Load the library into the server of `key` after a restart or a flush. Only one of the calls that miss it does so."""
@@ -371,7 +356,7 @@ class RedisConnection:
             if self._loads.get(server, 0) == known.get(server, 0):
                 await client.call(key, "FUNCTION", "LOAD", "REPLACE", self._source)
                 self._loads[server] = self._loads.get(server, 0) + 1
-                log.info("the broker has got its functions again")
+                log.info("the functions were loaded into the broker again")
 
     async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
         """Return the answer of `act`, which may take `wait` seconds longer than an ordinary call."""
@@ -400,10 +385,9 @@ class RedisConnection:
             raise self._unanswered(exc) from exc
 
     def _unanswered(self, exc: BaseException) -> BrokerUnavailable:
-        """Count an unanswered call, and return its error in Headway's words."""
         self._counters.call_failures += 1
         self._refused = isinstance(exc, ResponseError)
-        return _told(exc, self._shown)
+        return _translated(exc, self._shown)
 
     def _check_server(self, info: Mapping[str, Any]) -> None:
         version = str(info.get("redis_version", ""))
@@ -431,7 +415,7 @@ class RedisConnection:
                 raise SettingError("broker", self._shown, reason, hint)
 
     async def _try_library(self) -> None:
-        """Load the library and call it. The call shows whether a user who may not load the library can do without."""
+        """Load the library and call it. A user who may not load the library can use one that is there, as the call shows."""
         with contextlib.suppress(RefusedCommand):
             await self._ask(lambda: self._calls.everywhere("FUNCTION LOAD", "REPLACE", self._source))
         await self.call("leave", f"{self.prefix}:{{fleet}}:", self.clock_text(), "")
@@ -462,12 +446,11 @@ class OutOfMemory(BrokerUnavailable):
 
 
 def _fault(text: str) -> BrokerUnavailable:
-    """Turn the error text of a joined call into its exception."""
     overdue = OVERDUE.search(text)
     return Overdue(float(overdue[1])) if overdue else BrokerUnavailable(f"the broker answers: {text}")
 
 
-def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
+def _translated(exc: BaseException, shown: str) -> BrokerUnavailable:
     """Turn an error of redis-py into Headway's. A wrapped cause may say more than the error itself."""
     said = f"the broker at {shown} {'answers' if isinstance(exc, ResponseError | Deposed) else 'does not answer'}: {_text(exc)}"
     cause: BaseException | None = exc
@@ -489,24 +472,20 @@ def _text(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
 
 
-LEAST = 0.001
-"""Minimum length of a read in seconds, because 0 means for ever."""
-FEW = 2
-"""Number of reads under way from which new keys gather."""
-GATHERED = 0.02
-"""Seconds for which new keys gather. Their data waits in the server meanwhile."""
+LEAST = 0.001  # Minimum length of a read in seconds, because 0 means for ever.
+FEW = 2  # Number of reads under way from which new keys gather.
+GATHERED = 0.02  # Seconds for which new keys gather. Their data waits in the server meanwhile.
 
 
 class _Waiting(Generic[P, T]):
     """Wait for a key from a position on."""
 
-    __slots__ = ("found", "place", "read")
+    __slots__ = ("place", "read", "result")
 
     def __init__(self, place: P) -> None:
         self.place = place
-        self.found: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
-        self.read = False
-        """True if a read under way includes the key."""
+        self.result: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+        self.read = False  # True if a read under way includes the key.
 
 
 class BlockingReads(Generic[P, T]):
@@ -523,25 +502,22 @@ class BlockingReads(Generic[P, T]):
         self._read, self._block = read, block
         self._waiting: dict[str, _Waiting[P, T]] = {}
         self._reading: dict[asyncio.Task[None], Mapping[str, _Waiting[P, T]]] = {}
-        self._until = 0.0
-        """Instant at which all reads end."""
-        self._known: set[str] = set()
-        """Recently read keys. Other keys gather first."""
+        self._until = 0.0  # Instant at which all reads end.
+        self._known: set[str] = set()  # Recently read keys. Other keys gather first.
         self._begins: asyncio.Handle | None = None
 
     async def wait(self, key: str, place: P) -> T | None:
-        """Wait for a key, which only one caller may do at a time. None if nothing came for a while. Raises BrokerUnavailable."""
+        """Wait for data at a key, with one caller per key. Return None if the read ends without any. Raises BrokerUnavailable."""
         waiting = self._waiting[key] = _Waiting[P, T](place)
         self._begin_soon(GATHERED if len(self._reading) >= FEW and key not in self._known else 0.0)
         try:
-            return await waiting.found
+            return await waiting.result
         finally:
             if self._waiting.get(key) is waiting:
                 del self._waiting[key]
                 self._cancel_idle()
 
     def _cancel_idle(self) -> None:
-        """Abort the reads that nobody waits for any more."""
         for task, keys in self._reading.items():
             if not any(self._waiting.get(key) is waiting for key, waiting in keys.items()):
                 task.cancel()
@@ -587,12 +563,12 @@ class BlockingReads(Generic[P, T]):
         except BrokerUnavailable as exc:
             for key, waiting in keys.items():
                 if self._is_waited_for(key, waiting):
-                    waiting.found.set_exception(exc)
+                    waiting.result.set_exception(exc)
             return
         over = loop.time() >= self._until
         for key, waiting in keys.items():
             if (key in results or over) and self._is_waited_for(key, waiting):
-                waiting.found.set_result(results.get(key))
+                waiting.result.set_result(results.get(key))
 
     def _is_waited_for(self, key: str, waiting: _Waiting[P, T]) -> bool:
-        return self._waiting.get(key) is waiting and not waiting.found.done()
+        return self._waiting.get(key) is waiting and not waiting.result.done()

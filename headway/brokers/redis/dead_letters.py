@@ -21,10 +21,8 @@ log = get_logger(__name__)
 
 
 class RedisDeadLetters(DeadLetters):
-    """Dead letters in Redis. See `headway.ports.DeadLetters`.
-
-    The step that ends an entry also writes its dead letter, so `add` is only for letters from elsewhere. `queues` may grow.
-    """
+    """Dead letters in Redis. See `headway.ports.DeadLetters`. The step that ends an entry also writes its dead letter, so `add`
+    is only for letters from elsewhere. `queues` may grow."""
 
     def __init__(self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1) -> None:
         self._connection = connection

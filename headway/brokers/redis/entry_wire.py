@@ -22,16 +22,15 @@ from headway.brokers.redis.wire import (
     stored_apart,
 )
 from headway.core import ratelimit
-from headway.core.memory_room import SMALL, bytes_of
+from headway.core.queue_limits import SMALL, bytes_of
 from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 
 TOKEN_BYTES = 11
-MOST_COUNTED = (1 << 32) - 1
-"""Largest size in bytes of an entry that a head can hold."""
+MOST_COUNTED = (1 << 32) - 1  # Largest size in bytes of an entry that a head can hold.
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
-    """Stored entry, after the schema. Members that few entries need come last, and are left out if none of them is set.
+    """Entry as it is stored after the schema. Members that few entries need come last, and are left out if none of them is set.
 
     `input` is a value for `read_value`, or a StoredApart. A StoredApart with an upper-case kind includes the parameters, which
     precede the input. `parameters` is then empty.
@@ -60,11 +59,9 @@ gateway comes next. Most entries of a call share this beginning, so the server p
 """
 ENTRY_NAME = struct.Struct(">dHB")
 """Middle of a head: nonce, length of the tenant, and length of a stored-apart input's token. The token and the key come next."""
-LETTER = struct.Struct(">ddI")
-"""Head of a dead letter: instant, number of runs, and length of the packed failure."""
+LETTER = struct.Struct(">ddI")  # Head of a dead letter: instant, number of runs, and length of the packed failure.
 
-Apart = tuple[Value, bytes]
-"""Input and parameters that were stored apart."""
+Apart = tuple[Value, bytes]  # Input and parameters that were stored apart.
 
 _entry: msgspec.msgpack.Decoder[StoredEntry] = msgspec.msgpack.Decoder(StoredEntry | NextStoredEntry)
 _versioned = msgspec.msgpack.Decoder(_Versioned)
@@ -76,7 +73,7 @@ _USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
-    """Pack what the server needs to queue an entry. `apart` is the token of a stored-apart input, and its digest if asked for."""
+    """Pack the head of an entry. `apart` is the token of an input that is stored apart, followed by its digest if asked for."""
     key, gateway = key_of(entry.tenant, entry.id), entry.gateway.encode()
     large = len(entry.input) + len(entry.parameters) > SMALL
     kind = ENTRY_KIND.pack(
@@ -87,7 +84,7 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
 
 
 def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
-    """Pack the payload of an entry, with kind and token and `length` in bytes of an input that is stored `apart`."""
+    """Pack the payload of an entry. `apart` is the kind and token of an input that is stored apart, and `length` its bytes."""
     if apart:
         stored = StoredEntry(*_STORED(entry))
         return encode(msgspec.structs.replace(stored, input=(apart, length), parameters=b""))
@@ -118,7 +115,7 @@ def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
 
 
 def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
-    """Make the entry of a payload and of what is stored apart."""
+    """Make an entry from its payload, and from its input and parameters if these are stored `apart`."""
     entry = Entry(*msgspec.structs.astuple(stored))
     if apart is not None:
         value, parameters = apart
@@ -129,8 +126,8 @@ def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
     """Pack heads and payloads, in turn, of the entries of one call.
 
-    Entries of more than `threshold` bytes get empty heads and payloads, and are returned by position. Also returns whether any
-    entry has dedup keys, a digest, or other entries that come with it.
+    Entries of more than `threshold` bytes get empty heads and payloads, and are returned by position. The last result is True
+    if any entry has dedup keys, a digest, or other entries that come with it.
     """
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
@@ -166,11 +163,8 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 
 
 def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
-    """Pack limits, dedup keys, and which entry pays for which. Empty if there are none.
-
-    `limits` are the limits of all entries, each once. Limits of whole tiers are spread over `counts` counters. Unless `rare` is
-    set, no entry has more than limits.
-    """
+    """Pack limits, dedup keys, and which entry pays for which. Empty if there are none. `limits` are the limits of all entries,
+    each once. Limits of whole tiers are spread over `counts` counters. Unless `rare` is set, the entries have only limits."""
     if not (limits or rare):
         return b""
     positions = {limit: position for position, limit in enumerate(limits)}
@@ -241,7 +235,7 @@ def payload_of(letter: bytes) -> StoredEntry:
 
 
 def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
-    """Read a dead letter, with what is stored apart of its entry."""
+    """Read a dead letter. `apart` has the entry's input and parameters if they are stored apart."""
     died_at, attempts, length = LETTER.unpack_from(packed)
     start = LETTER.size
     failure = read_failure(packed[start : start + length])

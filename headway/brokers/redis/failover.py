@@ -8,8 +8,8 @@ The pause lasts PAUSE seconds and is renewed, so it ends by itself if this progr
 become a replica, because writes that it takes in between would be lost. But no renewal reaches further than MARGIN seconds beyond
 `within`. A cluster pauses, waits and lifts by itself (CLUSTER FAILOVER), so this program adds only guards.
 
-The first signal to end is obeyed at once, and lifts the pause. But once the takeover is requested, it is obeyed only after the
-pause. A second signal is obeyed anywhere.
+The first signal to end takes effect at once, and lifts the pause. Once the takeover is requested, it takes effect only after the
+pause. A second signal always takes effect at once.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ from headway.runtime.race import end, heed_cancellation
 PAUSE = 3.0
 RENEW_EVERY = 0.5
 MARGIN = 4.0
-"""Seconds after `within` at which writes go on at the latest. One less than promised, because commands take time to arrive."""
-LOOK_EVERY = 0.02
-"""Seconds between two checks of whatever is awaited."""
+"""Maximum seconds after `within` until writes go on. It is 1 less than promised, because commands take time to arrive."""
+LOOK_EVERY = 0.02  # Seconds between two checks of a state that is awaited.
 SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
 """Best age in seconds of a Sentinel's last look at a replica for a failover, and maximum seconds to wait for it."""
-CLUSTER_TRIES = 5.0
-"""Seconds after which a cluster gives up a failover and ends the pause of writes."""
-MOST_LAG = 10
-"""Maximum seconds since the last report of a replica in sync. Replicas report every second."""
+CLUSTER_TRIES = 5.0  # Seconds after which a cluster gives up a failover and ends the pause of writes.
+MOST_LAG = 10  # Maximum seconds since the last report of a replica in sync. Replicas report every second.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 NOTHING = "nothing was begun"
@@ -143,7 +140,7 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
 
 
 class _Servers:
-    """Clients of the servers, made on demand, and what is known for an error's text.
+    """Clients of the servers, made on demand, and facts for the text of an error.
 
     Attributes:
         so_far: what was done, in words.
@@ -258,11 +255,8 @@ async def _hand_over(
     say: Callable[[str], None],
     take_over: Callable[[float], Awaitable[Address]],
 ) -> None:
-    """Pause writes until the replicas have caught up and one of them has taken over.
-
-    `take_over` gets the instant at which the pause began. It returns the replica that took over, or raises FailoverAborted if none
-    has and none will.
-    """
+    """Pause writes until the replicas have caught up and one of them has taken over. `take_over` gets the instant at which the
+    pause began. It returns the replica that took over, or raises FailoverAborted if none has and none will."""
     servers.heed()
     servers.so_far = LIFTED
     begun = monotonic()
@@ -278,7 +272,7 @@ async def _hand_over(
             pause.lifts, servers.so_far = True, LIFTED
             raise
         took = monotonic() - begun
-        # Until the old primary is told, it would take writes that are lost. Sentinels would tell it only after the pause.
+        # Until it is a replica, the old primary would take writes that are lost. Sentinels would demote it only after the pause.
         await servers.ask(primary, "REPLICAOF", *taken)
         pause.lifts = True
     say(f"{_shown(taken)} is the primary since {took:.2f} s after the pause began, and has all that was written")
@@ -355,7 +349,6 @@ async def _taken_over_part(servers: _Servers, primary: Address, replica: Address
 
 
 async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
-    """Return the primaries with slots, as a node of the cluster sees them."""
     rows = await servers.ask(seed, "CLUSTER", "SLOTS")
     if isinstance(rows, Mapping):  # Parsed by redis-py.
         addresses = [(_text(row["primary"][0]), int(row["primary"][1])) for row in rows.values()]
@@ -407,7 +400,6 @@ class _Pause(msgspec.Struct):
 
 @asynccontextmanager
 async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIterator[_Pause]:
-    """Pause the writes of a primary until instant `until` at the latest."""
 
     async def pause() -> None:
         seconds = max(0.0, min(PAUSE, until - monotonic()))
@@ -434,7 +426,6 @@ async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIte
 
 
 async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Address, int], within: float) -> None:
-    """Wait until the replicas have read all writes made before the pause."""
     written, until = int((await servers.replication(primary))["master_repl_offset"]), monotonic() + within
     while True:
         servers.heed()

@@ -103,10 +103,8 @@ class Registry:
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Return recent workers with their present status, and names of models that may have data in the server.
-
-        `known_until` maps such models to the instants of the server's clock until which they may. Other processes learn them so.
-        """
+        """Return recent workers with their present status, and names of models that may have data in the server. `known_until`
+        adds models to them, with the instants of the server's clock until which they may, so that other processes learn these."""
         arguments = chain.from_iterable((repr(until), model) for model, until in known_until.items())
         ask = self._connection.join if known_until else self._connection.share
         now, packed, models = await ask("workers", self._key, self._connection.clock_text(), *arguments)

@@ -1,78 +1,181 @@
-"""The library of functions that runs inside the server, made of `lua/`.
+"""The library of functions that runs inside the server, made of `lua/`, and the layout of a queue's figures there.
 
 It takes its numbers from `headway.core`, so each is defined once. Its name contains a hash of its text, so that processes of two
 releases can load theirs side by side and work on the same keys.
+
+A queue's figures are doubles, in sections of one text. The first section changes with every call. If it is as the library
+remembers it, the other sections needn't be read. A call writes up to the last section that it changed, so figures that change
+often come first.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from headway.brokers.redis import entry_wire, figures, wire
+from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
 from headway.core import (
     admission,
-    batch,
     batch_cost,
     budget,
     bulk,
-    culprits,
     departure,
     departure_board,
     failures,
     fair_queue,
     health,
-    memory_room,
     packing,
     queue,
+    queue_limits,
     retention,
     retry,
     service_model,
     slot_factors,
     suspects,
 )
+from headway.core.slot_factors import FACTORS
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import MOST_OUTPUT, BatchFailure, Cause, DedupKind
+
+PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))
+"""Figures that count the slots at each position of the speed factors. Slots at the usual position aren't counted."""
+
+SECTIONS: Mapping[str, Mapping[str, float]] = {
+    "STEP": {
+        "steps": 0.0, "latest": -math.inf, "fresh": 0.0, "oldest": math.inf, "due": math.inf, "odd": 0.0, "idle": 0.0,
+        "armed": math.inf, "coming_until": -math.inf,
+    },
+    "INTAKE": {"seq": 0.0, "newest": -math.inf, "last_tenant": 0.0, "mixed_at": -math.inf},
+    "DEPARTED": {
+        "fence": 0.0, "busy": 0.0, "busy_at": 0.0, "utilisation": 0.0, "departures": 0.0, "wait": 0.0,
+        "last_departure": -math.inf, "schedule": -math.inf, "owed": 0.0, "running": 0.0,
+    },
+    "RULE": {
+        **dict.fromkeys(wire.RULE, 0.0),
+        "headway": -1.0, "slowest": math.inf, "window": math.inf, "tolerance": math.inf, "rule_at": -math.inf, "limit": 0.0, "max_batch": 0.0,
+    },
+    "LEARNT": dict.fromkeys(("w", "n", "l", "nn", "nl", "off", "strays", "largest", "alpha", "beta", "deviation"), 0.0),
+    "FLEET": {
+        "slots": 0.0, "known_slots": 1.0, "generation": 0.0, "reaper_until": -math.inf, "swept_at": -math.inf, "differ": 0.0,
+        "shared": 0.0,
+        **dict.fromkeys(PACES, 0.0),
+    },
+    "SELDOM": {
+        "tiers": 0.0, "born": 0.0, "group": 0.0, "groups": 0.0, "suspects": 0.0, "suspects_due": math.inf, "budgets": 0.0,
+        "credit": 0.0, "lean": 0.0, "apart": 0.0, "known_until": -math.inf, "counted": 0.0,
+    },
+    "BULK": {
+        "bulk": 0.0, "bulk_apart": 0.0, "bulk_used": 0.0, "bulk_next": 1.0, "bulk_back": 0.0, "bulk_busy": 0.0, "bulk_credit": 0.0, "bulk_delayed": 0.0, "bulk_left": -math.inf,
+        "bulk_ended": -math.inf, "bulk_excused": -math.inf,
+    },
+}  # fmt: skip
+"""Figures of each section, and their values in a new queue. Every step changes STEP."""
+
+BEFORE_TIERS = 2  # Number of sections that precede the sections of the tiers, because enqueuing changes them.
+
+TIER: Mapping[str, float] = {
+    "depth": 0.0, "weight": 0.0, "mean": 0.0, "next": 1.0, "rough": 0.0, "last_due": -math.inf, "rate_last": -math.inf, "rate_sum": 0.0, "rate_unseen": 1.0,
+}  # fmt: skip
+"""Figures of each tier, and their values in a new queue."""
+
+RELATIVE = (
+    "oldest", "last_departure", "schedule", "newest", "busy_at", "rule_at", "coming_until", "armed", "reaper_until",
+    "swept_at", "generation", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
+)  # fmt: skip
+"""Instants that only matter relative to the present. They move when the server's clock is put back."""
+
+
+def figure_numbers() -> dict[str, float]:
+    """Return the numbers of the sections and their sizes. A tier's section has the number TIERS plus the tier."""
+    sections: dict[str, float] = {name: number for number, name in enumerate(SECTIONS, 1)}
+    size = struct.calcsize(_format(SECTIONS["STEP"]))
+    return {
+        **sections,
+        "TIERS": len(SECTIONS),
+        "BEFORE_TIERS": BEFORE_TIERS,
+        "LAST_OF_STEP": size - 1,
+        "TIER_BYTES": struct.calcsize(_format(TIER)),
+    }
+
+
+def figures_source() -> str:
+    """Return Lua functions and tables for this layout."""
+    plain = {name: start for section in SECTIONS.values() for name, start in section.items()}
+    of_tier = [f"q.{name}[tier]" for name in TIER]
+    return "\n".join([
+        _table("START", (f"{name} = {_number(start)}" for name, start in plain.items())),
+        _table("TIER_START", (f"{name} = {_number(start)}" for name, start in TIER.items())),
+        _table("RELATIVE", map(repr, RELATIVE)),
+        _table("FACTORS", map(repr, FACTORS)),
+        _table("PACES", map(repr, PACES)),
+        _table("SECTION_BYTES", (str(struct.calcsize(_format(section))) for section in SECTIONS.values())),
+        _table("pack_section", (_packer("q", _format(section), _each(section)) for section in SECTIONS.values())),
+        _table("unpack_section", (_unpacker("q", _format(section), _each(section)) for section in SECTIONS.values())),
+        f"local pack_tier = {_packer('q, tier', _format(TIER), of_tier)}",
+        f"local unpack_tier = {_unpacker('q, tier', _format(TIER), of_tier)}",
+    ])  # fmt: skip
+
+
+def _each(section: Iterable[str]) -> list[str]:
+    return [f"q.{name}" for name in section]
+
+
+def _format(section: Mapping[str, float]) -> str:
+    return f"<{'d' * len(section)}"
+
+
+def _packer(arguments: str, format: str, figures: list[str]) -> str:
+    return f"function({arguments}) return struct.pack('{format}', {', '.join(figures)}) end"
+
+
+def _unpacker(arguments: str, format: str, figures: list[str]) -> str:
+    return f"function({arguments}, packed) {', '.join(figures)} = struct.unpack('{format}', packed) end"
+
+
+def _table(name: str, values: Iterable[str]) -> str:
+    return f"local {name} = {{{', '.join(values)}}}"
+
+
+def _number(number: float) -> str:
+    return f"{'-' if number < 0 else ''}1 / 0" if math.isinf(number) else repr(number)
+
 
 T = TypeVar("T")
 
 LAYOUT = "headway14"
 """Version of the data in the server. It changes if the releases before and after a change can't share data."""
 
-RULE_AGE = 0.1
-"""Seconds for which a rule and its load can be used."""
+RULE_AGE = 0.1  # Seconds for which a rule and its load can be used.
 OUTPUT_SECONDS = 240
 """Seconds after which an unread stored-apart output expires. The stream that names it expires sooner."""
-REAP_EVERY = 0.05
-"""Maximum seconds between two reaps while something waits, and thus the maximum delay of an expiry."""
+REAP_EVERY = 0.05  # Maximum seconds between two reaps while something waits, and thus the maximum delay of an expiry.
 REST_SECONDS = 1.0
-"""Maximum seconds between two reaps of an idle queue. A lease lasts longer, because the reaper isn't told of claims."""
-STIRS_SECONDS = 1.0
-"""Seconds after its last entry until an empty queue is at rest."""
+"""Maximum seconds between two reaps of an idle queue. A lease lasts longer, because the reaper doesn't hear of claims."""
+STIRS_SECONDS = 1.0  # Seconds after the last entry until an empty queue is at rest.
 CLAIM_SECONDS = 10.0
 """Seconds for which a claimed task id is held, because its task may still be on the way to the queue."""
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
-    batch: "BUSY_TIME",
     batch_cost: "LEAST_SAVED",
     budget: "GREED",
     bulk: "STRETCH WITHIN QUIET FIRST_CREDIT SETTLED SPACING LOOK BATCHES_WAITING MOST_PAGES APART_AHEAD",
-    culprits: "APART_SECONDS MOST_APART LONE_ROOM KNOWN_SECONDS ALL_GENERATIONS GENERATION_STEP SAME_INSTANT ERROR_BYTES PRIOR MEMORY",
-    departure: "LEEWAY HELPED_FROM LONE_FROM LONE_ARRIVALS LONE_FACTOR OVER_UNLIKE MEASURE_AFTER",
+    departure: "BUSY_TIME LEEWAY HELPED_FROM LONE_FROM LONE_ARRIVALS LONE_FACTOR OVER_UNLIKE MEASURE_AFTER",
     departure_board: "RECENT_BYTES RECENT_SECONDS HISTORY_SECONDS WATCH_SECONDS RECORD_SECONDS",
     fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT LOOK_AHEAD MEAN_WEIGHT",
     health: "DEGRADED_AFTER OFFLINE_AFTER DEPARTED_SECONDS MOST_DEPARTED",
-    memory_room: "ROOM_WAIT",
     packing: "ALIKE",
     queue: (
         "NEAR_BATCHES MIXED_SECONDS WAIT_WEIGHT MIN_AVOIDANCE GATE_AGE UNKNOWN_WAIT QUARANTINE_BATCHES QUARANTINE_ALONE SEARCH_LOAD"
     ),
+    queue_limits: "ROOM_WAIT",
     retention: "FAILURE_BYTES",
     retry: (
         "MAX_ATTEMPTS RAISES DEATHS_ALONE BACKOFF_BASE BACKOFF_CAP BUDGET_RATIO BUDGET_RESERVE BUDGET_TRICKLE "
@@ -80,20 +183,23 @@ _SHARED: Mapping[ModuleType, str] = {
     ),
     service_model: "DECAY RATE_TIME LEAST_SEEN REACH NORMAL SPREAD STRAY STRAY_DEVIATIONS FASTER FORGETTING",
     slot_factors: "LEAST_DEVIATION PADDED_DOUBT",
-    suspects: "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT",
+    suspects: (
+        "APART_SECONDS MOST_APART LONE_ROOM KNOWN_SECONDS ALL_GENERATIONS GENERATION_STEP SAME_INSTANT ERROR_BYTES PRIOR MEMORY "
+        "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT"
+    ),
 }
 """Numbers of core that the functions use under the same names, by module."""
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
-    "COMING_SECONDS": 0.1,  # For a woken slot to claim before another is woken.
-    "WATCH_GRACE": 0.03,  # After it, the slot on watch counts as gone.
+    "COMING_SECONDS": 0.1,  # Time for a woken slot to claim before another is woken.
+    "WATCH_GRACE": 0.03,  # Delay after which the slot on watch counts as gone.
     "REAP_EVERY": REAP_EVERY,
-    "REAPER_SECONDS": 0.25,  # Beyond its next reap, for which a process remains the reaper.
+    "REAPER_SECONDS": 0.25,  # Time beyond its next reap for which a process remains the reaper.
     "REST_SECONDS": REST_SECONDS,
     "STIRS_SECONDS": STIRS_SECONDS,
     "CLAIM_SECONDS": CLAIM_SECONDS,
-    "STANDBY_SECONDS": 0.1,  # For each process, over which all attempts to become the reaper are spread at random.
+    "STANDBY_SECONDS": 0.1,  # Time per process over which attempts to become the reaper are spread at random.
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
@@ -103,7 +209,7 @@ _NUMBERS: dict[str, float] = {
     "COUNTED_FROM": 0.25,  # Share of the longest queue below which each tenant's entries aren't counted.
     "CLOCK_STEP": 0.5,
     "WAKEUP_SECONDS": 60,
-    # Lifetime of stored data once nobody comes any more. Figures expire first, because a queue without them starts afresh.
+    # Lifetime of unused data. Figures expire first, because a queue without them starts afresh.
     "LIFE_SECONDS": 3600,
     "FIGURES_SECONDS": 3000,
     "STREAM_SECONDS": 120,
@@ -136,7 +242,7 @@ _CODES: tuple[Mapping[str, float], ...] = (
     *({member.name: member.value for member in kind} for kind in (RefusalCode, Worth, Standing)),
     {f"FACTOR_{name}": getattr(slot_factors, name) for name in _FACTOR_NUMBERS.split()},
     {name.upper(): position for position, name in enumerate(PackedDedupKey._fields, 1)},
-    figures.numbers(),
+    figure_numbers(),
 )
 
 
@@ -155,7 +261,7 @@ _TEXTS = {
             "now",
             "q.born",
             *(_OF_LOAD.get(name, f"q.{name}") for name in wire.LOAD),
-            *(f"q.{name}" for name in figures.PACES),
+            *(f"q.{name}" for name in PACES),
         ]
     ),
     "RULE_FORMAT": repr("<" + "d" * (2 + len(wire.RULE))),
@@ -201,7 +307,7 @@ def _body() -> str:
         _causes("BLAMELESS", (cause for cause in Cause if not _blamed(cause))),
         _causes("NEVER_SPLIT", (cause for cause in Cause if cause in retry.NEVER_SPLIT)),
         _causes("SEARCHED", (cause for cause in Cause if cause in retry.SEARCHED)),
-        figures.source(),
+        figures_source(),
     ]
     return "\n".join([*generated, text])
 

@@ -26,13 +26,10 @@ from headway.core.values import octets
 from headway.model import KIND, KIND_OF_LETTER, Entry, Value, ValueKind, kind_of
 from headway.runtime.fair_turns import FairSlots
 
-GRACE_SECONDS = 60
-"""Seconds that an input outlasts its entry's deadline."""
-PREFIX = 4
-"""Bytes ahead of stored parameters, which hold their length."""
+GRACE_SECONDS = 60  # Seconds that an input outlasts its entry's deadline.
+PREFIX = 4  # Bytes ahead of stored parameters, which hold their length.
 TEXT = KIND[ValueKind.TEXT].letter
-AT_ONCE = 2
-"""Maximum number of values that a process sends or reads at the same time."""
+AT_ONCE = 2  # Maximum number of values that a process sends or reads at the same time.
 
 
 class LargeValues:
@@ -56,10 +53,8 @@ class LargeValues:
         return kind + _token(hashlib.blake2b(submission, key=self._secret, digest_size=8).digest())
 
     async def bring(self, queue: str, entries: Sequence[Entry]) -> None:
-        """Store the inputs of large entries beside the queue with the key prefix `queue`.
-
-        After OutOfMemory or BrokerUnavailable some may be stored.
-        """
+        """Store the inputs of large entries beside the queue with the key prefix `queue`. After OutOfMemory or
+        BrokerUnavailable some may be stored."""
         await asyncio.gather(*(self._bring(f"{queue}P:{self.name_of(entry)[1:]}", entry) for entry in entries))
 
     async def _bring(self, key: str, entry: Entry) -> None:
@@ -74,10 +69,8 @@ class LargeValues:
         return await self.read_input(f"{queue}P:{apart[0][1:]}", stored.tenant, apart)
 
     async def read_input(self, key: str, tenant: str, apart: StoredApart, *, whole: bool = False) -> Apart | None:
-        """Read input and parameters stored under a key, or return None if they don't exist or have another length.
-
-        They are read `whole` if another entry's input may replace them meanwhile.
-        """
+        """Read input and parameters stored under a key, or return None if they don't exist or have another length. They are
+        read `whole` if another entry's input may replace them meanwhile."""
         name, length = apart
         async with self._slots.of(tenant):
             content = await (self._connection.fetch_whole if whole else self._connection.fetch)(key, length)

@@ -1,7 +1,7 @@
-"""Receipts of the replies that gateways have read, which the next enqueue usually reports to the server.
+"""Receipts for replies that gateways have read. The next enqueue usually reports them to the server.
 
-The server recognizes an answered submission by its reply until that is reported as read. A submission that is offered again
-after the report would count as new. So a receipt waits for the calls under way that offer one of its submissions.
+Until a reply is reported as read, the server recognizes its submission if it is offered again. After the report, the submission
+would count as new. So a receipt waits for running calls that offer one of its submissions.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from headway.errors import BrokerUnavailable
 from headway.model import Entry, Submission
 from headway.runtime.race import end
 
-READ_DELAY = 0.05
-"""Maximum delay in seconds of a report to the server."""
-NOTHING_READ = ("", "", 0, 0)
-"""Empty packed receipt."""
+READ_DELAY = 0.05  # Maximum delay in seconds of a report to the server.
+NOTHING_READ = ("", "", 0, 0)  # Empty packed receipt.
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Report of what a gateway has read of its stream.
+    """Report of the replies that a gateway has read from its stream.
 
     Attributes:
         last: id of the last stream entry.
-        submissions: submissions whose replies were read.
-        outputs: token of each output read apart, and the name of the submission that read it.
-        held_by: calls under way for which it waits.
+        outputs: token of each output that was stored apart, followed by the name of the submission that read it.
+        held_by: running calls for which the receipt waits.
     """
 
     gateway: str
@@ -47,17 +44,14 @@ class Receipt(msgspec.Struct, frozen=True):
         return self.gateway, self.last, len(names), len(self.outputs), *names, *self.outputs
 
     def and_then(self, later: Receipt) -> Receipt:
-        last = max(self.last, later.last, key=_numbers)  # A large output may have been read after later entries.
+        # A large output may have been read after later entries.
+        last = max(self.last, later.last, key=lambda id: [int(number) for number in id.split(b"-")])
         submissions, outputs = self.submissions + later.submissions, self.outputs + later.outputs
         return Receipt(self.gateway, last, submissions, outputs, self.held_by + later.held_by)
 
 
-def _numbers(id: bytes) -> list[int]:
-    return list(map(int, id.split(b"-")))
-
-
 class Offer:
-    """Call under way that offers entries."""
+    """Running call that offers entries."""
 
     __slots__ = ("entries", "over")
 
@@ -67,7 +61,7 @@ class Offer:
 
 
 class Offers:
-    """Calls under way of this process that offer entries."""
+    """Running calls of this process that offer entries."""
 
     def __init__(self) -> None:
         self._under_way: list[Offer] = []
@@ -104,7 +98,7 @@ class Receipts:
         return self._receipts.pop(gateway)
 
     def add(self, receipt: Receipt) -> None:
-        """Note what a gateway has read. It is reported with the next enqueue, or soon."""
+        """Add a receipt. It is reported with the next enqueue, or within READ_DELAY."""
         receipt = replace(receipt, held_by=self._offers.of(receipt.submissions))
         known = self._receipts.get(receipt.gateway)
         self._note(receipt if known is None else known.and_then(receipt))

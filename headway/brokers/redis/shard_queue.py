@@ -24,7 +24,7 @@ from headway.brokers.redis.steps import Steps
 from headway.core import failures
 from headway.core.departure import Load, Policy
 from headway.core.health import grace
-from headway.core.locality.turns import Contender
+from headway.core.locality import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import Over, RateDebts
 from headway.core.retention import KeptLimits, weight
@@ -54,10 +54,8 @@ from headway.runtime.race import end
 _OUTPUT = attrgetter("output")
 
 
-MOST_BYTES = 64 << 20
-"""Maximum bytes of outputs in the replies of one batch, without outputs stored apart."""
-PART_BYTES = 8 << 20
-"""Bytes of outputs in one step. A larger output gets a step of its own."""
+MOST_BYTES = 64 << 20  # Maximum bytes of outputs in the replies of one batch, without outputs stored apart.
+PART_BYTES = 8 << 20  # Bytes of outputs in one step. A larger output gets a step of its own.
 NONE_APART: Mapping[int, str] = MappingProxyType({})
 TOO_MUCH = "the outputs of its batch come to more than {most} MiB, and there was no room for this one; try again"
 
@@ -74,10 +72,8 @@ class LeaseCompletions:
     async def complete(
         self, fence: int, lease: Lease, items: Sequence[ItemResult], waited: Sequence[float]
     ) -> Completion:
-        """End a lease with the result of each entry and the seconds that each `waited`. Large outputs come last.
-
-        After BrokerUnavailable, some entries may have been answered.
-        """
+        """End a lease with the result of each entry and the seconds that each `waited`. Large outputs come last. After
+        BrokerUnavailable, some entries may have been answered."""
         large, delivered = self._large(items), 0
         left_out: dict[int, int] = {}
         if None in map(_OUTPUT, items):
@@ -112,10 +108,8 @@ class LeaseCompletions:
     async def _store(
         self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int], storable: set[int]
     ) -> tuple[Sequence[ItemResult], Mapping[int, str]]:
-        """Store outputs apart. Returns the items, and kind and token of each stored output by position.
-
-        If the server has no room for an output, it stays in its reply or becomes a failure, and is no longer `storable`.
-        """
+        """Store outputs apart. Return the items, and the kind and token of each stored output by position. If the server has no
+        room for an output, it stays in its reply or becomes a failure, and is no longer `storable`."""
         wanted = [position for position in positions if position in storable] if storable else []
         if not wanted:
             return items, NONE_APART
@@ -141,7 +135,7 @@ class LeaseCompletions:
         return int(answer[0]) if answer else None
 
     async def _leave_out(self, fence: int, sizes: Mapping[int, int], size: int, delivered: int) -> Completion:
-        """End a lease. Entries left out, by position with the bytes of their outputs, run again apart. The others were answered."""
+        """End a lease whose other entries were answered. `sizes` has the positions and output bytes of entries to run again."""
         answer = await self._steps.call("leave_out", fence, wire.encode(list(sizes.items())))
         if not answer:
             return Completion(0, 0, fenced=True)
@@ -180,10 +174,8 @@ class LeaseCompletions:
 def fitting(
     entries: Sequence[Entry], items: Sequence[ItemResult], apart: Collection[int] = (), most: int = MOST_BYTES
 ) -> Sequence[ItemResult]:
-    """Turn outputs into failures if the replies of a batch would carry more than `most` bytes.
-
-    Tenants share the bytes, and the smallest outputs of a tenant come first. Outputs at the positions `apart` don't count.
-    """
+    """Turn outputs into failures if the replies of a batch would carry more than `most` bytes. Tenants share the bytes, and the
+    smallest outputs of a tenant come first. Outputs at the positions `apart` don't count."""
     if 4 * length_of_all(items) <= most:  # The usual case. No character takes more than 4 bytes.
         return items
     sizes = [0 if position in apart else _bytes(item.output) for position, item in enumerate(items)]
@@ -212,8 +204,8 @@ class Outcomes(msgspec.Struct, frozen=True):
     Attributes:
         runs: packed replies by gateway.
         head: bytes that precede a kept or shared reply of a single entry.
-        shared: position of each entry with dedup keys, worth and bytes of its outcome, number of its gateway among `runs` from 1,
-            and begin and end of its reply there in Lua's counting.
+        shared: for each entry with dedup keys its position, the worth and bytes of its outcome, the number of its gateway in `runs`
+            (from 1), and the Lua indexes at which its reply there begins and ends.
         ran: version of the model and code that ran the entries, or empty if none is shared.
         bad: positions and packed failures of items that failed.
         apart: kind and token of each output stored apart, by position.
@@ -235,7 +227,7 @@ def pack(
     positions: Sequence[int],
     names: Mapping[int, str] = NONE_APART,
 ) -> Outcomes:
-    """Pack the outcomes of the entries at some positions. `names` are kind and token of each output stored apart, by position."""
+    """Pack the outcomes of the entries at some positions. `names` has kind and token of each output stored apart, by position."""
     apart = {position: names[position] for position in positions if position in names} if names else {}
     runs: dict[str, list[wire.WireReply]] = {}
     worths: dict[int, tuple[int, int]] = {}
@@ -299,12 +291,11 @@ def _bytes(output: Value | None) -> int:
     return len(octets(output)) if isinstance(output, str) and not output.isascii() else len(output or b"")
 
 
-GRAIN = 0.0005
-"""Minimum delay of a timer in seconds."""
+GRAIN = 0.0005  # Minimum delay of a timer in seconds.
 
 
 class _Sleeper:
-    """Slot that listens."""
+    """Slot that waits for a wake-up."""
 
     __slots__ = ("at", "timer", "woken")
 
@@ -318,7 +309,7 @@ class _Sleeper:
             self.woken.set_result(None)
 
     def set(self, at: float, delay: float) -> None:
-        """Wake at instant `at`, in `delay` seconds, or sooner if that was set before."""
+        """Wake in `delay` seconds, at instant `at`, unless an earlier instant is set."""
         if at < self.at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -405,22 +396,16 @@ class Wakeups:
             sleeper.set(at, at - self._now())
 
 
-SHARDS = 256
-"""Maximum number of shards of a model. A lease's fence is the queue's fence times SHARDS, plus the shard."""
-MOST_ENTRIES = 256
-"""Maximum number of entries in one call, because a step blocks the server."""
+SHARDS = 256  # Maximum number of shards of a model. A lease's fence is the queue's fence times SHARDS, plus the shard.
+MOST_ENTRIES = 256  # Maximum number of entries in one call, because a step blocks the server.
 GATHERING, GATHERED = 0.1, 0.004
 """Share of the headway for which entries may gather while a slot may be free, and its maximum in seconds."""
 GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
 """The same while no slot is free. Longer gathering would delay verdicts, and entries would miss a slot that is free early."""
-AHEAD = 0.001
-"""Seconds by which entries must be in the queue before a slot is free."""
-TRIES = 4
-"""Maximum number of times in a row that a claim may ask for a newer rule."""
-KEPT_SHARE = 0.25
-"""Maximum share of a server's `maxmemory` for kept outcomes, so they never cause a refusal."""
-ROOM_SHARE = 0.5
-"""Maximum share of a server's `maxmemory` for large entries, so room is left for small entries."""
+AHEAD = 0.001  # Seconds by which entries must be in the queue before a slot is free.
+TRIES = 4  # Maximum number of times in a row that a claim may ask for a newer rule.
+KEPT_SHARE = 0.25  # Maximum share of a server's `maxmemory` for kept outcomes, so they never cause a refusal.
+ROOM_SHARE = 0.5  # Maximum share of a server's `maxmemory` for large entries, so room is left for small entries.
 
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
@@ -430,10 +415,8 @@ log = get_logger(__name__)
 
 
 class Budgets:
-    """Byte budgets of the queues. On one server all queues share them, and in a cluster each queue gets a part.
-
-    `kept` is the budget of each server. `queues` returns the number of all queues, `shards` is that of each model.
-    """
+    """Byte budgets of the queues. On one server all queues share them, and in a cluster each queue gets a part. `kept` is the
+    budget of each server. `queues` returns the number of all queues, `shards` is that of each model."""
 
     def __init__(
         self, connection: RedisConnection, kept: KeptLimits, queue_bytes: int, shards: int, queues: Callable[[], int]
@@ -441,17 +424,17 @@ class Budgets:
         self._connection = connection
         self._kept, self._queue_bytes = kept, queue_bytes
         self._shards, self._queues = shards, queues
-        self._found: tuple[tuple[int, int], KeptLimits] | None = None
+        self._kept_now: tuple[tuple[int, int], KeptLimits] | None = None
 
     def kept(self) -> KeptLimits:
-        """Budgets of kept outcomes for one queue."""
+        """Return the budgets of kept outcomes for one queue."""
         memory_now = servers, memory = self._connection.servers, self._connection.smallest_memory
-        if self._found is not None and self._found[0] == memory_now:
-            return self._found[1]
+        if self._kept_now is not None and self._kept_now[0] == memory_now:
+            return self._kept_now[1]
         parts = self._shards if self._connection.clustered else 1
         kept = self._kept.within(int(KEPT_SHARE * memory) * min(servers, parts)) if memory else self._kept
         kept = kept.split(parts)
-        self._found = memory_now, kept
+        self._kept_now = memory_now, kept
         return kept
 
     def room(self) -> int:
@@ -487,7 +470,7 @@ class RateLimitCache:
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """Lease from the server, with the seconds that each entry waited and why an entry can't be read, if so."""
+    """Lease from the server. `waited` has the seconds that each entry waited. `unreadable` is why one can't be read, or empty."""
 
     lease: Lease
     waited: Sequence[float]
@@ -500,8 +483,7 @@ class Moved(msgspec.Struct, frozen=True):
     queue: QueueName
 
 
-Verdict = Failure | Moved | None
-"""Verdict of a queue on an entry, which is None if the entry is admitted."""
+Verdict = Failure | Moved | None  # Verdict of a queue on an entry, which is None if the entry is admitted.
 
 
 class Look(msgspec.Struct):
@@ -517,7 +499,6 @@ class Queue:
 
     Attributes:
         born: instant at which the server's state of this queue began, or 0 if unknown. It changes when the state is lost.
-        losses: how often the state was lost.
         offered_at: event loop instant of the last offer.
         in_use: number of shards over which the queue's load is spread.
         spread: number of shards over which the model's tenants are spread.
@@ -642,10 +623,8 @@ class Queue:
         return await self._call("enqueue_known", *arguments)
 
     async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | NoWork:
-        """Claim the batch that leaves now, or learn when to claim again.
-
-        A repeated claim has the same `token`. A slot is a `guest` if its home is another shard.
-        """
+        """Claim the batch that leaves now, or learn when to claim again. A repeated claim has the same `token`. A slot is a
+        `guest` if its home is another shard."""
         self.wakeups.forget(slot.worker)
         name = f"{self.connection.process}\0{slot.worker}"
         self.wakeups.start()
@@ -699,7 +678,7 @@ class Queue:
         output = await self.output_of(name, length, reply.tenant)
         if output is not None:
             return replace(reply, output=output)
-        # The outcome was forgotten since, or its output is lost. To ask again makes the server forget an outcome without output.
+        # The outcome was forgotten since, or its output is lost. Asking again makes the server forget an outcome without output.
         if again:
             return await self.outcome(key, again=False)
         return replace(reply, failure=failures.lost_output())
@@ -714,7 +693,7 @@ class Queue:
         self._note(await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
-        """Report the status and the warm-up batches of a home slot. `renewed` tells that its backend has changed."""
+        """Report the status and the warm-up batches of a home slot. Pass `renewed` if its backend has changed."""
         standing = {WorkerStatus.HEALTHY: 1, WorkerStatus.COLD: 2}.get(worker.status, 0)
         slot = worker.worker_id, standing, worker.share, int(renewed), grace(worker.every), worker.runs.target
         self._note(await self._steps.join("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
@@ -740,7 +719,7 @@ class Queue:
         return int(depth), int(slots)
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
-        """Return the names of the model's queues that may hold data, and until when. The queue for any version knows them."""
+        """Return the model's queues that may hold data, and the instant until which they may. Ask the queue for any version."""
         until, endings = await self._steps.join("siblings")
         return [wire.queue_of(self.name.model, ending) for ending in endings], float(until)
 
@@ -794,10 +773,8 @@ class Queue:
         self._heed(now, born)
 
     def _rule(self, policy: Policy, took: float) -> bytes:
-        """Pack the rule for the last known load, or no rule if the load is too old.
-
-        The rule's instant is later by the seconds that the last call `took`, so that a distant server doesn't find it too old.
-        """
+        """Pack the rule for the last known load, or no rule if the load is too old. The rule's instant is later by the seconds
+        that the last call `took`, so that a distant server doesn't find it too old."""
         if self._load is None:
             return wire.pack_rule(0.0, 0, None)
         stamp, load = self._load
@@ -825,7 +802,7 @@ class Queue:
                 inputs = await self._inputs(int(fence), stored)
                 lost = [at for at, entry in enumerate(stored) if entry.apart and inputs[at] is None]
                 if lost:
-                    log.info("inputs of a batch are not there", worker=slot.worker, count=len(lost), of=len(stored))
+                    log.info("inputs of a batch are missing", worker=slot.worker, count=len(lost), of=len(stored))
                 if lost and not await self._call("lose", int(fence), wire.encode(lost)):
                     return NoWork(self.now())
                 kept = [at for at in range(len(stored)) if at not in lost]
@@ -847,9 +824,9 @@ class Queue:
         return Granted(lease, waited, unreadable)
 
     async def _inputs(self, fence: int, stored: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
-        """Read the inputs of entries that are stored apart, None for the others. Renews the lease meanwhile."""
+        """Read the inputs of entries that are stored apart, with None for other entries. Renew the lease meanwhile."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, entry) for entry in stored)))
-        # `extend` may fail first, and then nobody asks for this exception.
+        # If `extend` fails first, nobody retrieves this exception.
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not (await asyncio.wait({reading}, timeout=self._lease_seconds / 3))[0]:

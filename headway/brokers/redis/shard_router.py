@@ -1,6 +1,10 @@
-"""Shards of a model's load: the home of each slot, and the queue of each entry.
+"""The queues that a process knows, and the shards of a model's load: the home of each slot, and the queue of each entry.
 
-Both follow from a census of the workers that were healthy about a second ago. Processes with the same census choose alike.
+A queue is created when an entry, a worker or a server's list first names it. It is forgotten when no worker and no list has named
+it for a while, but never if it belongs to one of the process's own models or slots.
+
+Homes and queues of entries follow from a census of the workers that were healthy about a second ago. Processes with the same census
+choose alike.
 """
 
 from __future__ import annotations
@@ -9,25 +13,180 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from msgspec.structs import replace
 
 from headway.brokers.redis.fleet import Registry
-from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Moved, Queue, Verdict
 from headway.brokers.redis.together import all_of
 from headway.core import batch_cost, failures, rows
 from headway.core import shards as sharding
+from headway.core.batch_cost import is_news
+from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.model import DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
+from headway.model import CostLine, DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.race import end
 
-CENSUS_AGE = 1.0
-"""Seconds for which a census is valid."""
-REMEMBERED = 100_000
-"""Maximum number of entries whose queue is remembered."""
+LIST_QUEUES_EVERY = 10.0  # Seconds between two reads of the server's lists.
+FORGET_AFTER = 120.0
+"""Seconds after which an unnamed queue is forgotten. A server that lost its state lists nothing for a while."""
+
+
+class QueueTable(dict[QueueName, list[Queue]]):
+    """Queues of one process by name, one for each shard.
+
+    Attributes:
+        added: called with new queues.
+        rows: models whose entries have rows or shapes. See `core.rows.counted`.
+        untold: instants until which models' queues may hold data, which the registry doesn't have yet.
+    """
+
+    def __init__(self, make: Callable[[QueueName, int, QueueLimits], Queue], shards: int) -> None:
+        super().__init__()
+        self.every: list[Queue] = []
+        self.limits: dict[str, QueueLimits] = {}
+        self.added: Callable[[Sequence[Queue]], None] = lambda queues: None
+        self.rows: set[str] = set()
+        self.padded: dict[str, CostLine | None] = {}
+        self._strangers = False
+        self.untold: dict[str, float] = {}
+        self._make, self._shards = make, shards
+        self._look_at = -math.inf
+        self._own: set[QueueName] = set()
+        self._named_at: dict[QueueName, float] = {}
+        self._looked: dict[str, float] = {}  # Instant of the last look at each model that all its shards answered.
+        self._registry_read = -math.inf
+        self._former_losses = 0
+
+    @property
+    def losses(self) -> int:
+        """Number of times that the server has lost a queue, including forgotten queues."""
+        return self._former_losses + sum(queue.losses for queue in self.every)
+
+    def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
+        """Add queues of these models. Queues of their versions get the same bounds. If `strangers` is set, queues of all other
+        models are added too from now on, while they hold data."""
+        self._strangers |= strangers
+        for model, limits in models.items():
+            self.limits[model] = limits
+            self.has(QueueName(model))
+            self._bound(model)
+
+    def count_rows(self, counted: Mapping[str, bool]) -> None:
+        """Note which models have entries with rows and shapes. These decide weights, and which entries share a batch."""
+        for model, counts in counted.items():
+            if counts is not (model in self.rows):
+                (self.rows.add if counts else self.rows.discard)(model)
+                self._bound(model)
+
+    def fill_up(self, lines: Mapping[str, CostLine]) -> None:
+        """Learn the cost of models that pad. Their batches are then made of entries of similar weight."""
+        for model in self.limits:
+            line = lines.get(model)
+            if is_news(line, self.padded.get(model)):
+                self.padded[model] = line
+                self._bound(model)
+
+    def _bound(self, model: str) -> None:
+        for queue in self.every:
+            if queue.name.model == model:
+                queue.limits = self._bounds(model)
+
+    def _bounds(self, model: str) -> QueueLimits:
+        limits = self.limits[model].filling_up(self.padded.get(model))
+        return limits.counting_rows() if model in self.rows else limits
+
+    def has(self, name: QueueName) -> bool:
+        """Return True if queues of this name exist. If the name is another version of a known model, they are created."""
+        if name not in self:
+            self._add(name)
+        return name in self
+
+    def keep(self, names: Iterable[QueueName]) -> None:
+        self._own.update(names)
+
+    def learn(self, names: Iterable[QueueName]) -> None:
+        """Add the queues of these names, or note that they were named again. Unknown models are ignored."""
+        now = asyncio.get_running_loop().time()
+        for name in names:
+            if self.has(name):
+                self._named_at[name] = self._named_at[QueueName(name.model)] = now
+
+    def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
+        """Add the queues that workers claim from, and the queues of models that may hold data."""
+        self._registry_read = asyncio.get_running_loop().time()
+        for model in models:
+            if model not in self.limits and self._strangers:
+                self.know({model: next(iter(self.limits.values()))})  # Any bounds do, as nobody enqueues for it here.
+                self._look_at = -math.inf
+            self.learn([QueueName(model)])
+        self.learn(names)
+
+    async def look(self, at_once: bool = False) -> None:
+        """Add the queues that the servers list, if a look is due or must happen `at_once`. Some may be unknown to all processes."""
+        now = asyncio.get_running_loop().time()
+        if at_once or now >= self._look_at:
+            self._look_at = now + LIST_QUEUES_EVERY
+            await asyncio.gather(*(self._look_at_model(model, now) for model in list(self.limits)))
+
+    async def _look_at_model(self, model: str, now: float) -> None:
+        answers = await asyncio.gather(*map(_siblings, self[QueueName(model)]))
+        listed = [answer for answer in answers if answer is not None]
+        self.learn({name for names, _ in listed for name in names})
+        until = max((until for _, until in listed), default=0.0)
+        if until or len(listed) == len(answers):
+            self.untold[model] = until
+        if len(listed) == len(answers) and model in self.limits:
+            self._looked[model] = now
+
+    def forget(self) -> Sequence[Queue]:
+        """Drop queues that weren't named for long, and return them."""
+        self.learn([name for name in self if name not in self._named_at])
+        names = [name for name in self if self._is_past(name)]
+        gone = [queue for name in names for queue in self.pop(name)]
+        for name in names:
+            del self._named_at[name]
+            if name == QueueName(name.model):
+                del self.limits[name.model], self._looked[name.model]
+                self.rows.discard(name.model)
+                self.padded.pop(name.model, None)
+        if gone:
+            self.every[:] = [queue for queues in self.values() for queue in queues]
+            self._former_losses += sum(queue.losses for queue in gone)
+        return gone
+
+    def _is_past(self, name: QueueName) -> bool:
+        """Return True if nobody has named a queue for long. Looks and the registry must have been read since."""
+        if name in self._own:
+            return False
+        looked = self._looked.get(name.model, -math.inf)
+        if QueueName(name.model) not in self._own:
+            looked = min(looked, self._registry_read)
+        return looked - self._named_at[name] > FORGET_AFTER
+
+    def beside(self, queue: Queue, name: QueueName) -> Queue:
+        self.learn([name])
+        return self[name][queue.shard]
+
+    def _add(self, name: QueueName) -> None:
+        if name.model in self.limits:
+            limits = self._bounds(name.model)
+            self[name] = made = [self._make(name, shard, limits) for shard in range(self._shards)]
+            self.every += made
+            self.added(made)
+
+
+async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
+    """Return the queue names that a server lists, and the instant until which the list holds, or None without an answer."""
+    with contextlib.suppress(BrokerUnavailable):
+        return await queue.siblings()
+    return None
+
+
+CENSUS_AGE = 1.0  # Seconds for which a census is valid.
+REMEMBERED = 100_000  # Maximum number of entries whose queue is remembered.
 MOVES = 4
 """Maximum number of queues to offer an entry to. The flight that it wants to join may end and begin elsewhere meanwhile."""
 
@@ -59,7 +218,7 @@ class ShardRouter:
         await end(self._counting)
 
     async def count(self, wait: bool = False) -> None:
-        """Start a new census if it is due. Only waits for it if asked to `wait`, or if the last census is too old to be used."""
+        """Start a new census if it is due. Wait for it only if asked to, or if the last census is too old to be used."""
         if self.alone:
             return
         loop = asyncio.get_running_loop()
@@ -77,11 +236,11 @@ class ShardRouter:
 
     def home(self, worker: str, name: QueueName) -> Queue:
         """Return the home shard of a slot. Only `move` changes it."""
-        return self._homes.get((name, worker)) or self._found_home(worker, name)
+        return self._homes.get((name, worker)) or self._home_by_census(worker, name)
 
     def move(self, worker: WorkerInfo) -> Queue | None:
         """Move a slot to its home by the last census. Returns its former home if that is another shard."""
-        home = self._found_home(worker.worker_id, worker.queue)
+        home = self._home_by_census(worker.worker_id, worker.queue)
         self._queues.keep([worker.queue])
         key = (worker.queue, worker.worker_id)
         before, self._homes[key] = self._homes.get(key), home
@@ -95,18 +254,16 @@ class ShardRouter:
         return before != worker.backend
 
     def apart(self, name: QueueName) -> Sequence[Queue]:
-        """Return the shards that may have entries for a queue's slots but are home to none of them.
-
-        The model's tenants are spread over these shards too if another version has more slots.
-        """
+        """Return the shards that may have entries for a queue's slots but are home to none of them. The model's tenants are
+        spread over these shards too if another version has more slots."""
         spread = self._spread.get(name.model, 1) if name in self._census else 0
         return self._queues[name][self._in_use(name) : spread]
 
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
         """Offer entries to their queues, which must exist. Returns the verdicts in order, None for an admitted entry.
 
-        All versions of a model share idempotency keys, tasks and chosen ids. So a queue checks in the same step whether another
-        version's queue knows the entry's. Then the entry is offered to that queue.
+        All versions of a model share idempotency keys, tasks and chosen ids. So each queue also checks if another version's queue
+        knows those of the entry. If so, the entry is offered to that queue.
         """
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
@@ -147,10 +304,8 @@ class ShardRouter:
         return result
 
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """Choose a queue for each entry: the queue that it went to before, else the next shard in turn.
-
-        Each shard gets part of a batch before the turn moves on.
-        """
+        """Choose a queue for each entry: the queue that it went to before, else the next shard in turn. Each shard gets part of
+        a batch before the turn moves on."""
         if self.alone and not self._placed:
             if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # The usual case.
                 return [self._queues[entries[0].queue][0]] * len(entries)
@@ -173,10 +328,8 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """Choose the tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is.
-
-        An entry is `paid` if its limits are charged to another entry that comes with it.
-        """
+        """Choose the tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is. An entry is
+        `paid` if its limits are charged to another entry that comes with it."""
         name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:
             return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
@@ -208,7 +361,7 @@ class ShardRouter:
     def _in_use(self, name: QueueName) -> int:
         return sharding.active(self._shards, len(self._census.get(name, [])))
 
-    def _found_home(self, worker: str, name: QueueName) -> Queue:
+    def _home_by_census(self, worker: str, name: QueueName) -> Queue:
         return self._queues[name][sharding.home(worker, self._census.get(name, []), self._in_use(name))]
 
     async def _count(self) -> None:
@@ -247,7 +400,7 @@ class ShardRouter:
 
 
 def _without_identical(entry: Entry) -> Entry:
-    """Drop an entry's dedup keys for identical requests, because versions never share those."""
+    """Drop an entry's dedup keys for identical requests, because versions never share answers to identical requests."""
     kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
     return replace(entry, dedup_keys=kept)
 

@@ -1,7 +1,7 @@
-"""Steps of one queue: library calls that the server makes only while their callers wait.
+"""Steps of one queue: library calls that the server skips once their callers have stopped waiting.
 
-The server may get to an unanswered call after its caller has repeated it and told a client the answer. So each call names the
-instant on the server's clock until which its caller waits, and the server skips the call after that.
+A delayed call may reach the server after its caller has repeated it and answered the client. So each call names the instant, on the
+server's clock, until which its caller waits. After that instant the server skips the call.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any
 
 from headway.brokers.redis.connection import Overdue, RedisConnection
 
-WINDOW = 60.0
-"""Seconds for which answers count as recent, because clocks drift."""
+WINDOW = 60.0  # Seconds for which answers count as recent, because clocks drift.
 PUT_BACK = 2.0
-"""Seconds by which an answer must be behind the best to show that the server's clock was put back. No answer takes so long."""
+"""An answer that is so many seconds behind the best shows that the server's clock was put back. No answer takes so long."""
 
 
 class ServerClock:
     """Estimate of the server's clock, made from the answers of one queue.
 
-    Each answer names the server's instant but takes a while to arrive, so an estimate made of it is behind. The best of recent
-    answers is hardly behind, and ahead only for a while after a small step back of the server's clock.
+    Each answer names the server's instant but takes a while to arrive, so an estimate from it lags behind. The best recent answer
+    hardly lags. It runs ahead only for a while after the server's clock was put back a little.
 
     The event loop reads `clock` once per turn. If the process stalls within a turn, an answer compared with that clock would seem
     to be ahead. So the best answer is found with `anew`, which is the same clock but read at each call.
@@ -32,10 +31,9 @@ class ServerClock:
 
     def __init__(self, clock: Callable[[], float], anew: Callable[[], float] = monotonic) -> None:
         self._clock, self._anew = clock, anew
-        self._latest = 0.0
-        """Seconds that the server's clock is ahead of this process's, by the last answer."""
+        self._latest = 0.0  # Seconds that the server's clock is ahead of this process's, by the last answer.
+        # The same number by the best answer of this window, and of the window before.
         self._best = self._best_before = -math.inf
-        """The same by the best answer of this window, and of the previous window."""
         self._window_ends = -math.inf
 
     def learn(self, instant: float) -> None:
@@ -54,28 +52,28 @@ class ServerClock:
         return self._clock() + self._latest
 
     def after(self, seconds: float) -> float | None:
-        """Return the server's instant in some seconds, or a slightly earlier instant. None before the first answer."""
+        """Return the server's instant `seconds` from now, or a slightly earlier one. None before the first answer."""
         ahead = max(self._best, self._best_before)
         return None if math.isinf(ahead) else self._clock() + ahead + seconds
 
 
 class Steps:
-    """Steps of one queue. `head` returns the arguments at the beginning of every step."""
+    """Steps of one queue. `head` returns the first arguments of every call."""
 
     def __init__(self, connection: RedisConnection, key: str, head: Callable[[], tuple[object, ...]]) -> None:
         self.clock = ServerClock(lambda: asyncio.get_running_loop().time())
         self._connection, self._key, self._head = connection, key, head
 
     def call(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step. It may have been done even if BrokerUnavailable is raised."""
+        """Make a call. The server may have run it even if this raises BrokerUnavailable."""
         return self._make(self._connection.call, function, *arguments)
 
     def join(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a step like `call`, but batched with other calls. See `RedisConnection.join`."""
+        """Make a call like `call`, but batched with others. See `RedisConnection.join`."""
         return self._make(self._connection.join, function, *arguments)
 
     def share(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a read-only step like `join`. Concurrent equal steps share one answer."""
+        """Make a read-only call like `join`. Concurrent equal calls share one answer."""
         return self._make(self._connection.share, function, *arguments)
 
     def claim(self, function: str, *arguments: object) -> Awaitable[Any]:

@@ -1,4 +1,4 @@
-"""Calls made at one moment are sent as one call per node, because periodic tasks wake up together.
+"""Batches the calls of one moment into one call per node, because periodic tasks wake up at the same time.
 
 A call waits some turns of the event loop for others, and gets its own answer or error. A call that stays alone is sent as it is.
 Equal read-only calls become one call with one answer.
@@ -12,10 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-TURNS = 6
-"""Turns of the event loop for which calls gather. The slowest task needs as many from its timer to its call."""
-MOST = 16
-"""Maximum number of calls sent as one, because a step blocks the server."""
+TURNS = 6  # Turns of the event loop for which calls gather. The slowest task takes so many from its timer to its call.
+MOST = 16  # Maximum number of calls sent as one, because a step blocks the server.
 
 T = TypeVar("T")
 
@@ -40,10 +38,8 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Together:
-    """Collector of the calls that one process makes at a moment.
-
-    Calls go together if `place` returns the same for their keys. `error` makes an exception of its text.
-    """
+    """Collects the calls that one process makes at about the same time. Calls are joined if `place` returns the same value for
+    their keys. `error` makes an exception of the server's error text."""
 
     def __init__(self, link: Caller, place: Callable[[str], str], error: Callable[[str], Exception]) -> None:
         self._link, self._place, self._error = link, place, error
@@ -51,7 +47,6 @@ class Together:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def join(self, function: str, key: str, *arguments: object) -> Any:
-        """Make a call together with all others made now."""
         loop, place = asyncio.get_running_loop(), self._place(key)
         part = _Part(function, key, arguments, [loop.create_future()])
         if place not in self._gathering:
@@ -93,7 +88,7 @@ class Together:
                 raise
 
     async def _answers(self, parts: list[_Part]) -> Sequence[Sequence[Any]]:
-        """Return for each call whether it was done, and its result or the text of its error."""
+        """Return for each call 1 and its result, or 0 and the text of its error."""
         if len(parts) == 1:
             [part] = parts
             return [(1, await self._link.call(part.function, part.key, *part.arguments))]

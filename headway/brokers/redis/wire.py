@@ -46,10 +46,8 @@ from headway.model.board import Notice, ScalingChange
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 
-SCHEMA = 1
-"""Version of the format that this release writes."""
-READABLE = range(1, SCHEMA + 2)
-"""Versions of the format that this release reads."""
+SCHEMA = 1  # Version of the format that this release writes.
+READABLE = range(1, SCHEMA + 2)  # Versions of the format that this release reads.
 
 
 class TooNew(Exception):
@@ -88,7 +86,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answers of one batch for one gateway. `version` is the model's."""
+    """Answers of one batch for one gateway. `version` is the version of the model that ran the batch."""
 
     schema: int
     worker: str
@@ -97,7 +95,8 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch. `cause` is the value of a `Cause`, `item`, or a cause of a later release. `version` is the model's."""
+    """Failure of a batch. `cause` is the value of a `Cause`, `item`, or a cause of a later release. `version` is the
+    version of the model."""
 
     cause: str
     message: str
@@ -109,7 +108,7 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
-    """Entry without an output. `queue_due` tells that its queue deadline passed, `hung` that its last run hung."""
+    """Entry without an output. `queue_due` is True if its queue deadline passed, and `hung` if its last run hung."""
 
     key: str
     waited: str
@@ -148,7 +147,7 @@ _RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
 def key_of(tenant: str, id: str) -> bytes:
     """Return the key of an entry. Raises ValueError for an id with a NUL, because keys would be ambiguous."""
     if "\0" in id:
-        raise ValueError(f"id {id!r} holds a NUL")
+        raise ValueError(f"id {id!r} contains a NUL")
     return f"{tenant}\0{id}".encode()
 
 
@@ -158,10 +157,8 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
 
 
 def prefix_of(prefix: str, queue: QueueName, shard: int) -> str:
-    """Return the prefix of the keys of a queue's shard. All versions of a model share the part in braces.
-
-    The version's colons become percent signs, which no version contains.
-    """
+    """Return the prefix of the keys of a queue's shard. All versions of a model share the part in braces. The version's colons
+    become percent signs, which no version contains."""
     ending = QueueName("", queue.version.replace(":", "%"))
     return f"{prefix}:{{{queue.model}:{shard}}}{ending}:"
 
@@ -210,7 +207,7 @@ def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
 
 
 def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
-    """Pack a batch's replies for one gateway. Also returns where each reply begins and ends."""
+    """Pack a batch's replies for one gateway. Also return the begin and end of each reply in the bytes."""
     each = [encode(reply) for reply in replies]
     packed = encode((SCHEMA, worker, version, [msgspec.Raw(reply) for reply in each]))
     ends = list(itertools.accumulate((len(reply) for reply in each), initial=len(packed) - sum(map(len, each))))
@@ -239,7 +236,8 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
-    """Pack a rule with the instant and slots of its load. A headway below 0 means no spacing."""
+    """Pack a rule, or None for no rule. `made_at` and `slots` are the instant and the slots of the load from which the
+    rule was made. In the packed rule, a headway below 0 means no spacing."""
     if rule is None:
         return pack_numbers((made_at, slots))
     numbers = list(_RULE_OF(rule))
@@ -269,9 +267,8 @@ def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
 
 
 StoredApart = tuple[str, int]
-"""Kind and token, and length in bytes, of a value that is stored apart. They take the value's place."""
-Apart = dict[int, StoredApart]
-"""Outputs stored apart, by the positions of their replies."""
+"""Kind and token of a value that is stored apart, and its length in bytes. They replace the value."""
+Apart = dict[int, StoredApart]  # Outputs stored apart, by the positions of their replies.
 
 
 def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> list[Reply]:
@@ -346,7 +343,8 @@ def _read_output(content: object) -> Value | None:
 
 
 def _known(failure: Failure) -> Failure:
-    """Replace a failure code of a later release by one that this release can answer."""
+    """Return the failure, with the code INTERNAL if this release doesn't know the failure's code. A process of a later
+    release may have written it."""
     if failure.code in errors.STATUS:
         return failure
     return msgspec.structs.replace(failure, code=errors.INTERNAL)

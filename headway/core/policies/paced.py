@@ -12,25 +12,25 @@ behind. So a full batch leaves only when a schedule has reached it that moves on
 faster than the GPUs, so in the long run it costs none of their time. A batch may be ahead of the schedule by as much as batch times
 vary, since there is no use in holding against chance. (A leaky bucket as a meter, the virtual scheduling of ITU-T I.371.)
 
-The actual gap. The formula leaves no slack. If larger batches take longer, one that is large by chance comes back late, the next is
-larger still, and gaps bunch again. And it holds for lasting load. From idle GPUs on, the first gaps would be too long. So the gap
-is ℓ(n)/k for the largest batch n on a GPU, the pace at which GPUs come back at that moment. This leads to s* by itself: λ·ℓ(n)/k
-arrivals come in a gap, and n = λs* is the fixed point. After a start it would get there too late, as batches are few and small. So
-the first batch of each GPU leaves s* after the one before, and is not cut.
+The actual gap. The formula leaves no slack. If larger batches take longer, a batch that is large by chance comes back late, the
+next is larger still, and gaps bunch again. And it holds for lasting load. From idle GPUs on, the first gaps would be too long. So
+the gap is ℓ(n)/k for the largest batch n on a GPU, the pace at which GPUs come back at that moment. This leads to s* by itself:
+λ·ℓ(n)/k arrivals come in a gap, and n = λs* is the fixed point. After a start it would get there too late, as batches are few and
+small. So the first batch of each GPU leaves s* after the one before, and is not cut.
 
 Varying batch times. GPUs come back at uneven moments, and the largest batch is large by chance. So the part of the gap due to α is
 somewhat longer, and the part due to the size is shorter. A single GPU needs no spacing, and only waits for a few others to join.
 
-Different slots. k slots do Σ 1/fᵢ times as much as one of factor 1, and an even gap would hold the fast ones back. A request waits
+Different slots. k slots do Σ 1/fᵢ times as much as one of factor 1, and an even gap would hold the fast slots back. A request waits
 for a gap, then a batch: gᵢ + ℓᵢ. The longest of these sums is least if all are equal, gᵢ = C − ℓᵢ. As each slot leaves every ℓᵢ and
 the gaps fill all time, Σ gᵢ/ℓᵢ = 1, so C = (k + 1) / Σ 1/ℓᵢ. A slot with ℓᵢ ≥ C would make C longer, so it takes no part, and only
 helps out. Given the mean gap s*, slots take part from the fastest on, as many as make (k + 1)·s* least while a batch of that gap's
 arrivals, with room for chance, still fits.
 
 Cutting. Clients that ask again once answered come back together. They would ride in one batch for ever while other GPUs rest, or in
-a large batch and small ones by turns. So if the waiting entries are well over an even share, which is the kth part of all that wait
-or run, they are cut. In j batches that leave a gap apart, the mean time until n are back, (α + βn/j)·(1 + (j−1)/2k), is least at
-the whole number next to √(βn·(2k−1)/α). They are cut into no more.
+a large batch and small batches by turns. So if the waiting entries are well over an even share, which is the kth part of all that
+wait or run, they are cut. In j batches that leave a gap apart, the mean time until n are back, (α + βn/j)·(1 + (j−1)/2k), is least
+at the whole number next to √(βn·(2k−1)/α). They are cut into no more.
 
 Bursts. The gap since the last departure says little, as the first request of a burst would take a GPU for itself while the rest
 wait. So if a request comes late in a gap in which others were due, it gets a gap of its own to gather a batch, that of idle GPUs,
@@ -153,7 +153,7 @@ EVENLY = 1e6  # Square of more batches than there are slots, for a unit of size,
 
 
 class Team(msgspec.Struct, frozen=True):
-    """Slots that take part, the fastest ones."""
+    """Slots that take part, which are the fastest."""
 
     slots: int  # Their number.
     speed: float  # Batches that they run together in the time of one on a slot of factor 1: Σ 1/fᵢ.

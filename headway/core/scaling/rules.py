@@ -72,7 +72,7 @@ def read_all(rules: object) -> tuple[ScaleRule, ...]:
     if not isinstance(rules, list):
         raise NoRules("it is not a list")
     if not 1 <= len(rules) <= MOST_RULES:
-        raise NoRules(f"it has {len(rules)} rules; 1 to {MOST_RULES} will do")
+        raise NoRules(f"it has {len(rules)} rules; 1 to {MOST_RULES} are allowed")
     checked = tuple(_rule(number, rule) for number, rule in enumerate(rules, 1))
     _check_band(checked)
     return checked
@@ -94,7 +94,7 @@ def _rule(number: int, table: object) -> ScaleRule:
         raise NoRules(f"{where} is not a table")
     for name in table:
         if name not in _NAMES:
-            raise NoRules(f"{where} has {str(name)[:40]!r}, which no rule has; it may have {', '.join(_NAMES)}")
+            raise NoRules(f"{where} has the unknown name {str(name)[:40]!r}; a rule may have {', '.join(_NAMES)}")
     condition = _one_of(where, table, _CONDITIONS)
     step = _one_of(where, table, ("add", "remove"))
     if "for_s" not in table:

@@ -4,7 +4,7 @@
     policy `plan`    the fewest workers that keep the promise under the forecast load (`sizing`), with room
 
 Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once.
-Late ones no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so
+Late workers no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so
 replacements are requested as far as the bounds allow. Workers are removed only if nothing changed, and none was wanted, during the
 time of the rule, or the time of `plan`. At most a fifth of the workers goes at once, but at least one, and never so many that the
 load brings some back.
@@ -25,16 +25,16 @@ from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, fewest_slots
 
 RULES, PLAN = "rules", "plan"  # Policies.
 UP, DOWN, AGAIN = "up", "down", "again"
-# Directions of a decision: more workers, fewer, or the same number again, because requested ones did not come.
+# Directions of a decision: more workers, fewer, or the same number again, as requested workers did not come.
 DIRECTIONS = (UP, DOWN, AGAIN)
-AS_FOUND = "as it was found"  # Reason while nothing has been decided yet.
+AS_FOUND = "as it was found"  # Reason before the first decision.
 MOST_REMOVED = 0.2  # Share of the workers that may be removed at once.
 ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
 SPARE = 0.05  # Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers.
 PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it asks for them.
 PLAN_KEEPS = 300.0  # Seconds, or the time of a start if longer, for which `plan` must not have wanted a removed worker.
 FIRST_START = 60.0  # Assumed seconds of a worker's start until one was seen.
-ASKED = 0.05  # Entries per second, averaged over about a second, below which none has come for some seconds.
+ASKED = 0.05  # Entries per second, averaged over about a second. A lower rate means that none came for some seconds.
 FADING = 0.8  # Weight of an earlier, longer start in the expected time after a shorter one.
 
 SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the least one of the level.
@@ -97,8 +97,9 @@ class ScaleDecision(msgspec.Struct, frozen=True):
 class ArrivalForecast:
     """Forecast of arrivals from samples of their rate: how many come, how unevenly, and how many will soon.
 
-    The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow by
-    as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't taken for an endless climb."""
+    The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow
+    by as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't taken for an
+    endless climb."""
 
     def __init__(self) -> None:
         self.rate = 0.0  # Smoothed arrivals per second; 0 before the first sample.
@@ -223,15 +224,15 @@ class Scaler:
         return rest if rest >= 0.0 else min(-rest, max(start, FIRST_START))
 
     def awaited(self, now: float) -> float:
-        """Return the seconds since the worker awaited longest was requested; 0 if none is."""
+        """Return the seconds since the longest awaited worker was requested; 0 if none is awaited."""
         return now - self._awaited[0][0] if self._awaited else 0.0
 
     def overdue(self, now: float) -> int:
-        """Return the number of workers whose start takes longer than usual, including late ones."""
+        """Return the number of workers whose start takes longer than usual, including late workers."""
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """Decide at instant `now`; None to leave the number as it is."""
+        """Return the decision at instant `now`; None to leave the number as it is."""
         self.forecast.observe(state.rate, now, self._start)
         late_before, self.short = self.late, False
         self._count(state, now)

@@ -1,13 +1,15 @@
 """Codecs of inference routes: the form of an API's requests, answers and errors. This module has the three native ones.
 
-A codec decodes each body into an exchange (`doors/exchange.py`), and encodes answers and errors. Most requests to native
-routes are one text, answered with one JSON object. `read` and `write` are their fast path, which makes no exchange.
+A codec decodes each body into an exchange (`doors/exchange.py`), and encodes answers and errors. Most native requests are one
+text, answered with one JSON object. `read` and `write` are the fast path for them, which makes no exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import enum
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +17,18 @@ from msgspec.structs import replace
 from headway.config import Settings
 from headway.core import values
 from headway.core.json_pages import Steps
-from headway.doors.answer_pieces import HOLE, array_within, is_large, items_of, tensor_pieces, value_within
+from headway.doors.answer_pieces import (
+    HOLE,
+    PIECE,
+    array_within,
+    as_octets,
+    cut,
+    is_large,
+    items_of,
+    octets_of_tensors,
+    tensor_pieces,
+    value_within,
+)
 from headway.doors.bodies import (
     ABSENT,
     OtherInput,
@@ -27,18 +40,165 @@ from headway.doors.bodies import (
     to_tensors_in_steps,
     value_reader,
 )
-from headway.doors.exchange import JSON, Exchange, Outcome, ReadText, Usual, WriteText, Written
-from headway.doors.rate_limit_headers import RateLimitHeaders
+from headway.doors.entrance import RateLimitHeaders
+from headway.doors.exchange import (
+    JSON,
+    CodecContext,
+    Exchange,
+    Outcome,
+    Reader,
+    ReadInSteps,
+    ReadRequest,
+    ReadText,
+    Usual,
+    WriteAnswer,
+    WriteText,
+    Written,
+)
 from headway.errors import BadRequest
 from headway.gateway.client_quotas import UNHELD
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.octets import open_octets
 from headway.http.problem import EncodeError, encode_problem
-from headway.http.server.head import OpenHead
-from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
+from headway.http.server.head import Head, OpenHead, RequestTarget, too_many_members
+from headway.model import Limit, Octets, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
+from headway.oip.model_tensors import value_of_raw
+
+OCTETS = b"application/octet-stream"
+_CONTENT_TYPE = b"content-type: %b\r\n" % OCTETS
+_RANGES = {
+    OCTETS: (b"*/*", b"application/*", OCTETS),
+    b"application/json": (b"*/*", b"application/*", b"application/json"),
+}
+"""Media ranges of `Accept` that match a type, from the least to the most specific."""
+
+
+class Form(enum.Enum):
+    """Forms of an answer that a client may ask for."""
+
+    JSON = "json"
+    OCTETS = "octets"
+    AS_OUTPUT = "as output"
+    """Octets for an output of octets, JSON for any other output."""
+
+
+def read_accept(fields: Sequence[tuple[bytes, bytes]], otherwise: Form) -> Form:
+    """Return the form that the field `Accept` prefers, or `otherwise`."""
+    accept = b",".join(value for name, value in fields if name == b"accept")
+    if not accept:
+        return otherwise
+    ranges: dict[bytes, float] = {}
+    for part in accept.lower().split(b","):
+        kind, *parameters = (word.strip() for word in part.split(b";"))
+        ranges[kind] = next((_quality(word) for word in parameters if word.startswith(b"q=")), 1.0)
+    if OCTETS not in ranges and b"application/json" not in ranges:
+        return otherwise
+    quality = {
+        kind: next((ranges[media_range] for media_range in reversed(matching) if media_range in ranges), 0.0)
+        for kind, matching in _RANGES.items()
+    }
+    if quality[OCTETS] == quality[b"application/json"]:
+        return otherwise
+    return Form.OCTETS if quality[OCTETS] > quality[b"application/json"] else Form.JSON
+
+
+def _quality(word: bytes) -> float:
+    try:
+        return float(word[2:])
+    except ValueError:
+        return 1.0
+
+
+def octets_of(output: Value) -> bytes:
+    """Return an output as octets: a text in UTF-8, other JSON values as JSON, a single tensor of numbers as its data. Raises
+    UnicodeEncodeError if a text contains a lone surrogate, and BadRequest for other tensors."""
+    if isinstance(output, Tensors):
+        return octets_of_tensors(output)
+    return output.encode() if isinstance(output, str) else values.octets(output)
+
+
+def octet_pieces(output: Value) -> Iterator[bytes]:
+    """Yield an output as octets in pieces; see `octets_of`."""
+    if not isinstance(output, str):
+        yield from cut(octets_of(output))
+        return
+    for begin in range(0, len(output), PIECE):
+        yield output[begin : begin + PIECE].encode()
+
+
+def open_octets(
+    text: Callable[[bytes], str], read_json: ReadRequest, read_long: ReadInSteps, write: WriteAnswer
+) -> OpenHead:
+    """Make `Codec.open` for a route that also takes octets and answers with octets. Then the query names the model.
+
+    The answer is the output itself if `Accept` asks for octets, or if body and output are octets and `Accept` doesn't ask for
+    JSON. `text` reads the octets for a model that takes texts. `read_json`, `read_long` and `write` read and write JSON."""
+
+    def write_octets(outcome: Outcome) -> Written:
+        [output] = outcome.outputs
+        return _CONTENT_TYPE, octets_of(output) if len(output) <= PIECE else octet_pieces(output)
+
+    def write_as_output(outcome: Outcome) -> Written:
+        [output] = outcome.outputs
+        if isinstance(output, Tensors):
+            return write(outcome) if as_octets(output) is None else write_octets(outcome)
+        return write_octets(outcome) if isinstance(output, Octets) else write(outcome)
+
+    def read_any(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+        exchange = read_json(body, options, known)
+        exchange.write, exchange.usual = write_octets, None
+        return exchange
+
+    def read_any_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        exchange = yield from read_long(body, options, known)
+        exchange.write = write_octets
+        return exchange
+
+    writers = {Form.JSON: write, Form.OCTETS: write_octets, Form.AS_OUTPUT: write_as_output}
+
+    def open_head(
+        head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
+    ) -> tuple[RequestOptions, Reader | None]:
+        kind = head.single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+        if kind != OCTETS:
+            target.refuse_named("name it in the body")
+            if read_accept(head.fields, Form.JSON) is not Form.OCTETS:
+                return options, None
+            return options, Reader(read_any, read_any_in_steps)
+        model, version = _model_and_version(target.query)
+        writer = writers[read_accept(head.fields, Form.AS_OUTPUT)]
+
+        def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+            served = known[model]
+            input: Value
+            if served.takes is ValueKind.TENSORS:
+                input = value_of_raw(body, served.inputs, served.settings.max_batch_size, single=True)
+            else:
+                input = Octets(body) if served.takes is ValueKind.BYTES else text(body)
+            return Exchange(model, input, b"", options, writer)
+
+        return replace(options, version=version) if version else options, Reader(read)
+
+    return open_head
+
+
+def _model_and_version(query: bytes) -> tuple[str, str]:
+    """Return the model and the version (or "") that a query names. Raises BadRequest."""
+    if (error := too_many_members(query)) is not None:
+        raise error
+    try:
+        members = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
+    models, versions = members.get("model_id", []), members.get("version", [""])
+    if len(models) != 1 or not models[0]:
+        raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
+    if len(versions) != 1:
+        raise BadRequest("the query names several versions; expected one, or none")
+    return models[0], versions[0]
+
 
 SHORT_ANSWER = UNHELD // 4
-"""Maximum number of characters of several outputs to write at once. Quotas ignore so few."""
+"""Maximum number of characters of several outputs to write at once. Quotas ignore them."""
 
 _NONE = msgspec.Raw(b"[]")
 
@@ -50,12 +210,12 @@ def _never(*arguments: object) -> NoReturn:
 class Codec(msgspec.Struct, frozen=True):
     """Codec of one inference route.
 
-    `open` chooses the reader of a body from its head; without it, all bodies are for `read_json`. `read` reads a body with one
-    text into (model or None, input, parameters as a JSON object or empty). It raises RequestError, and OtherInput if `read_value`
-    may accept the input. `read_value` and `read_long` read a body whose input is any JSON value, or a list of several, and its
-    version. `write` writes the answer with one output, and `write_many` the answer with the array `outputs`. `limit_lines` writes
-    the header fields about rate limits. If `compressed`, bodies may be. Unless requests may become `tasks`, `Prefer` is ignored.
-    `way` is the method and path of the route, and `input` the member that has the input."""
+    `open` chooses the reader of a body by its head; the default is `read_json`. `read` reads a body with one text into (model or
+    None, input, parameters as a JSON object or empty). It raises RequestError, and OtherInput if `read_value` may accept the
+    input. `read_value` and `read_long` read a body with any JSON value or several, and with a version. `write` writes an answer
+    with one output, and `write_many` an answer with the array `outputs`. `limit_lines` writes the header fields about rate limits.
+    Bodies may be `compressed`. Requests may become `tasks`; if not, `Prefer` is ignored. `way` is the method and path of the
+    route, and `input` the name of the member with the input."""
 
     open: OpenHead | None = None
     read: ReadText = _never
@@ -75,7 +235,7 @@ class Codec(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "usual", Usual(self.read, self.write, JSON, self.write_one))
 
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-        """Read a JSON body of the native API; see `headway.doors.exchange.ReadRequest`."""
+        """Read a native JSON body; see `headway.doors.exchange.ReadRequest`."""
         try:
             return Exchange(*self.read(body), options, self.write_one, usual=self.usual)
         except OtherInput as exc:
@@ -85,7 +245,6 @@ class Codec(msgspec.Struct, frozen=True):
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
     def read_json_in_steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        """Read a long JSON body in steps; see `read_json`."""
         named, input, parameters, version = yield from self.read_long(body)
         model = named or known.default
         if known[model].takes is ValueKind.TENSORS:
@@ -116,11 +275,11 @@ class Codec(msgspec.Struct, frozen=True):
 
 
 NO_ROUTE = Codec()
-"""Codec of a connection that has had no request to an inference route."""
+"""Codec of a connection before its first inference request."""
 
 
 def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> Value | list[Value]:
-    """Convert an input other than a text, or several inputs, to what the model takes. Raises `wrong` if it takes only texts."""
+    """Convert any input, or several, to the kind that the model takes. Raises `wrong` if the model takes only texts."""
     takes = known[model].takes
     if takes is ValueKind.TEXT:
         if not isinstance(input, list | str):
@@ -240,7 +399,6 @@ def predict(settings: Settings) -> Codec:
 
 
 def _native(kind: type[Any], any_kind: type[Any], write: WriteText, settings: Settings, **more: Any) -> Codec:
-    """Make a codec whose bodies with one text are of `kind`, and all others of `any_kind`."""
     read, read_value = body_reader(kind, settings), value_reader(any_kind, settings)
     read_long = long_value_reader(any_kind, settings)
     return Codec(read=read, write=write, read_value=read_value, read_long=read_long, **more)

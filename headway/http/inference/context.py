@@ -1,4 +1,4 @@
-"""State that all connections of a listener with inference routes share."""
+"""State that all connections of a listener with inference routes share, and CORS."""
 
 from __future__ import annotations
 
@@ -6,23 +6,72 @@ from headway.core.json_pages import SHORT
 from headway.doors.entrance import Entrance
 from headway.doors.exchange import CodecContext
 from headway.doors.fields import TRACE_FIELDS, select_fields
-from headway.errors import RequestError
-from headway.http.inference.cross_origin import Origins
+from headway.errors import FORBIDDEN, RequestError
 from headway.http.inference.routes import Routes
-from headway.http.requests import Handler, Request
+from headway.http.routing import Handler, Request
 from headway.http.server.connection_context import ConnectionContext
 from headway.http.server.head import Head
 from headway.model import RequestOptions
 from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.listening import SPARE
 
+ANY = "*"
+_EXPOSED = (
+    "x-request-id, retry-after, retry-after-ms, location, preference-applied, ratelimit, ratelimit-policy, idempotency-replayed, "
+    "x-headway-cache, x-headway-kept, x-headway-dropped-reason, x-headway-error, x-should-retry, x-ratelimit-limit-requests, "
+    "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, inference-header-content-length"
+)
+_EXPOSE = f"access-control-expose-headers: {_EXPOSED}\r\n".encode()
+_MAX_AGE = 600
+_PERMISSION = (
+    b"HTTP/1.1 204 No Content\r\ndate: %b\r\nx-request-id: %b\r\naccess-control-allow-methods: GET, POST, DELETE\r\n"
+    b"%baccess-control-max-age: %d\r\n%b\r\n"
+)
+
+
+class Origins:
+    """Allowed origins, from the setting `cors_origins`."""
+
+    def __init__(self, text: str) -> None:
+        self._any = text == ANY
+        self._known = {origin.strip().lower().encode() for origin in text.split(",")}
+
+    def marks(self, head: Head) -> bytes:
+        """Return the header lines that let a page read the answer, or b"" if the page's origin is not allowed."""
+        origin = _last(head, b"origin")
+        if not origin or not (self._any or origin.lower() in self._known):
+            return b""
+        allowed = b"*\r\n" if self._any else origin + b"\r\nvary: origin\r\n"
+        return b"access-control-allow-origin: " + allowed + _EXPOSE
+
+    def refusal(self, head: Head) -> RequestError:
+        shown = _last(head, b"origin")[:100].decode("latin-1")
+        return RequestError(f"pages of {shown!r} may not ask here: it is not in --cors-origins", code=FORBIDDEN)
+
+
+def is_preflight(head: Head) -> bool:
+    """Return True for a CORS preflight request."""
+    return head.method == b"OPTIONS" and bool(_last(head, b"access-control-request-method"))
+
+
+def preflight_answer(head: Head, shown: str, date: bytes, ending: bytes) -> bytes:
+    """Return the response that allows the request after a preflight. `ending` are further header lines."""
+    requested = _last(head, b"access-control-request-headers")
+    headers = b"access-control-allow-headers: %b\r\n" % requested if requested else b""
+    return _PERMISSION % (date, shown.encode(), headers, _MAX_AGE, ending)
+
+
+def _last(head: Head, field: bytes) -> bytes:
+    return next((value for name, value in reversed(head.fields) if name == field), b"")
+
+
 UPLOADS = b"/v1/files"
 FORM = 1 << 16
-"""Number of bytes that the form of an upload may have in addition to its file."""
+"""Bytes that the form of an upload may have beside its file."""
 
 
 class InferenceContext(ConnectionContext):
-    """State shared by the connections of a listener with inference routes, whose requests go to an entrance."""
+    """State shared by the connections of a listener with inference routes."""
 
     label = "public"
     spare = SPARE
@@ -48,7 +97,7 @@ class InferenceContext(ConnectionContext):
         self.quotas.fit(connections)
 
     def max_body_of(self, head: Head) -> int:
-        """Return the largest body in bytes. An upload may be as large as everything a tenant may store."""
+        """Return the maximum size of a body. An upload may be as large as the storage of a tenant."""
         upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
         return self.settings.bulk_max_bytes + FORM if upload else self.max_body
 

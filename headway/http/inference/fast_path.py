@@ -1,7 +1,7 @@
-"""Fast path: answers inference routes on the connection itself. All other routes go to their handlers.
+"""Fast path: answers inference requests on the connection itself. Handlers answer all other requests.
 
 A request costs one lookup of the principal, one decode, one `enter`, one encode and one write, with no task, future or
-timer. `data_received` and `RequestInHand.answer` are long functions because every call would slow each request.
+timer. `data_received` and `RequestInHand.answer` are long, because each further call would slow down every request.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from time import monotonic
 from headway.core.json_pages import SHORT
 from headway.doors.entrance import bad_credential
 from headway.errors import RequestError
-from headway.http.inference.context import InferenceContext
-from headway.http.inference.cross_origin import Origins, is_preflight, preflight_answer
+from headway.http.inference.context import InferenceContext, Origins, is_preflight, preflight_answer
 from headway.http.inference.incoming_bodies import BodyPieces, BodyReceiver
 from headway.http.inference.inference_head import UNKNOWN, KnownHead, read_inference_head
 from headway.http.inference.request_in_hand import NOBODY, RequestInHand
@@ -26,12 +25,11 @@ from headway.model import Principal
 
 _ZERO = ord("0")
 _UNASKED = object()
-"""Model of a request that can't take a lane. It equals no lane's model."""
+"""Model of a request that can't take its lane. It differs from every lane's model."""
 
 
 class FastPathConnection(Connection):
-    """Connection of the public port, which counts for the tenant of the last `principal`. The next request may repeat the head
-    `known`. For `origin` see RequestOptions."""
+    """Connection of the public port. It counts for its last `principal`. The next request may repeat the head `known`."""
 
     far = FAR
 
@@ -45,7 +43,6 @@ class FastPathConnection(Connection):
         self.origin: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse the connection if there are too many, in total or from its client."""
         super().connection_made(transport)
         if self.phase == IDLE and self in self.inference.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
@@ -55,7 +52,7 @@ class FastPathConnection(Connection):
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
-        """Handle received bytes. Submit a complete request with a known head at once if its lane is open."""
+        """Process received bytes. A complete request with the known head and an open lane is submitted at once."""
         known = self.known
         if self.phase != IDLE or not data.startswith(known.before):
             super().data_received(data)
@@ -83,7 +80,7 @@ class FastPathConnection(Connection):
                         self, inference, inference.new_id(), known, lane.principal, monotonic(), True
                     )
                     model, text, parameters = known.usual.read(data[begun:])
-            except RequestError:  # `_repeat` reads the body again, and answers if it is wrong.
+            except RequestError:  # `_repeat` reads the body again, and answers with the error.
                 model = _UNASKED
             if model != lane.asked:
                 self._repeat(data[begun:])
@@ -167,7 +164,7 @@ class FastPathConnection(Connection):
             self.refuse(inference.quotas.no_room(self), head)
             return
         if not whole:
-            entrance.charge(principal)  # Refunded once the body is complete. Bounds the number of bodies on their way.
+            entrance.charge(principal)  # Bounds the number of bodies on their way. Refunded once the body is complete.
         if request_head.repeatable:
             still = entrance.watch(request_head.authorization)
             if known.remember(raw, inference.max_header, still):
@@ -201,8 +198,8 @@ class FastPathConnection(Connection):
         request.ask(body)
 
     def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
-        """Start a request with the known head and a large body. Return False if its head has to be parsed. `digits` are the
-        length of the body as in the head, and the body begins at `begun` in the received `data`."""
+        """Start a request with the known head and a large body. Return False if the head has to be parsed. `digits` are the value
+        of Content-Length. The body begins at `begun` in the received `data`."""
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
         inference, principal, received = self.inference, self.principal, len(data) - begun
         known, entrance, reader = self.known, inference.entrance, self.reader
@@ -227,7 +224,6 @@ class FastPathConnection(Connection):
         return True
 
     def _gather(self, request: RequestInHand, length: int, received: int) -> BodyPieces:
-        """Prepare to gather a body of `length` bytes. If many are still to come, read them straight into their place."""
         pieces = request.pieces = BodyPieces()
         if length >= LARGE:
             pieces.expect(length)
@@ -236,7 +232,7 @@ class FastPathConnection(Connection):
         return pieces
 
     def _belong(self, principal: Principal) -> None:
-        """Count the connection for its principal's tenant. Raises RequestError if the tenant has too many, so this one closes."""
+        """Count the connection for its principal's tenant. Raises RequestError, and lets it close, if the tenant has too many."""
         try:
             self.inference.quotas.belong(self, principal.tenant)
         except RequestError:
@@ -245,7 +241,7 @@ class FastPathConnection(Connection):
         self.principal, self.known.open_by = principal, None
 
     def _count_for_tenant(self, head: Head) -> None:
-        """Count the connection for the tenant of a request to an ordinary route. The route itself authenticates."""
+        """Count the connection for the tenant of an ordinary request. The route authenticates again."""
         authorization = head.single.get(b"authorization", b"")
         principal = None
         if authorization:

@@ -1,11 +1,11 @@
 """Bodies that arrive in pieces, are large, or are compressed. `doors/bodies.py` decodes them.
 
-A large body of known length is read straight into its place instead of through buffers that are copied twice. For that
-BodyReceiver becomes the transport's protocol until the body is complete. If the request is refused before, for instance
-because of a time-out, the place is freed and the rest of the body is read and dropped.
+A large body of known length is read straight into its place, without buffers that would be copied twice. BodyReceiver becomes
+the transport's protocol until the body is complete. If the request is refused before, for instance because of a time-out, the
+memory is freed, and the rest of the body is read and dropped.
 
-Two kilobytes may decompress to a megabyte and more. So a compressed body, however short, is decompressed in turns of the
-event loop, and its decompressed size counts towards its client's quota.
+Two kilobytes may decompress to more than a megabyte. So every compressed body is decompressed in turns of the event loop, and
+its decompressed size counts towards its client's quota.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from headway.http.server.head import too_large
 from headway.runtime.memory_reuse import unfilled
 
 _WASTE = 1 << 16
-"""Number of bytes to read at once only to drop them."""
 
 
 class BodyPieces:
@@ -36,7 +35,7 @@ class BodyPieces:
         self._taken = 0
 
     def expect(self, length: int) -> None:
-        """Reserve room for a body of `length` bytes. The kernel provides the memory only as it is filled."""
+        """Reserve memory for a body of `length` bytes. The kernel provides each page when it is first filled."""
         self._room = unfilled(length)
 
     def append(self, piece: bytes | memoryview) -> None:
@@ -48,14 +47,13 @@ class BodyPieces:
             self._taken = end
 
     def room(self) -> memoryview | None:
-        """Return the room that is still empty, or None if none was reserved."""
         return None if self._room is None else memoryview(self._room)[self._taken :]
 
     def fill(self, count: int) -> None:
         self._taken += count
 
     def take(self) -> bytes:
-        """Return the whole body and drop it here. A bytearray is returned as if it were bytes, because nobody changes it."""
+        """Return the whole body, and drop it here. A bytearray passes for bytes, because nobody changes it."""
         body = b"".join(self._pieces) if self._room is None else cast(bytes, self._room)
         self.clear()
         return body
@@ -66,7 +64,7 @@ class BodyPieces:
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """Protocol of a connection's transport while a large body arrives. `pieces` have room for the body."""
+    """Protocol of a connection's transport while a large body arrives. `pieces` has reserved memory for the body."""
 
     def __init__(self, connection: Connection, pieces: BodyPieces) -> None:
         self._connection, self._pieces = connection, pieces
@@ -77,7 +75,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def _receive_by(self, protocol: asyncio.BaseProtocol) -> None:
         transport = self._connection.transport
         if not transport.is_closing():
-            transport.pause_reading()  # asyncio chooses the way of reading when reading resumes.
+            transport.pause_reading()  # When reading resumes, asyncio looks at the protocol's type.
             transport.set_protocol(protocol)
             transport.resume_reading()
 
@@ -115,10 +113,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
 
 WINDOWS = dict(zip(CODINGS, (16 + zlib.MAX_WBITS, 16 + zlib.MAX_WBITS, zlib.MAX_WBITS), strict=True))
-"""zlib's `wbits` for each coding."""
 
 STEP = 1 << 17
-"""Bytes to decompress in one turn of the event loop."""
 
 
 class Unpacker:
@@ -129,12 +125,12 @@ class Unpacker:
         self._unpacker = zlib.decompressobj(WINDOWS[coding])
         self._at = 0
         self._more = False
-        """True if zlib may have more output without more input."""
+        """True if zlib may give more output without more input."""
         self._pieces: list[bytes] = []
         self.size = 0
 
     def step(self) -> bool:
-        """Decompress at most STEP bytes. Return True once the body is complete. Raises RequestError if damaged or too large."""
+        """Decompress up to STEP bytes. Return True once the body is complete. Raises RequestError if it is damaged or too large."""
         unpacker, coding, room = self._unpacker, self._coding, STEP
         while room and not unpacker.eof:
             data = unpacker.unconsumed_tail or self._body[self._at : self._at + STEP]

@@ -1,8 +1,8 @@
 """Head of an inference request: deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
 
-A client on a kept connection sends the same head with every request, except for its Content-Length. So a valid head is
-remembered as the bytes around that number, and a request that begins with the same bytes isn't parsed again. A parsed
-head therefore contains no time and no body. It is remembered only for its connection, and the credential is checked every time.
+A client that keeps its connection sends the same head with every request, except for Content-Length. So the connection remembers
+the bytes around that number, and doesn't parse a request that begins with the same bytes. A parsed head therefore contains
+neither time nor body. The credential is checked every time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 from headway.doors.exchange import CodecContext, Reader, ReadInSteps, ReadRequest, Usual, unusual
 from headway.doors.fields import ID_PREFIX, read_id, read_options, shorten
 from headway.errors import BadRequest
-from headway.gateway.lane import CLOSED, Lane
+from headway.gateway.pending import CLOSED, Lane
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.server.head import Head, RequestTarget, too_large
 from headway.model import Principal, RequestOptions
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
-"""Head of an answer: opening, request id, further lines twice, and the length of the body."""
+"""Head of an answer: opening, request id, two times further lines, and the length of the body."""
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 
@@ -32,10 +32,9 @@ _SECONDS = re.compile(rb"[0-9]{1,30}")
 class InferenceHead(msgspec.Struct, eq=False, frozen=True):
     """Content of the head of an inference request.
 
-    `authorization` and `coding` are the values of their header fields. `id` is the UUID that the client chose. All three may be
-    empty. `expects` is True if the client waits for `100 Continue` before it sends the body. `repeatable` is True if the client
-    may repeat the head with any Content-Length. A client with a `wish` for a task first waits `wait` seconds for the answer.
-    `read_long` is None if `read` is fast for any body."""
+    `authorization` and `coding` are the values of header fields. `id` is the UUID that the client chose. All three may be empty.
+    `expects` is True if the client waits for `100 Continue`. `repeatable` is True if a request may repeat the head with another
+    Content-Length. A client with a `wish` for a task first waits `wait` seconds. `read_long` is None if `read` is always fast."""
 
     codec: Codec
     options: RequestOptions
@@ -58,8 +57,8 @@ def read_inference_head(
     origin: str | None,
     only: Collection[str] = (),
 ) -> InferenceHead:
-    """Read the head of an inference request for `codec`. For `origin` see RequestOptions. `only` are the models that the
-    credential may use, or empty for all. Raises RequestError if a field or the target is wrong, or the body would be too large."""
+    """Read the head of an inference request. For `origin` see RequestOptions. `only` are the models that the credential may use;
+    empty means all. Raises RequestError if a field or the target is wrong, or the body is too large."""
     settings = context.settings
     single, id, wish, wait = head.single, read_id(head.single), None, 0.0
     timeout = settings.longest_request_s
@@ -92,7 +91,7 @@ def read_inference_head(
 
 
 def _coding(value: bytes, compressed: bool) -> str:
-    """Return the coding that a Content-Encoding names, or empty for none. `compressed` is True if the route accepts any."""
+    """Return the coding in Content-Encoding, or "". `compressed` is True if the route accepts compressed bodies."""
     coding = value.strip().lower().decode("latin-1")
     if coding in ("", "identity"):
         return ""
@@ -104,7 +103,7 @@ def _coding(value: bytes, compressed: bool) -> str:
 
 
 def several_as_task() -> BadRequest:
-    """Return the error for a request with several inputs that wants to become a task, which has one input."""
+    """Return the error for a request with several inputs that wants to become a task. A task has one input."""
     return BadRequest(
         "Prefer is respond-async, and a request with several inputs cannot become a task; send a request for each input, "
         "or leave Prefer out and wait for the outputs"
@@ -112,16 +111,15 @@ def several_as_task() -> BadRequest:
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Wish of a client that accepts a task id as the answer. It prefers to wait `wait` seconds for the answer itself. `applied`
-    is the value of `Preference-Applied`."""
+    """Wish for a task, after a wait of `wait` seconds for the answer. `applied` is the value of `Preference-Applied`."""
 
     wait: float
     applied: bytes
 
 
 def read_prefer(value: bytes) -> Wish | None:
-    """Read `respond-async` and `wait` from the value of `Prefer`. Return None if the client waits for the answer. Other and
-    malformed preferences are ignored. If one is repeated, the first counts."""
+    """Read `respond-async` and `wait` from `Prefer`. Return None if the client waits for the answer. Other and malformed
+    preferences are ignored. If a preference is repeated, the first one counts."""
     preferences: dict[bytes, bytes] = {}
     for preference in _PREFERENCE.findall(value):
         name, _, word = preference.partition(b";")[0].partition(b"=")
@@ -135,7 +133,7 @@ def read_prefer(value: bytes) -> Wish | None:
 
 
 MOST_DIGITS = 9
-"""Maximum number of digits of Content-Length in a remembered head."""
+"""Maximum number of digits in the Content-Length of a remembered head."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _UNREAD = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _UNUSUAL = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)
@@ -146,12 +144,12 @@ def _nobody() -> Principal | None:
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """Head of one request, or of all requests that repeat it on the same connection.
+    """Head of a request, and of later requests on the connection that repeat it.
 
-    Every answer gets the header lines `marks`. Requests enter `lane`, without further checks while `open_by` is `gateway.facts`.
-    `usual` is the fast path of requests with one text, and `kind` the header lines of its answers. `still` returns the current
-    principal of the credential. A repeated head begins with `before`, which initially is `()`, so that nothing begins with it.
-    The value of Content-Length follows at `begin`, and then `after`, which has `skipped` bytes and ends by `latest`."""
+    All answers get the header lines `marks`. Requests enter `lane`, without further checks while `open_by` is `gateway.facts`.
+    `usual` is the fast path of requests with one text, and `kind` are the header lines of its answers. `still` returns the current
+    principal of the credential. A repeated head starts with the bytes `before`, which are `()` at first: nothing starts with that.
+    At `begin` follows the value of Content-Length, and then `after`, which has `skipped` bytes and ends by `latest`."""
 
     codec: Codec
     marks: bytes
@@ -168,8 +166,7 @@ class KnownHead(msgspec.Struct, eq=False):
     skipped: int = 0
 
     def remember(self, raw: bytes, limit: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the bytes `raw` of the head, which must stay below `limit` with any Content-Length. Return False if requests
-        that repeat it have to be parsed."""
+        """Remember the head's bytes `raw`. Return False without a usual Content-Length, or if the head might exceed `limit`."""
         match = _LENGTH.search(raw)
         if match is None or len(raw) + MOST_DIGITS > limit:
             return False
@@ -181,4 +178,4 @@ class KnownHead(msgspec.Struct, eq=False):
 
 
 UNKNOWN = KnownHead(NO_ROUTE, b"")
-"""Head that no request repeats."""
+"""Head that matches no request."""

@@ -1,9 +1,9 @@
-"""One inference request, from its head to its answer.
+"""An inference request, from its head to its answer.
 
     BODY ──▶ (a long body is read in turns) ──▶ ASKED: the gateway has it ──▶ answered ──▶ next request
                                                    └── handed over: the client gets a task id instead
 
-RequestInHand is the sink of its own reply. It ignores the reply if the connection has dropped it before.
+RequestInHand receives its own reply, and ignores the reply if the connection has dropped the request.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class RequestInHand(msgspec.Struct, eq=False):
     """Request to an inference route; see `headway.http.server.connection.InHand`.
 
     `principal` is NOBODY until the client is known. `begun` is the monotonic time at which the body was complete. `plain` is True
-    if `known.usual` may write a short text answer, and the connection stays open. `exchange` is None if the answer needs nothing
-    of it. `long` is set while a long body is read in turns, and `large` while a large answer is made and sent.
-    """
+    if `known.usual` may write a short text and the connection stays open. Then `exchange` is None. `long` is set while a long body
+    is read in turns, and `large` while a large answer is made and sent."""
 
     connection: Connection
     inference: InferenceContext
@@ -68,7 +67,7 @@ class RequestInHand(msgspec.Struct, eq=False):
 
     def take(self, content: bytes) -> None:
         connection, quotas = self.connection, self.inference.quotas
-        # A body of known length is reserved as a whole before.
+        # The room for a body of known length is reserved already.
         if connection.reader.missing < 0 and not quotas.reserve(connection, connection.reserved + len(content)):
             connection.reject(quotas.no_room(connection))
         elif self.pieces is not None:
@@ -87,14 +86,14 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.long.begin(body)
 
     def give_back(self) -> None:
-        """Release the reservation of a body that arrived in pieces, and refund the charge for it."""
+        """Give back the room and the charge for a body that arrived in pieces."""
         if self.long is not None:
             self.long.end()
         self.inference.quotas.reserve(self.connection, 0)
         self.inference.entrance.refund(self.principal)
 
     def ask(self, body: bytes, exchange: Exchange | None = None) -> None:
-        """Decode the body, unless `exchange` has it decoded, and submit the request, on its lane if that is open."""
+        """Decode the body, unless there is an `exchange` already, and submit the request, on its lane if that is open."""
         known = self.known
         inference = self.inference
         principal = self.principal
@@ -139,7 +138,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         exchange.input = ""  # The gateway has the only reference.
 
     def _submit_slow(self, exchange: Exchange) -> None:
-        """Submit several inputs, or a request whose body changes the options from its head."""
+        """Submit several inputs, or a request whose body changes the options of its head."""
         entrance = self.inference.entrance
         principal = self.principal = entrance.principal_for(exchange, self.principal)
         owner = self.connection.owner or principal.tenant
@@ -150,14 +149,14 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.deny(over or error, over is not None)
 
     def deny(self, error: RequestError, counted: bool = False) -> None:
-        """Refuse a request whose body was read; `counted` if the refusal is counted already."""
+        """Refuse the request, whose body was read. `counted` is True if the refusal is counted already."""
         self.inference.trace_refused(self.known.head.options, self.shown, error, monotonic())
         self.write_error(error)
         self.inference.refused(error, None if counted else self.tier)
         self.connection.finish()
 
     def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
-        """Write the answer. Only a request with several inputs has `outputs` and `tokens`."""
+        """Write the answer. `outputs` and `tokens` are for a request with several inputs."""
         connection = self.connection
         if connection.in_hand is not self:
             return
@@ -210,7 +209,6 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.handoff.admitted()
 
     def _answer_slow(self, reply: Reply, outputs: Sequence[Value], tokens: Sequence[TokenCount | None]) -> None:
-        """Write any answer except a short plain text."""
         if self.handoff is not None:
             if reply.output is not None and self.handoff.due:
                 self._hand_over()
@@ -262,7 +260,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.end(now)
 
     def ending(self) -> bytes:
-        """Return the header lines that any answer ends with: marks, `Connection: close`, and rate limits."""
+        """Return the last header lines of any answer: marks, `Connection: close`, and rate limits."""
         known, inference = self.known, self.inference
         ending = known.marks
         if self.connection.writer.last or inference.closing:
@@ -272,7 +270,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         return ending
 
     def write_error(self, error: AnyError, lines: bytes = b"") -> None:
-        """Answer with an error. `lines`: further header lines, each with its line ending."""
+        """Answer with an error. `lines` are further header lines, with line ends."""
         codec, limits = self.known.codec, self.principal.limits
         if limits:
             lines += codec.limit_lines(self.inference.rate_limits, limits)
@@ -280,7 +278,6 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.connection.writer.write_error(error.code, self.shown, encoded, lines + self.known.marks)
 
     def _hand_over(self) -> None:
-        """Answer with the task id, because the request becomes a task."""
         try:
             self._end_handoff()
             inference, wish = self.inference, self.known.head.wish
@@ -292,7 +289,7 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.connection.fault(exc)
 
     def end(self, now: float = 0.0) -> None:
-        """End the request after its answer; `now` is monotonic seconds, or 0 to read the clock."""
+        """End the request after its answer. `now` is monotonic seconds; 0 means to read the clock."""
         connection = self.connection
         connection.in_hand = None
         if self.fan_out is not None or self.large is not None:
@@ -348,7 +345,7 @@ class RequestInHand(msgspec.Struct, eq=False):
 
 
 class LongBody:
-    """Decodes a long or compressed body in turns, before the request's deadline. Stops if the request ends."""
+    """Decodes a long or compressed body in turns, until the request's deadline. Stops if the request ends."""
 
     __slots__ = ("_alarm", "_request")
 
@@ -405,7 +402,7 @@ class LongBody:
         self._go_on(steps, request.principal, 0)
 
     def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
-        """Decode for one turn, after `size` bytes outside strings. These are charged even if the request has ended."""
+        """Decode for one turn. `size` bytes outside strings are decoded so far, and are charged even if the request has ended."""
         request = self._request
         entrance, connection = request.inference.entrance, request.connection
         if self._ended:
@@ -436,7 +433,6 @@ class LongBody:
         connection.advance()
 
     def _expire(self) -> None:
-        """Refuse the request, whose deadline passed before its body was decoded."""
         request = self._request
         try:
             self.end()
@@ -448,7 +444,7 @@ class LongBody:
 
 
 class LargeSending:
-    """Makes a large answer, and then sends it, a little in each turn of its client. Stops if the request ends.
+    """Makes a large answer, and then sends it, a piece in each turn of its client. Stops if the request ends.
 
     The header lines `kind` describe the body. An error answer gets only the lines `marks`."""
 
@@ -458,7 +454,7 @@ class LargeSending:
         self._request, self.answer, self._kind, self._marks = request, answer, kind, marks
 
     def wait(self) -> None:
-        """Continue in the client's next turn. Sending first waits until the client has read what was sent."""
+        """Continue in the client's next turn. While sending, first wait until the client has read the last piece."""
         connection, sending = self._request.connection, self.answer.total > 0
         if not (sending and connection.unread.since):
             work = self._send if sending else self._make
@@ -500,7 +496,7 @@ class LargeSending:
             request.end()
 
     def _write(self, piece: bytes) -> None:
-        """Write a piece. If the client doesn't read it at once, measure its speed over the whole answer. A fan-out measures it itself."""
+        """Write a piece. Measure the speed of a slow client over the whole answer, unless the fan-out does so."""
         connection, answer = self._request.connection, self.answer
         alone = self._request.fan_out is None
         connection.unsent = answer.length if alone else 0
@@ -512,9 +508,9 @@ class LargeSending:
 
 
 class AsyncHandoff:
-    """Turns a request into a task once its client has waited `wait` seconds and the gateway has admitted it.
+    """Turns a request into a task once its client has waited `wait` seconds and the gateway has admitted the request.
 
-    A refusal comes before admission, so it is an ordinary error. `hand_over` is called at most once, and not after `end`."""
+    A request that the gateway refuses gets an ordinary error. `hand_over` is called at most once, and not after `end`."""
 
     __slots__ = ("_admitted", "_pending", "_timer", "due")
 
@@ -530,7 +526,7 @@ class AsyncHandoff:
             self._hand_over()
 
     def end(self) -> None:
-        """Never hand over from now on. Called once the request is answered, or its client has left."""
+        """Never hand over from now on: the request is answered, or its client has left."""
         self._pending = None
         if self._timer is not None:
             self._timer.cancel()
@@ -547,7 +543,7 @@ class AsyncHandoff:
 
 
 def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
-    """Return the HTTP/1.1 response 202 for a request that has become a task. `ending`: further header lines."""
+    """Return the response 202 for a request that has become a task. `ending` are further header lines."""
     id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
     return (
         b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"

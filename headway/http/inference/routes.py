@@ -11,13 +11,11 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict
-from headway.http.openai.chat import chat_reader
-from headway.http.openai.completions import completions_reader
+from headway.http.openai.chat import chat_reader, completions_reader
 from headway.http.openai.embeddings import embeddings_reader
-from headway.http.openai.errors import encode_path_error, encode_stray_error
 from headway.http.openai.members import openai_codec
 from headway.http.openai.responses import responses_reader
-from headway.http.problem import EncodeError, encode_problem
+from headway.http.problem import EncodeError, encode_path_error, encode_problem, encode_stray_error
 from headway.http.server.head import RequestTarget
 from headway.oip.rest.answers import encode_error as encode_oip_error
 from headway.oip.rest.requests import infer
@@ -34,15 +32,15 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v2/models/{model:path}/infer": infer,
     "/v2/infer": infer,
 }
-"""Makers of the codecs, by path. A placeholder `{model}` matches any text without a slash, which may contain %2F; `{model:path}`
-matches slashes too. If several routes match a path, the first counts."""
+"""Makers of the codecs, by path. A placeholder `{model}` matches any text without a slash, but with %2F; `{model:path}` also
+matches slashes. If several routes match a path, the first one counts."""
 
 _BULK = ("batches", "files")
-"""OpenAI's routes that are served if there is a folder for bulk jobs (`bulk_dir`)."""
+"""OpenAI's routes that are served if bulk jobs have a folder (`bulk_dir`)."""
 _UNSERVED = (
     "assistants", "audio", "conversations", "fine_tuning", "images", "moderations", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
-"""OpenAI's routes that are not served here. They answer 404 in the form that OpenAI's clients understand."""
+"""OpenAI's routes that are not served. They answer 404 in OpenAI's form."""
 
 ERROR_FORMS: Mapping[str, EncodeError] = {
     "/v2": encode_oip_error,
@@ -59,7 +57,7 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     **{f"/v1/{name}": encode_path_error for name in (*_BULK, *_UNSERVED)},
     **{f"/{name}": encode_stray_error for name in (*_BULK, *_UNSERVED)},
 }
-"""Encoders of errors by path. They apply to all paths below, even if nothing is served there."""
+"""Encoders of errors by path. An encoder applies to all paths below, even if nothing is served there."""
 
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -79,7 +77,7 @@ class Routes:
         self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
 
     def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
-        """Return the codec for a request target, and the target's variable parts, or None if it isn't an inference route."""
+        """Return the codec for a request target, and its variable parts, or None if the target isn't an inference route."""
         path, query = _split(target)
         codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
         if codec is not None:
@@ -109,7 +107,6 @@ def _pattern(path: str) -> re.Pattern[bytes]:
 
 
 def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Return the path and the query of a request target, still encoded."""
     path, _, query = target.partition(b"?")
     if not path.startswith(b"/"):
         try:

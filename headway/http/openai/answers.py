@@ -1,7 +1,7 @@
 """Answers of completions and chats: one choice for each output, as a JSON object or as server-sent events.
 
-A model's output arrives as a whole, so a stream has one event for each choice. An output is a text, or an object with `text` and
-optionally `usage` and `finish_reason`.
+Models give whole outputs, so a stream has one event for each choice. An output is a text, or an object with `text` and perhaps
+`usage` and `finish_reason`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-c
 FINISHED = "stop"
 TEXT = "text_completion"
 CHAT = "chat.completion"
-"""Values of an answer's member `object`."""
 _Tokens = Sequence[TokenCount | None]
 _Head = tuple[str, str, int, str]
 """First members of an answer: id, object, created, model."""
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Tokens of one answer, or of several."""
+    """Number of tokens of one or several answers."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -37,7 +36,7 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class RichText(msgspec.Struct, gc=False):
-    """Output of a target: its text, and what the target says about it."""
+    """Output of a target: its text, and perhaps its usage and the reason why it ends."""
 
     text: str
     usage: Usage | None = None
@@ -95,7 +94,7 @@ _decode = msgspec.json.Decoder(RichText).decode
 
 class ChoicesWriter(msgspec.Struct):
     """Writer of the answer to one request. `model` is the name that the client sent. With `stream`, the answer is server-sent
-    events, which end with their usage if `usage`. Each prompt has `choices` choices; its tokens count once for all of them."""
+    events; with `usage`, they end with the usage. A prompt's tokens count once for all of its `choices`."""
 
     model: str
     chat: bool
@@ -135,7 +134,7 @@ class ChoicesWriter(msgspec.Struct):
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def usual(self, read: ReadText) -> Usual | None:
-        """Return the fast path for requests with one choice that `read` reads, or None if a stream ends with its usage."""
+        """Return the fast path for requests with one choice, which `read` reads, or None if a stream ends with its usage."""
         write = self._text_writer(msgspec.UNSET if self.chat or self.stream else Usage())
         if not self.stream:
             return Usual(read, write, JSON, self)
@@ -146,7 +145,6 @@ class ChoicesWriter(msgspec.Struct):
         return None if self.usage else Usual(read, write_events, EVENTS, self)
 
     def _text_writer(self, unknown: Usage | msgspec.UnsetType) -> WriteText:
-        """Make the writer of an answer with one text. `unknown` stands for the usage if none is known."""
         kind, model, prefix, chat = self._kind(), self.model, self._prefix, self.chat
         message_choice = _DeltaChoice if self.stream else _ChatChoice
 
@@ -187,8 +185,8 @@ class ChoicesWriter(msgspec.Struct):
 
 
 def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
-    """Return the text of an output, and what the target says about it. `tokens` is the usage if the target reports it apart from
-    its output. Raises RequestError for tensors that JSON can't hold."""
+    """Return the text of an output, with its usage and its reason to end. `tokens` is the usage if the target reports it beside
+    the output. Raises RequestError for tensors that JSON can't hold."""
     usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
     if isinstance(output, str):
         return RichText(output, usage)
@@ -205,7 +203,7 @@ def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
 
 
 def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:
-    """Add up the known usages, or None if none is known. A prompt's tokens count once for all of its choices."""
+    """Return the sum of the known usages, or None if none is known. A prompt's tokens count once for all of its choices."""
     known = [usage for usage in each if usage is not None]
     if not known:
         return None

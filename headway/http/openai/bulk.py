@@ -27,17 +27,25 @@ from headway.errors import (
     StoreUnavailable,
 )
 from headway.http.openai.bulk_lines import READERS
-from headway.http.openai.errors import encode_error
-from headway.http.problem import Encoded
-from headway.http.requests import Handler, Request, RouteAnswer, StreamedAnswer, as_json, refusal, without_reason
-from headway.http.routing import Authentication, Route
+from headway.http.problem import Encoded, encode_openai_error
+from headway.http.routing import (
+    Authentication,
+    Handler,
+    Request,
+    Route,
+    RouteAnswer,
+    StreamedAnswer,
+    as_json,
+    refusal,
+    without_reason,
+)
 from headway.model import Failure
 from headway.model.bulk import BulkFile, BulkJob, JobStatus
 from headway.runtime.logger import get_logger
 
 MOST_PARTS = 32
 _MOST_HEAD = 8_190
-"""Longest header of a part, and longest text before the first part, in bytes."""
+"""Maximum size in bytes of a part's header, and of the text before the first part."""
 _KIND = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
 _DISPOSITION = re.compile(r"(?:^|\r\n)content-disposition:\s*form-data([^\r\n]*)", re.IGNORECASE)
 _PARAMETER = re.compile(r';\s*([a-z]+\*?)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))', re.IGNORECASE)
@@ -52,7 +60,6 @@ class FormPart(NamedTuple):
     content: AsyncIterator[bytes]
 
     async def text(self, limit: int) -> str:
-        """Read the whole content, at most `limit` bytes. Raises BadRequest."""
         content = b""
         async for piece in self.content:
             content += piece
@@ -65,7 +72,7 @@ class FormPart(NamedTuple):
 
 
 async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> AsyncIterator[FormPart]:
-    """Yield the parts of a form. Each is read to its end before the next. Raises BadRequest."""
+    """Yield the parts of a form. The rest of a part is dropped before the next one. Raises BadRequest."""
     kind = headers.get("content-type", "")
     if (match := _KIND.match(kind)) is None:
         raise BadRequest(f"expected a form with a file, multipart/form-data with a boundary; got {kind[:60]!r}")
@@ -80,7 +87,7 @@ async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> Asy
         yield part
         async for _ in part.content:
             pass
-        await asyncio.sleep(0)  # Let others run: a part's header may take 3 ms, and all may have arrived at once.
+        await asyncio.sleep(0)  # Let others run: a part's header may take 3 ms, and all parts may have arrived.
     raise BadRequest(f"the form has more than {MOST_PARTS} parts")
 
 
@@ -99,7 +106,7 @@ def _names(head: bytes) -> tuple[str, str | None]:
 
 
 class _Body:
-    """Body of a form, with a line break put in front so that the first boundary looks like the others."""
+    """Body of a form. A line break in front makes the first boundary like all others."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces, self._buffer = pieces, b"\r\n"
@@ -111,7 +118,7 @@ class _Body:
         self._buffer += piece
 
     async def until(self, end: bytes, other: bytes = b"") -> bytes:
-        """Return the bytes before `end`, at most `_MOST_HEAD`, and drop `end`. Return `other` if the body continues with that."""
+        """Return the bytes before `end`, at most `_MOST_HEAD`, and drop `end`. If the body continues with `other`, return `other`."""
         while (at := self._buffer.find(end, 0, _MOST_HEAD)) < 0:
             if other and self._buffer.startswith(other):
                 return other
@@ -122,9 +129,8 @@ class _Body:
         return head
 
     async def before(self, end: bytes) -> AsyncIterator[bytes]:
-        """Yield the content before `end` as it arrives, and drop `end`."""
         while (at := self._buffer.find(end)) < 0:
-            safe = max(0, len(self._buffer) - len(end) + 1)  # The rest may be the beginning of `end`.
+            safe = max(0, len(self._buffer) - len(end) + 1)  # The bytes after that may be the start of `end`.
             piece, self._buffer = self._buffer[:safe], self._buffer[safe:]
             if piece:
                 yield piece
@@ -140,14 +146,12 @@ FILES, BATCHES = "/v1/files", "/v1/batches"
 PURPOSE = "batch"
 _KEPT = "expires_after"
 _MOST_FILES, _MOST_BATCHES = 10_000, 100
-"""Maximum length of a list of files, and of a list of batches."""
 _MOST_FIELD = 1_024
 _HEX = re.compile(r"[0-9a-f]{32}")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 _LONGEST = 30 * 86_400
-"""Longest completion window in seconds."""
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
 _UNITS = {"h": 3_600, "d": 86_400}
 _MOST_BODY = 1 << 16
@@ -184,7 +188,7 @@ def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> 
 
 
 def _openai_errors(handler: Handler) -> Handler:
-    """Wrap a handler so that it answers errors in OpenAI's form. Only the log says which storage is out of reach, and why."""
+    """Wrap a handler to answer errors in OpenAI's form. The log has the details of storage that is out of reach."""
 
     async def answer(request: Request) -> RouteAnswer:
         try:
@@ -201,12 +205,11 @@ def _openai_errors(handler: Handler) -> Handler:
 
 
 def _encode_error(error: AnyError, shown: str) -> Encoded:
-    return encode_error(error, shown, "not_found" if error.code == NOT_FOUND else "")
+    return encode_openai_error(error, shown, "not_found" if error.code == NOT_FOUND else "")
 
 
 def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[str, int]:
-    """Return the cursor and the page size of a list request. Raises BadRequest. The cursor's object may have been deleted: ids
-    begin with their time, so the cursor alone tells which objects are older."""
+    """Return the cursor, which may name a deleted object, and the page size of a list request. Raises BadRequest."""
     if request.param("order") not in (None, "desc"):
         raise BadRequest("`order` must be desc or left out: lists are always newest first - at `$.order`")
     after = request.param("after") or ""
@@ -225,7 +228,7 @@ def _not_kept(member: str) -> BadRequest:
 
 
 def _listed(objects: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
-    """Return the answer with a list of at most `limit` objects. One more in `objects` means that there are more."""
+    """Return a page of `limit` objects. A further object says that there is another page."""
     data = objects[:limit]
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     more = {"first_id": ends[0], "last_id": ends[1], "has_more": len(objects) > limit}
@@ -419,7 +422,7 @@ def _seconds(window: str) -> int:
 
 
 def _batch_object(job: BulkJob, now: float) -> dict[str, Any]:
-    """Return a job as a batch; `now` is Unix time in seconds."""
+    """Return a job as OpenAI's batch object. `now` is Unix time in seconds."""
     status = job.status.value
     if job.cancelling_at is not None and not job.status.ended:
         status = "cancelling"

@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files: each line is a request, and becomes a record with the answer that its route would give.
+"""Lines of OpenAI's batch files. Each line is a request, and becomes a record with the answer of its route.
 
     {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {…}}
     {"id": "batch_req_…", "custom_id": "1", "response": {"status_code": 200, "request_id": "req_…", "body": {…}}, "error": null}
@@ -23,10 +23,9 @@ from headway.errors import INTERNAL, STATUS, UNFORESEEN, AnyError, BadRequest, P
 from headway.gateway.fan_out import joined, too_many_bytes
 from headway.gateway.served_models import ServedModels
 from headway.http.openai.answers import ChoicesWriter
-from headway.http.openai.chat import chat_reader
-from headway.http.openai.completions import completions_reader
+from headway.http.openai.chat import chat_reader, completions_reader
 from headway.http.openai.embeddings import embeddings_reader
-from headway.http.openai.errors import encode_error
+from headway.http.problem import encode_openai_error
 from headway.model import Failure, Reply, RequestOptions, Value
 from headway.model.bulk import BulkJob, BulkLine
 from headway.runtime.logger import get_logger
@@ -47,7 +46,7 @@ _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _HERE = msgspec.Raw(b"null")
-"""Placeholder for the body, which may be large and is copied only once, into its place."""
+"""Placeholder for the body. A large body is copied only once, into its place."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -127,10 +126,8 @@ class OpenAILines(LineForm):
             raise PayloadTooLarge(f"the line is larger than {self._max_body} bytes (max_body_bytes)")
         if text.startswith(_UTF_16):
             raise BadRequest("the file is UTF-16; expected UTF-8")
-        if text.startswith(b"\0"):  # In UTF-16 this is the second octet of the line end before.
-            raise BadRequest(
-                "the line begins with a zero octet; expected JSON in UTF-8 (files of UTF-16 have such octets)"
-            )
+        if text.startswith(b"\0"):  # In UTF-16, the second octet of the last line break.
+            raise BadRequest("the line begins with a zero octet, as in UTF-16; expected JSON in UTF-8")
         try:
             line: _Line = _take((yield from members_in_steps(text))) if len(text) > SHORT else _decode(text)
         except BadRequest as exc:
@@ -144,7 +141,7 @@ class OpenAILines(LineForm):
         return line
 
     def _exchange(self, job: BulkJob, line: _Line) -> Steps[Exchange]:
-        """Decode the body of a line. Raises RequestError if the line can't run, and NotYet if nobody knows its model yet."""
+        """Decode the body of a line. Raises RequestError if the line can't run, and NotYet if its model is unknown so far."""
         if line.url != job.endpoint:
             raise BadRequest(f"expected {job.endpoint}, the endpoint of the batch - at `$.url`")
         only = frozenset(job.models)
@@ -175,7 +172,6 @@ class OpenAILines(LineForm):
         return None
 
     def _answered(self, number: int, custom_id: str, exchange: Exchange, replies: Sequence[Reply]) -> Making:
-        """Make the record with the answer, or an error record if the outputs can't be written as an answer."""
         shown = ID_PREFIX + self._new_id()
         ran = joined("", replies).ran
         version = (ran.version if ran is not None else "") or self._version
@@ -199,14 +195,12 @@ class OpenAILines(LineForm):
             yield True, b"".join((head, here[:-4], *pieces, tail))
 
     def _fault(self, job: str, number: int, custom_id: str | None, exc: Exception) -> bytes:
-        """Log an unexpected exception, and return the error record of its line."""
         log.error("a line of a bulk job failed", job=job, line=number, exc_info=exc)
         return self._failed(number, custom_id, Failure(INTERNAL, UNFORESEEN))
 
     def _failed(self, number: int, custom_id: str | None, error: AnyError) -> bytes:
-        """Return the error record of a line, with the error as its route would answer it."""
         shown = ID_PREFIX + self._new_id()
-        _, body = encode_error(error, shown)
+        _, body = encode_openai_error(error, shown)
         response = _Response(STATUS[error.code], shown, msgspec.Raw(body))
         return _encode(_Record(self._record_id(), custom_id, response, None, number))
 
@@ -215,7 +209,6 @@ class OpenAILines(LineForm):
 
 
 def _custom_id(text: bytes) -> str | None:
-    """Return the `custom_id` of a line that may be invalid otherwise, or None if there is none."""
     try:
         return _decode_known(text).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

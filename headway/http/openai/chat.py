@@ -1,7 +1,8 @@
-"""Codec of POST /v1/chat/completions. A template turns the messages into one text for the model.
+"""Codecs of POST /v1/completions and /v1/chat/completions.
 
-The template `plain` writes a line `role: content` for each message, and `assistant:` at the end. Any other template is a Jinja
-file, as models on the Hugging Face Hub have. It runs in Jinja's sandbox and sees only the messages.
+Each prompt becomes `n` entries. A chat template turns messages into one text for the model. The template `plain` writes a line
+`role: content` for each message, and `assistant:` at the end. Any other template is a Jinja file, as models on the Hugging Face
+Hub have. It runs in Jinja's sandbox and sees only the messages.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from headway.doors.exchange import UNUSUAL, Exchange, Reader, unusual
 from headway.errors import BadRequest, PayloadTooLarge, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
-from headway.http.openai.completions import choices, writer
+from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
+    MOST_TEXTS,
     Converse,
     Format,
     Members,
@@ -38,18 +40,92 @@ from headway.http.openai.members import (
     read_members,
     read_plain,
     refuse,
+    take_flag,
+    take_inputs,
+    take_number,
     take_text,
 )
 from headway.model import RequestOptions
 
+MOST_CHOICES = 128
+
+_UNSERVED_WITH_PROMPT = {
+    "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
+    "echo": "echo is not served; put the prompt before the answer yourself, and leave it out",
+    "best_of": "best_of is not served; ask for n choices and choose among them, and leave it out",
+}
+
+
+class _StreamOptions(msgspec.Struct, gc=False):
+    include_usage: bool | None = None
+
+
+class _PlainPrompt(Plain, kw_only=True, gc=False):
+    prompt: str
+
+
+_decode_prompt = msgspec.json.Decoder(_PlainPrompt).decode
+_PROMPT_MEMBERS = frozenset(_PlainPrompt.__struct_fields__)
+_take_stream_options = member(_StreamOptions)
+
+
+def completions_reader(settings: Settings) -> Reader:
+    """Make the reader of request bodies."""
+    limit = min(MOST_TEXTS, settings.max_queue)
+    parameters = parameters_reader(settings)
+
+    def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+        members = read_members(body)
+        is_plain, model = members.keys() <= _PROMPT_MEMBERS, take_text(members, "model") or known.default
+        prompts = take_inputs(members, "prompt", limit, check_text)
+        count = choices(members, limit // len(prompts))
+        if bytes(members.get("best_of", b"")) == b"%d" % count:  # `best_of` has no effect then.
+            del members["best_of"]
+        write = writer(members, model, False, count)
+        drop_user(members, known[model])
+        if not members.keys().isdisjoint(_UNSERVED_WITH_PROMPT):
+            refuse(members, _UNSERVED_WITH_PROMPT)
+        entries = [prompt for prompt in prompts for _ in range(count)]
+        exchange = Exchange(model, entries[0] if len(entries) == 1 else [*entries], parameters(members), options, write)
+        if len(entries) == 1:
+            exchange.usual = write.usual(partial(_read_prompt, model, write.stream) if is_plain else unusual)
+        return exchange
+
+    return Reader(make, long_reader(make, settings, "prompt"))
+
+
+def _read_prompt(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes]:
+    request = read_plain(_decode_prompt, stream, body)
+    return request.model or model, check_text(request.prompt), b""
+
+
+def choices(members: Members, room: int) -> int:
+    """Take the member `n`, the number of choices for each prompt, which may be `room` at most. Raises RequestError."""
+    n: int | None = take_number(members, "n")
+    count = 1 if n is None else n
+    if not 1 <= count <= MOST_CHOICES:
+        raise BadRequest(f"n is {count}; expected a number from 1 to {MOST_CHOICES} - at `$.n`")
+    if count > room:
+        raise PayloadTooLarge(f"n is {count}; with these prompts at most {room} fit into one request - at `$.n`")
+    return count
+
+
+def writer(members: Members, model: str, chat: bool, count: int) -> ChoicesWriter:
+    """Take the members for streaming, and make the writer of the answer. Raises BadRequest."""
+    stream = bool(take_flag(members, "stream"))
+    options = _take_stream_options(members, "stream_options")
+    if options is not None and not stream:
+        raise BadRequest("stream_options is for streams; leave it out, or set stream - at `$.stream_options`")
+    return ChoicesWriter(model, chat, stream, options is not None and bool(options.include_usage), count)
+
+
 PLAIN = "plain"
-"""Value of the setting that names no file."""
+"""Value of the setting for the built-in template."""
 
 Message = dict[str, str]
-"""Message with `role`, `content`, and perhaps `name`."""
 
 Render = Callable[[Sequence[Message]], str]
-"""Render messages as one text. Raises BadRequest for messages that the template refuses."""
+"""Render messages as one text. Raises BadRequest if the template refuses them."""
 
 RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
 
@@ -57,11 +133,10 @@ _SETTING = "chat_template"
 _LINE = "{role}: {content}\n".format_map
 _ALWAYS = {"add_generation_prompt": True, "bos_token": "", "eos_token": ""}
 _PIECES = 64
-"""Number of pieces of a text to render between two yields."""
 
 
 def load_template(chosen: str) -> Render:
-    """Load the template that the setting names. Raises SettingError if the file isn't a readable template, or Jinja is missing."""
+    """Load the template of a setting. Raises SettingError if the file isn't a readable template, or Jinja is missing."""
     template = _load(chosen)
     if template is None:
         return _plain
@@ -96,7 +171,7 @@ def load_long_template(chosen: str) -> RenderInSteps:
 
 
 def _not_taken(exc: Exception) -> BadRequest:
-    return BadRequest(f"the chat template does not take these messages: {exc} - at `$.messages`")
+    return BadRequest(f"the chat template refuses these messages: {exc} - at `$.messages`")
 
 
 def _load(chosen: str) -> Any:
@@ -122,7 +197,7 @@ def _load(chosen: str) -> Any:
         return environment.from_string(source)
     except jinja2.TemplateError as exc:
         raise _unusable(chosen, f"is not a Jinja template: {exc}", "Fix the file.") from exc
-    except SyntaxError as exc:  # Jinja lets some through to Python, such as a `break` outside a loop.
+    except SyntaxError as exc:  # Jinja leaves some errors to Python, such as a `break` outside a loop.
         raise _unusable(chosen, f"is not a Jinja template: {exc.msg}", "Fix the file.") from None
     except RecursionError:
         raise _unusable(chosen, "nests too deep for a Jinja template", "Fix the file.") from None
@@ -181,9 +256,7 @@ _decode_plain = msgspec.json.Decoder(_Plain).decode
 _PLAIN = frozenset(_Plain.__struct_fields__)
 
 MOST_PARTS = 1024
-"""Maximum number of parts of a message in a long conversation."""
 TOGETHER = 256
-"""Number of messages to read between two yields."""
 
 T = TypeVar("T")
 
@@ -247,7 +320,7 @@ def _converse(settings: Settings) -> Converse:
 
 
 def read_in_steps(sent: Sequence[Any], name: str, read: Callable[[int, Any], Message]) -> Steps[list[Message]]:
-    """Read the messages of a long conversation. Raises RequestError, also if a message has too many parts."""
+    """Read the messages of a long conversation. Raises RequestError if one is wrong or has too many parts."""
     for place, message in enumerate(sent):
         if isinstance(message.content, list) and len(message.content) > MOST_PARTS:
             raise PayloadTooLarge(
@@ -263,7 +336,7 @@ def read_in_steps(sent: Sequence[Any], name: str, read: Callable[[int, Any], Mes
 
 
 def templates(settings: Settings, load: Callable[[str], T]) -> Callable[[str], T]:
-    """Load the templates of all models, and return a function from a model's name to its template. Raises SettingError."""
+    """Load all models' templates, and return a function from a model's name to its template. Raises SettingError."""
     default = load(settings.chat_template)
     by_model = {name: load(model.chat_template) for name, model in settings.served.items()}
     return lambda model: by_model.get(model, default)
@@ -286,7 +359,7 @@ def _message(place: int, sent: _Sent) -> Message:
 
 def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> str:
     """Return the text of a message, or the texts of its parts, joined by line breaks. `where` is the message's path in the body.
-    Raises BadRequest if the type of a part isn't among `kinds`."""
+    Raises BadRequest if a part's type isn't among `kinds`."""
     if isinstance(content, str):
         return content
     for at, part in enumerate(content):

@@ -1,4 +1,4 @@
-"""Codec of POST /v1/embeddings. Each input becomes an entry, and each output is a list of numbers, or a tensor of one axis."""
+"""Codec of POST /v1/embeddings. Each input becomes an entry. An output is a list of numbers, or a tensor with one axis."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ FLOAT, BASE64 = "float", "base64"
 
 
 class _RichEmbedding(msgspec.Struct, gc=False):
-    """Output of a target that also reports tokens."""
-
     embedding: list[float]
     prompt_tokens: int = 0
 
@@ -71,7 +69,7 @@ def embeddings_reader(settings: Settings) -> Reader:
         raw = members.get("dimensions")
         dimensions = take_number(members, "dimensions")
         if raw is not None and dimensions is not None:
-            members["dimensions"] = raw  # Also a parameter, for models that can shorten their embeddings.
+            members["dimensions"] = raw  # Models that can shorten their embeddings see it as a parameter.
         if "user" in members:
             drop_user(members, known[name])
         write = _Writer(name, encoding == BASE64, dimensions)
@@ -82,8 +80,7 @@ def embeddings_reader(settings: Settings) -> Reader:
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """Writer of the answer to one request. `model` is the name that the client sent. If `packed`, embeddings are base64 of
-    float32 numbers. `dimensions` is None if the client expects any number."""
+    """Writer of the answer to one request. `packed` embeddings are base64 of float32 numbers. `dimensions` may be None."""
 
     model: str
     packed: bool
@@ -104,7 +101,7 @@ class _Writer(msgspec.Struct, frozen=True):
                 count, embedding = len(numbers), _packed(numbers) if self.packed else numbers
             if self.dimensions is not None and self.dimensions != count:
                 raise BadRequest(
-                    f"the model gives {count} numbers, and not {self.dimensions}; leave it out - at `$.dimensions`"
+                    f"the model gives {count} numbers, not {self.dimensions}; leave it out - at `$.dimensions`"
                 )
             yield b"," if index else b""
             yield _encode(_Embedding("embedding", index, embedding))
@@ -113,8 +110,7 @@ class _Writer(msgspec.Struct, frozen=True):
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
     def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
-        """Return the count of an output's numbers, 0 for its tokens, and its embedding as it is sent. The output belongs to the
-        input at `position` of `inputs`. Raises RequestError."""
+        """Return the number of an embedding's numbers, 0 tokens, and the encoded embedding. Raises RequestError."""
         try:
             tensor = _one_embedding(output)
             if self.packed:
@@ -131,12 +127,9 @@ class _Writer(msgspec.Struct, frozen=True):
 
 
 def _read(output: Value) -> tuple[list[float], int]:
-    """Return the numbers of an output, and the tokens that the target reports with them, or 0. Raises RequestError."""
     text = octets(output)
     if isinstance(output, str) and text.lstrip()[:1] not in (b"[", b"{"):
-        raise BadRequest(
-            "the model gives texts and no embeddings, which are lists of numbers; ask for a completion of it"
-        )
+        raise BadRequest("the model gives texts and no embeddings (lists of numbers); ask it for a completion")
     try:
         if text.lstrip()[:1] == b"{":
             rich = _rich_embedding(text)
@@ -160,14 +153,11 @@ def _packed(numbers: list[float]) -> str:
 
 
 def _one_embedding(output: Tensors) -> Tensor:
-    """Return the tensor of an output that is one row of numbers. Raises NoTensors for any other output."""
     tensors = unpack(output)
     head = tensors[0].head if tensors else None
     if head is None or len(tensors) != 1:
         raise NoTensors(f"the model returned {len(tensors)} tensors; an embedding must be a single tensor")
     if len(head.shape) != 2 or head.shape[0] != 1 or not head.shape[1] or not SIZES[head.datatype]:
         shape = shown_shape(head.shape[1:] if head.shape[0] == 1 else head.shape)
-        raise NoTensors(
-            f"the model's output is {head.datatype} of shape {shape}, and an embedding has one axis of numbers"
-        )
+        raise NoTensors(f"the model's output is {head.datatype} of shape {shape}; an embedding has one axis of numbers")
     return tensors[0]

@@ -1,6 +1,6 @@
 """Members of OpenAI's request bodies, and the header fields that OpenAI's clients send.
 
-Members that the API knows are decoded one by one; all others become parameters.
+Members that the API knows are decoded one by one. All others become parameters.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ import msgspec
 from headway.config import Settings
 from headway.core.json_pages import SHORT, Pages, Steps, split
 from headway.doors.bodies import checked_parameters, decode_problem, members_in_steps, parameters_in_steps
+from headway.doors.entrance import RateLimitHeaders
 from headway.doors.exchange import UNUSUAL, CodecContext, Exchange, Reader, ReadInSteps, ReadRequest
-from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
-from headway.http.openai.errors import encode_error
+from headway.http.problem import encode_openai_error
 from headway.http.server.head import Head, OpenHead, RequestTarget
 from headway.model import RequestOptions
 
 MOST_TEXTS = 2048
-"""Maximum number of texts in one request. OpenAI has the same limit, and some of its clients make lists of exactly that length."""
+"""Maximum number of texts in one request. OpenAI's limit is the same, and some clients make lists of exactly this length."""
 
 MOST_MESSAGES = 4096
 MOST_VALUES = 1 << 15
-"""Maximum number of JSON values in all messages together. A message has two, and each of its parts two more."""
+"""Maximum number of JSON values in all messages of a request. A message has two values, and each of its parts two more."""
 
 Members = dict[str, msgspec.Raw]
 Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
-"""Return a conversation as one text, and its messages as a parameter, without changing the members. Raises RequestError."""
+"""Return a conversation as one text, and its messages as a parameter. The members don't change. Raises RequestError."""
 
 _MOST_READ = {"metadata": SHORT, "stream_options": SHORT, "text": 1 << 16, "response_format": 1 << 16}
-"""Maximum size in bytes of some members that the API reads."""
+"""Maximum size in bytes of long members that the API reads."""
 _STANDS_FOR = {b"[": msgspec.Raw(b"[0]"), b"{": msgspec.Raw(b'{"":0}')}
 _ONE_MESSAGE = msgspec.Raw(b'[{"role":"user","content":""}]')
 
 _read = msgspec.json.Decoder(Members).decode
 _TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
 _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'))
-"""Values that ask for nothing, so they are accepted for unserved members. `logprobs: 0` does ask for something."""
+"""Values that are accepted for unserved members, because they ask for nothing. `logprobs: 0` asks for something."""
 
 Unserved = Mapping[str, str]
-"""Unserved members, which would change the form of the answer, and what clients should do instead."""
+"""Unserved members, which would change the form of the answer, each with advice."""
 
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
 def read_members(body: Any) -> Members:
-    """Return the members of a JSON object; of duplicates the last. A dict passes through. Raises BadRequest."""
+    """Return the members of a JSON object. Of duplicates, the last counts. A dict passes through. Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()
@@ -65,14 +65,14 @@ def read_members(body: Any) -> Members:
 
 
 class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """Body with no members except model, stream, and the input that a subclass adds."""
+    """Body with only a model, `stream`, and an input, which a subclass adds."""
 
     model: str | None = None
     stream: bool | None = None
 
 
 def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any:
-    """Read a Plain body whose member `stream` has this value. Raises UNUSUAL for any other body."""
+    """Read a Plain body with this `stream`. Raises UNUSUAL for any other body."""
     try:
         if not body.isascii():
             body.decode()
@@ -85,7 +85,7 @@ def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any
 
 
 def member(kind: Any) -> Callable[[Members, str], Any]:
-    """Make a function that removes and returns a member of this type, or None if it is missing or null."""
+    """Make a function that removes and returns a member of type `kind`, or None if it is missing or null."""
     decode = msgspec.json.Decoder(kind | None).decode
 
     def take(members: Members, name: str) -> Any:
@@ -108,7 +108,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def take_number(members: Members, name: str) -> int | None:
-    """Remove and return a whole number, as 3 or as 3.0, or None if it is missing or null. Raises BadRequest."""
+    """Remove and return a whole number, such as 3 or 3.0, or None if it is missing or null. Raises BadRequest."""
     figure = _take_figure(members, name)
     if figure is None or isinstance(figure, int):
         return figure
@@ -118,8 +118,7 @@ def take_number(members: Members, name: str) -> int | None:
 
 
 def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], str]) -> list[str]:
-    """Remove and return a member that is a text, or a list of 1 to `limit` texts. Raises RequestError if it is missing or
-    anything else, or if `check` refuses a text."""
+    """Remove and return a text, or a list of 1 to `limit` texts, which pass `check`. Raises RequestError."""
     raw = members.get(name)
     written = b"" if raw is None else bytes(raw)
     if written[:1] == b'"':
@@ -161,7 +160,7 @@ class Format(msgspec.Struct, gc=False):
 
 
 def check_format(format: Format | None, model: ServedModel, name: str, place: str) -> None:
-    """Refuse a format other than text if the model's target doesn't see the parameter `name`. Raises BadRequest."""
+    """Raise BadRequest for a format other than text if the model's target doesn't see the parameter `name`."""
     if format is not None and format.type != "text" and not model.sees(name):
         reason = f"does not name {name} in its attribute together" if model.seen else "takes no parameters"
         raise BadRequest(
@@ -171,13 +170,13 @@ def check_format(format: Format | None, model: ServedModel, name: str, place: st
 
 
 def drop_user(members: Members, model: ServedModel) -> None:
-    """Drop `user` if the target doesn't see it, so that equal requests of different users share an answer."""
+    """Drop `user` if the target doesn't see it. Then equal requests of different users share an answer."""
     if not model.sees("user"):
         members.pop("user", None)
 
 
 def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
-    """Make a function that turns the remaining members into parameters: a JSON object, or empty."""
+    """Make a function that joins the remaining members into parameters, a JSON object or b""."""
     limit = settings.max_parameters
 
     def parameters(members: Members) -> bytes:
@@ -189,7 +188,7 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
         try:
             return checked_parameters(msgspec.Raw(text), limit)
         except BadRequest as exc:
-            raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
+            raise BadRequest(exc.message.replace("`$.parameters`", "the object of the model's parameters")) from None
         except (msgspec.MsgspecError, RecursionError) as exc:
             raise BadRequest(decode_problem(exc, text)) from None
 
@@ -201,8 +200,8 @@ def _object(members: Members) -> bytes:
 
 
 def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Converse | None = None) -> ReadInSteps:
-    """Make a reader of long bodies from `make`, the reader of other bodies, which gets placeholders for long members. The member
-    `name` has the texts or messages. `converse` renders messages, if the API has any."""
+    """Make a reader of long bodies from `make`, the reader of short bodies, which gets placeholders for long members. The member
+    `name` has the texts or messages. `converse` renders messages."""
     limit, max_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
@@ -236,7 +235,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
 
 
 def _count(text: bytes, limit: int) -> Steps[int]:
-    """Return the number of elements of a long array, or `limit` + 1 if there are more, or 1 for anything else."""
+    """Return the number of elements of a long array, at most `limit` + 1, or 1 for any other value."""
     if text[:1] != b"[" or _TOKENS.match(text):  # `take_inputs` refuses token arrays.
         return 1
     elements = yield from split(text, limit)
@@ -251,17 +250,17 @@ def _joined(members: Members, limit: int) -> Steps[bytes]:
     try:
         yield from parameters_in_steps(text, limit)
     except BadRequest as exc:
-        raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
+        raise BadRequest(exc.message.replace("`$.parameters`", "the object of the model's parameters")) from None
     return text
 
 
 def check_messages(text: bytes, name: str) -> Steps[None]:
-    """Check that a long array doesn't contain too many messages. Raises PayloadTooLarge."""
+    """Raise PayloadTooLarge if a long array contains too many messages."""
     if text[:1] != b"[":
         return
     if (yield from split(text, MOST_MESSAGES)) is None:
         raise PayloadTooLarge(
-            f"more than {MOST_MESSAGES} messages, the limit for one request; join some, or send the last - at `$.{name}`"
+            f"more than {MOST_MESSAGES} messages, the limit for one request; join some - at `$.{name}`"
         )
     pages = Pages(text, known=True)
     for _ in pages:
@@ -273,7 +272,6 @@ def check_messages(text: bytes, name: str) -> Steps[None]:
 
 
 def _at(name: str, exc: Exception, raw: bytes) -> str:
-    """Return the message about a wrong member, with its path from the root of the body."""
     message = decode_problem(exc, raw)
     if not isinstance(exc, msgspec.ValidationError):
         return f"{message} - at `$.{name}`"
@@ -283,7 +281,7 @@ def _at(name: str, exc: Exception, raw: bytes) -> str:
 
 def openai_codec(read: Reader) -> Codec:
     """Make the codec of a route from the reader of its bodies."""
-    return Codec(open=_opener(read), encode_error=encode_error, limit_lines=RateLimitHeaders.lines_and_counts)
+    return Codec(open=_opener(read), encode_error=encode_openai_error, limit_lines=RateLimitHeaders.lines_and_counts)
 
 
 def _opener(read: Reader) -> OpenHead:
@@ -292,9 +290,7 @@ def _opener(read: Reader) -> OpenHead:
     ) -> tuple[RequestOptions, Reader]:
         target.refuse_named("name the model in the body, and ask /v1/inference for a version")
         if options.task:
-            raise BadRequest(
-                "this API does not support `Prefer: respond-async`; use /v1/inference for a task, or drop the header"
-            )
+            raise BadRequest("this API does not support `Prefer: respond-async`; ask /v1/inference for a task")
         fields = dict(head.fields)
         options = _shortened(options, fields.get(b"x-stainless-read-timeout", b""))
         if not _RETRIES.fullmatch(fields.get(b"x-stainless-retry-count", b"")):
@@ -303,7 +299,7 @@ def _opener(read: Reader) -> OpenHead:
         def count(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             context.counters.client_retries += 1
             exchange = read.at_once(body, options, known)
-            exchange.usual = None  # Take no fast path, so that the next request is counted too.
+            exchange.usual = None  # The fast path wouldn't count the next request.
             return exchange
 
         return options, Reader(count, read.in_steps)
@@ -312,6 +308,6 @@ def _opener(read: Reader) -> OpenHead:
 
 
 def _shortened(options: RequestOptions, value: bytes) -> RequestOptions:
-    """Shorten the timeout to the seconds after which the client gives up, if its header field says so."""
+    """Shorten the timeout to `value`, the seconds after which the client gives up."""
     seconds = float(value) if _SECONDS.fullmatch(value) else 0.0
     return msgspec.structs.replace(options, timeout=seconds) if 0.0 < seconds < options.timeout else options

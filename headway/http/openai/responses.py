@@ -1,6 +1,6 @@
-"""Codec of POST /v1/responses. Instructions and input are one conversation, which the model answers with text.
+"""Codec of POST /v1/responses. Instructions and input form a conversation, which the model answers with text.
 
-Responses are not stored. A model's output arrives as a whole, so a stream sends all events of a response at once.
+Responses are not stored. Models give whole outputs, so a stream sends all events of a response at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UNSERVED = {
     "conversation": _STORED,
     "background": "responses in the background are not served; ask /v1/inference for a task, or leave it out",
     "prompt": "stored prompts are not served; send their text as `input`, and leave it out",
-    "include": "nothing is there but text and usage; leave it out",
+    "include": "a response has only text and usage; leave it out",
     "modalities": "the model gives text only; leave it out",
     "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
 }
@@ -65,7 +65,7 @@ _UNSET: dict[str, Any] = {
     "top_p": 1.0,
     "user": None,
 }
-"""Members that the answer repeats from the request, with their defaults. Some clients accept no null for a number."""
+"""Members that the answer repeats from the request, with their defaults. Some clients don't accept null for a number."""
 _TEXTS = ("input_text", "output_text", "text")
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -163,7 +163,6 @@ def _messages(members: Members) -> list[Message]:
 
 
 def _messages_in_steps(members: Members) -> Steps[list[Message]]:
-    """Return the messages of a long conversation in steps; see `_messages`."""
     sent = _take_input({**members}, "input")
     if not isinstance(sent, list):
         return _messages(members)
@@ -183,7 +182,7 @@ def _message(place: int, item: _Item) -> Message:
 
 
 def _text_options(members: Members, model: ServedModel) -> Any:
-    """Check the member `text`, which stays a parameter, and return it as the answer repeats it. Raises BadRequest."""
+    """Check the member `text`, which stays a parameter, and return the answer's copy of it. Raises BadRequest."""
     raw = members["text"]
     options = _take_text_options(members, "text")
     members["text"] = raw
@@ -195,7 +194,7 @@ def _text_options(members: Members, model: ServedModel) -> Any:
 
 class _Writer(msgspec.Struct, frozen=True):
     """Writer of the answer to one request. `model` is the name that the client sent. With `stream`, the answer is server-sent
-    events. `echoed` are the members of the answer that only depend on the request."""
+    events. `echoed` are the members that depend only on the request."""
 
     model: str
     stream: bool
@@ -224,7 +223,7 @@ class _Writer(msgspec.Struct, frozen=True):
 
 
 def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any], text: str) -> Iterator[bytes]:
-    """Yield the server-sent events of a response, in pieces. Events may contain HOLE instead of a large `text`."""
+    """Yield the server-sent events of a response in pieces. In them, HOLE may stand for a large `text`."""
     open_members = dict.fromkeys(("completed_at", "incomplete_details", "usage"))
     begun = {**head, "status": "in_progress", **open_members, "output": []}
     (part,) = message["content"]

@@ -1,16 +1,16 @@
 """Connection of one client: an asyncio protocol around a reader, the request in hand, and a writer.
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED ──▶ IDLE
-    DROP       answered before the whole body had arrived; the rest of the body is dropped
-    BLOCKED    answered, but the client has not read all of the answer yet
+    DROP       answered before the whole body arrived; the rest of the body is dropped
+    BLOCKED    answered, but the client has not read the whole answer yet
     WAITING    answered enough requests in this turn of the event loop; continues in a later turn
-    LINGERING  refused for good; whatever still arrives is dropped
+    LINGERING  refused for good; all further bytes are dropped
 
 - A connection handles one request at a time. Bytes of later requests are buffered until its answer is written, so answers
   leave in the order of the requests.
-- There are no timers. The listener calls `inspect` on every connection from time to time to end whatever takes too long.
-- A client that stops sending counts as gone. Only a write would tell a closed connection from a half-closed one,
-  and by then a GPU would have worked for nobody.
+- There are no timers. The listener calls `inspect` on every connection from time to time, which enforces all time-outs.
+- A client that closes its sending side counts as gone. Only a write could distinguish a closed connection from a half-closed
+  one, and by then a GPU would have worked in vain.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from headway.core.excerpt import excerpt
 from headway.doors.fields import ID_PREFIX, read_id
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, UNFORESEEN, AnyError, BadRequest, RequestError
 from headway.http.problem import EncodeError
-from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
-from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
-from headway.http.server.hangups import ReadGate, Unread, bound
+from headway.http.routing import ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
+from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext, ReadGate, Unread, bound
 from headway.http.server.head import Head, too_large, too_many_members
 from headway.http.server.reader import MOST_BUFFERED, HttpReader
 from headway.http.server.writer import CONTINUE, Writer
@@ -43,55 +42,54 @@ log = get_logger(__name__)
 IDLE, HEAD, BODY, ASKED, DROP, BLOCKED, WAITING, LINGERING, CLOSED = range(9)
 
 REQUESTS_PER_TURN = 4
-"""Requests that one connection may start in one turn of the event loop. A client that pipelines more waits in line."""
+"""Requests that a connection may start in one turn of the event loop. Further pipelined requests wait for later turns."""
 
 FAR = 4 << 20
-"""Bytes that a counted client may send ahead of its answers. Reading them shows when the client hangs up."""
+"""Bytes that a client with a quota may send ahead of its answers. Only while they are read does a hang-up show."""
 
 UNCOUNTED = 4_096
 """Bytes that a client may send ahead of its answers before they count towards its quota."""
 
 TURNED_AWAY = 64
-"""Refused connections that may linger beyond the limit; further ones are closed right after their answer."""
+"""Number of refused connections beyond the limit that may linger. Further connections close right after their answer."""
 
 
 class InHand(Protocol):
-    """One request that its connection still has to answer."""
+    """Request that its connection has yet to answer."""
 
     @property
     def shown(self) -> str:
-        """Request id as clients see it, `req_…`."""
+        """Public request id, `req_…`."""
 
     @property
     def tier(self) -> str:
-        """Tier that a refusal is counted under; `none` until the principal is known."""
+        """Tier under which a refusal is counted. It is `none` until the principal is known."""
 
     def take(self, content: bytes) -> None:
         """Take a piece of the body."""
 
     def complete(self) -> None:
-        """Process the request. Called once the body is complete."""
+        """Process the request, whose body is complete."""
 
     def resume(self) -> None:
-        """Continue the answer. Called once the client has read everything written so far."""
+        """Continue the answer. The client has read everything written so far."""
 
     def leave(self) -> None:
-        """Drop the request. Called when its client has left."""
+        """Drop the request, whose client has left."""
 
     def reject(self, error: RequestError) -> bool:
-        """Drop the request, which is refused. Return False if part of its answer has been written already."""
+        """Drop the request, which is refused. Return False if part of its answer is written already."""
 
     def write_error(self, error: AnyError) -> None:
         """Answer with an error."""
 
 
 class Connection(asyncio.Protocol):
-    """Connection that leaves all requests to ordinary routes. `FastPathConnection` adds the inference routes.
+    """Connection with ordinary routes only. `FastPathConnection` adds the inference routes.
 
-    `far` is how many bytes a client may send ahead of its answers, and `since` the monotonic start of the current time-out. A
-    `brief` connection closes at once after a refusal, because too many linger. `unsent` are bytes of a large answer that are made
-    but not yet written. `owner`, `reserved` and `unfetched` are those of `headway.gateway.client_quotas.CountedConnection`.
-    """
+    `far` is the number of bytes that a client may send ahead of its answers. `since` is the monotonic start of the current
+    time-out. A `brief` connection closes right after a refusal, because too many linger. `unsent` counts the bytes of a large
+    answer that are made but not yet written. For `owner`, `reserved` and `unfetched` see CountedConnection."""
 
     far = MOST_BUFFERED
 
@@ -121,9 +119,8 @@ class Connection(asyncio.Protocol):
     # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse the connection if there are too many."""
         self.transport = transport
-        # Call `pause_writing` as soon as the kernel doesn't take a byte at once: then nothing more is read from the client.
+        # Call `pause_writing` as soon as the kernel's buffer is full. Then nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
         context = self.context
@@ -173,7 +170,7 @@ class Connection(asyncio.Protocol):
     # Requests.
 
     def advance(self) -> None:
-        """Process the bytes received, as far as the request in hand allows."""
+        """Process the received bytes, as far as the request in hand allows."""
         left = REQUESTS_PER_TURN
         reader = self.reader
         try:
@@ -199,7 +196,6 @@ class Connection(asyncio.Protocol):
             self.gate.read_on()
 
     def wait_turn(self) -> None:
-        """Process further bytes in a later turn of the event loop."""
         self.phase = WAITING
         self.context.turns.wait(self.owner or "", self._take_turn)
 
@@ -209,7 +205,7 @@ class Connection(asyncio.Protocol):
             self.advance()
 
     def _take_head(self) -> bool:
-        """If the next request's head is complete, start the request and return True."""
+        """Start the next request if its head is complete. Return False if the head is incomplete."""
         reader = self.reader
         try:
             complete = reader.read_head()
@@ -240,7 +236,7 @@ class Connection(asyncio.Protocol):
         try:
             content = reader.read_body()
         except RequestError as exc:
-            if request is None:  # It is answered.
+            if request is None:  # The request is answered already.
                 self.linger()
             else:
                 self.reject(exc)
@@ -255,7 +251,7 @@ class Connection(asyncio.Protocol):
             request.complete()
 
     def finish(self) -> None:
-        """End the request in hand, which is answered: wait for the next one, or close."""
+        """End the request in hand, which is answered. Wait for the next request, or close."""
         self.in_hand = None
         if self.writer.last or self.context.closing:
             if self.reader.buffer:
@@ -270,7 +266,7 @@ class Connection(asyncio.Protocol):
             self.since = monotonic()
 
     def finish_before_body(self) -> None:
-        """End the request in hand, which is answered, and drop the rest of its body."""
+        """End the request in hand, which is answered. Drop the rest of its body."""
         self.in_hand = None
         self.context.quotas.reserve(self, 0)
         self.phase = DROP
@@ -279,8 +275,7 @@ class Connection(asyncio.Protocol):
     # Refusals.
 
     def refuse(self, error: RequestError, head: Head, counted: bool = False) -> None:
-        """Refuse the request in hand before its body is read. The connection stays open if the body is short. `counted` is True
-        if the refusal is counted already."""
+        """Refuse the request in hand before reading its body. `counted` is True if the refusal is counted already."""
         request = _owed(self)
         self.context.trace_head(head, request.shown, error, self.since)
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
@@ -294,7 +289,6 @@ class Connection(asyncio.Protocol):
             self.finish()
 
     def reject(self, error: RequestError, counted: bool = False) -> None:
-        """Refuse the request in hand and close the connection; see `refuse`."""
         request = _owed(self)
         self.writer.last = True
         self.context.refused(error, None if counted else request.tier)
@@ -308,7 +302,6 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def fault(self, exc: Exception) -> None:
-        """Log an unexpected exception under the request's id, and answer 500."""
         log.error("a request failed", request_id=_owed(self).shown, exc_info=exc)
         try:
             if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The request is answered.
@@ -320,13 +313,13 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def linger(self) -> None:
-        """Close the sending side, but keep reading for a moment. Closing with bytes unread would reset the connection, and
-        a client that is still sending could lose the answer (RFC 9112, section 9.6)."""
+        """Close the sending side, but read on for a moment. Closing with unread bytes would reset the connection, and a client
+        that is still sending could lose the answer (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
         self.reader.close()
         self.context.quotas.reserve(self, 0)
-        if self.brief:  # Read what has arrived: unread bytes would reset the connection.
+        if self.brief:  # Unread bytes would reset the connection.
             with contextlib.suppress(OSError):
                 os.read(self.gate.descriptor, MOST_BUFFERED)
             self.phase = CLOSED
@@ -337,7 +330,7 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Drop the bytes that arrived after the last answer, and read more in the connection's next turn. Without turns, a client
-        that keeps sending megabytes would take the event loop from all others."""
+        that sends megabytes would keep the event loop from all others."""
         self.reader.drop()
         if self.phase == LINGERING:
             self.gate.hold()
@@ -346,7 +339,7 @@ class Connection(asyncio.Protocol):
     # Called by the listener.
 
     def inspect(self, now: float) -> None:
-        """End whatever takes too long; `now` is monotonic seconds."""
+        """Enforce the time-outs. `now` is monotonic seconds."""
         context, phase, waited, unread = self.context, self.phase, now - self.since, self.unread
         late = waited > context.read_timeout
         if unread.since:
@@ -364,8 +357,8 @@ class Connection(asyncio.Protocol):
                 self.linger()  # The request is answered, so there is no error to send.
         elif phase == HEAD or self.reader.open:
             if late:
-                what, limit = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
-                message = f"the {what} did not arrive within {limit:g} ms (read_timeout_ms)"
+                part, limit = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
+                message = f"the {part} did not arrive within {limit:g} ms (read_timeout_ms)"
                 self.reject(RequestError(message, code=REQUEST_TIMEOUT))
         elif phase == LINGERING and waited > LINGER:
             self.transport.abort()
@@ -374,29 +367,27 @@ class Connection(asyncio.Protocol):
         """Make the next answer the last, because the listener is closing."""
 
     def shutdown(self) -> None:
-        """Close at once. The socket closes in the next turn of the event loop, but no longer counts as open."""
+        """Close at once. The socket closes in the next turn of the event loop, but doesn't count as open any more."""
         self.context.connections.discard(self)
         self.transport.abort()
 
     # Bounds.
 
     def count_unfetched(self) -> None:
-        """Charge answers that the client has not read to its owner's quota."""
         left = self.transport.get_write_buffer_size() + self.unsent
         self.context.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _keep_ahead(self) -> None:
-        """Keep bytes that were sent ahead of the answer in hand, and read on to notice when the client leaves.
+        """Buffer bytes that were sent ahead of the answer in hand, and read on to notice a hang-up.
 
-        A connection that holds too many stops reading. If its owner holds too many, the bytes are dropped and the connection
-        closes after the answer in hand."""
+        A connection with too many such bytes stops reading. If its owner has too many, it drops them, and will close."""
         ahead = self.reader.waiting
         quotas = self.context.quotas
         if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):
             if self.phase == WAITING:
                 self.reject(quotas.no_room(self))
                 return
-            self.reader.drop(keep=1)  # Not empty, so that `finish` lingers: more bytes are on their way.
+            self.reader.drop(keep=1)  # One byte makes `finish` linger, because more bytes are on their way.
             self.writer.last = True
             self.retire()
             self.gate.read_on()
@@ -409,10 +400,9 @@ class Connection(asyncio.Protocol):
 class RouteInHand(msgspec.Struct, eq=False):
     """Request to an ordinary route, or bytes that aren't a valid request; see InHand.
 
-    Every answer to it has the header lines `marks`, each with its line ending. `request` is None if no route gets it. `upload` is
-    the limit of its body in bytes if its route allows more than usual; otherwise 0. `expects` is True while the client waits for
-    `100 Continue`, and `sending` once a streamed answer has begun. `written` is set once the client has read everything so
-    far."""
+    Each answer gets the header lines `marks`, which end with a line break. `request` is None if no route gets the request.
+    `upload` is the maximum size of the body in bytes if the route allows more than usual, or 0. `expects` is True while the
+    client waits for `100 Continue`, and `sending` once a streamed answer has begun. `written` is set when the client has read all."""
 
     connection: Connection
     id: str
@@ -459,7 +449,7 @@ class RouteInHand(msgspec.Struct, eq=False):
         if self.request is None:
             return
         connection = self.connection
-        if self.upload:  # An upload may take long, if it keeps up a minimum rate.
+        if self.upload:  # An upload may take long at a minimum rate.
             connection.since = min(monotonic(), connection.since + len(content) / SLOWEST)
         if self.request.feed(content) > MOST_BUFFERED:
             connection.gate.hold()
@@ -488,7 +478,6 @@ class RouteInHand(msgspec.Struct, eq=False):
         self.connection.writer.write_error(error.code, self.shown, encoded, self.marks)
 
     def _read_more(self) -> None:
-        """Read more of the body, which the route waits for."""
         connection = self.connection
         if self.expects and not connection.transport.is_closing():
             connection.transport.write(CONTINUE)
@@ -512,7 +501,7 @@ class RouteInHand(msgspec.Struct, eq=False):
                 connection.writer.write_answer(response, self.shown, self.marks, request.method)
             if not request.gone:
                 self._end()
-        except (ClientLeft, asyncio.CancelledError):  # A port that closes cancels its tasks.
+        except (ClientLeft, asyncio.CancelledError):  # A closing port cancels its tasks.
             return
         except Exception as exc:
             if request.gone:
@@ -535,7 +524,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             return refuse(request, Failure(INTERNAL, UNFORESEEN))
 
     async def _stream(self, request: Request, response: StreamedAnswer) -> None:
-        """Write an answer piece by piece, each once the client has read the ones before."""
+        """Write an answer piece by piece. Each piece waits until the client has read all earlier pieces."""
         connection, empty = self.connection, request.method == "HEAD"
         transport, writer = connection.transport, connection.writer
         chunked = not writer.last and "content-length" not in response.headers
@@ -558,7 +547,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             transport.write(b"0\r\n\r\n")
 
     def _leaves_body(self) -> bool:
-        """Return True if the rest of the body may be long or never arrive, which means closing after the answer."""
+        """Return True if the connection must close, because the rest of the body may be long or never arrive."""
         reader = self.connection.reader
         return reader.open and (self.expects or not 0 <= reader.missing <= MOST_BUFFERED)
 
@@ -575,7 +564,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             connection.linger()
         else:
             connection.finish_before_body()
-        if connection.phase == IDLE and connection.reader.buffer:  # An ordinary route may be slow: let others go first.
+        if connection.phase == IDLE and connection.reader.buffer:  # An ordinary route may be slow: let others run.
             connection.wait_turn()
         else:
             connection.advance()

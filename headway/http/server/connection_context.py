@@ -1,9 +1,13 @@
-"""State that all connections of one listener share: limits, counters, and whether the listener is closing."""
+"""State that all connections of one listener share, and the watch on clients that don't read or hang up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+import select
+import socket
+import sys
+from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from typing import Any, Literal
 
@@ -11,35 +15,156 @@ from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.client_quotas import Quotas
 from headway.http.problem import EncodeError, encode_problem
-from headway.http.requests import Handler, Request
-from headway.http.server.hangups import Hangups
+from headway.http.routing import Handler, Request
 from headway.http.server.head import Head, OtherProtocol
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.fair_turns import FairTurns
+from headway.runtime.listening import descriptor_of
 from headway.runtime.protocol_hints import ProtocolHints
 from headway.runtime.request_id import NewId
 
+STREAM_BYTES = 64 * 1024
+"""Kernel send buffer of a stream in bytes. The default is megabytes, which is hours of a quiet stream."""
+STREAM_SILENCE = 30.0
+"""Seconds without an acknowledgement after which a stream ends, because the client's host or network is gone."""
+
+
+class Hangups:
+    """Watches sockets of one listener for hang-ups while reading is paused."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._poll: select.epoll | None = None
+
+    def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
+        """Call `gone` once when the peer of a socket hangs up."""
+        if sys.platform != "linux":
+            return
+        if self._poll is None:
+            self._poll = select.epoll()
+            self._loop.add_reader(self._poll.fileno(), self._report)
+        self._watched[descriptor] = gone
+        self._poll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def forget(self, descriptor: int) -> None:
+        if self._watched.pop(descriptor, None) is not None and self._poll is not None:
+            with contextlib.suppress(OSError):  # It is closed.
+                self._poll.unregister(descriptor)
+
+    def close(self) -> None:
+        if self._poll is not None:
+            self._loop.remove_reader(self._poll.fileno())
+            self._poll.close()
+            self._poll = None
+            self._watched.clear()
+
+    def _report(self) -> None:
+        if self._poll is None:
+            return
+        for descriptor, _ in self._poll.poll(0):
+            gone = self._watched.get(descriptor)
+            if gone is not None:
+                self.forget(descriptor)
+                gone()
+
+
+class ReadGate:
+    """Pauses and resumes reading from one client. `descriptor` is the socket's, or -1. `held` is True while reading is paused,
+    and `paused` while the client is also watched for a hang-up."""
+
+    __slots__ = ("_hangups", "_transport", "descriptor", "held", "paused")
+
+    def __init__(self, transport: asyncio.Transport, hangups: Hangups) -> None:
+        self._transport, self._hangups = transport, hangups
+        self.descriptor = descriptor_of(transport)
+        self.held = self.paused = False
+
+    def hold(self) -> None:
+        if not self.held:
+            self.held = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Pause reading, and call `gone` when the client hangs up."""
+        if not self.paused:
+            self.paused = True
+            self._hangups.watch(self.descriptor, gone)
+        self.hold()
+
+    def read_on(self) -> None:
+        if self.paused:
+            self.forget()
+            self.release()
+
+    def forget(self) -> None:
+        if self.paused:
+            self.paused = False
+            self._hangups.forget(self.descriptor)
+
+
+def bound(transport: asyncio.BaseTransport) -> None:
+    """Limit the bytes that the kernel buffers for a stream, and the time it waits for an acknowledgement."""
+    connected = transport.get_extra_info("socket")
+    if connected is None:
+        return
+    with contextlib.suppress(OSError):  # It has just been closed, or isn't a TCP socket.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STREAM_SILENCE * 1000))
+
+
+class Unread:
+    """Written bytes that the client hasn't read. `since` is the monotonic time of the oldest byte, or 0.0."""
+
+    __slots__ = ("_left", "_moved", "_total", "since")
+
+    def __init__(self) -> None:
+        self.since = self._moved = 0.0
+        self._total = self._left = 0
+
+    def begin(self, transport: asyncio.WriteTransport, now: float) -> None:
+        """Start to measure a client that doesn't read fast enough."""
+        self.since = self._moved = now
+        self._total = self._left = transport.get_write_buffer_size()
+
+    def count_whole(self, since: float, total: int) -> None:
+        """Measure the speed over an answer of `total` bytes that is sent in pieces and unread since `since`."""
+        self.since, self._total = since, total
+
+    def overdue(self, transport: asyncio.WriteTransport, now: float, timeout: float, slowest: float) -> bool:
+        """Return True if the client has read nothing for `timeout` seconds, or less than `slowest` bytes per second."""
+        left = transport.get_write_buffer_size()
+        if left < self._left:
+            self._left, self._moved = left, now
+        return now - self.since > timeout + self._total / slowest or now - self._moved > timeout
+
+
 LINGER = 1.0
-"""Seconds that a refused client may keep sending before its connection is cut."""
+"""Seconds for which a refused client may continue to send."""
 
 GRACE = 1.0
 """Idle seconds after which a closing listener closes a connection."""
 
 LARGE = 1 << 16
-"""Size in bytes from which a body or an answer counts as large, and is processed in turns: it may take tens of milliseconds."""
+"""Size in bytes from which a body or an answer is processed in turns, because it may take tens of milliseconds."""
 SLOWEST = 16_384
-"""Lowest rate, in bytes per second, at which a client may read its answer or send an upload."""
+"""Minimum bytes per second at which a client must read its answer or send an upload."""
 
 
 class ConnectionContext:
     """State shared by a listener's connections.
 
-    Ordinary connections leave `spare` file descriptors for other uses: connections are refused from the descriptor number
-    `fd_ceiling` on, and from `fd_brief_at` on they close at once instead of lingering. Connections that have sent many requests
-    at once wait for `turns`, and lingering ones, whose bytes are dropped, for `drops`. `encode_error` encodes errors of requests
-    that match no inference route. If `closing`, every answer is its connection's last. `shut` is set once the port has closed:
-    idle connections close, and requests that wait for news are answered. `quotas` ignore connections without an owner. `tasks`
-    are the running ordinary routes."""
+    Connections leave `spare` file descriptors for other uses: from the descriptor number `fd_ceiling` on, new connections are
+    refused, and from `fd_brief_at` on, they close at once instead of lingering. Connections that pipeline many requests wait for
+    `turns`; lingering connections, whose bytes are dropped, wait for `drops`. If `closing`, each answer is its connection's last.
+    `shut` is set once the port has closed: idle connections close, and long polls are answered. `tasks` run ordinary routes."""
 
     label = "admin"
     spare = 8
@@ -71,17 +196,15 @@ class ConnectionContext:
         self.refresh()
 
     def fit(self, connections: int) -> None:
-        """Share at most this many connections among clients, because there are no descriptors for more."""
+        """Limit the number of connections, because there are no more descriptors."""
 
     def max_body_of(self, head: Head) -> int:
         return self.max_body
 
     def refresh(self) -> None:
-        """Update the Date header. The listener calls this from time to time."""
         self.date = formatdate(usegmt=True).encode()
 
     def retire(self) -> None:
-        """From now on, close each connection after its next answer."""
         self.closing = True
 
     def close(self) -> None:
@@ -99,7 +222,7 @@ class ConnectionContext:
             await self._left.wait()
 
     def refused(self, error: RequestError, tier: str | None) -> None:
-        """Count a refusal under a tier, unless it is counted already and `tier` is None."""
+        """Count a refusal under a tier. `tier` is None if the refusal is counted already."""
         if isinstance(error, OtherProtocol):
             self._hints.tell(error.kind)
         if tier is not None:
@@ -111,7 +234,7 @@ class ConnectionContext:
         task.add_done_callback(self.tasks.discard)
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request that is refused before its body is read, if this port records traces."""
+        """Record the span of a request that is refused before its body is read."""
 
     def trace_answer(self, request: Request, status: int, begun: float) -> None:
-        """Record the span of an ordinary route that answers with an error, if this port records traces."""
+        """Record the span of an ordinary route that answers with an error."""

@@ -1,8 +1,8 @@
-"""Strict parser of request heads: request line and header. A head is always parsed in one go.
+"""Strict parser of request heads: request line and header. A head is parsed as a whole.
 
-llhttp (through httptools) checks the syntax. This module rejects whatever a proxy in front could understand differently:
-more or fewer than one Host, a request line that isn't three words, transfer codings other than `chunked`, a repeated
-header that may come only once, and a slash in the path written as %2F.
+llhttp (through httptools) checks the syntax. This module also rejects everything that a proxy in front could understand
+differently: no or several Host headers, a request line that isn't three words, transfer codings other than `chunked`, repeated
+headers that must be unique, and a slash in the path written as %2F.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8}
 _HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
 """Start of a TLS handshake: type and version of its record."""
 _HTTP2 = b"PRI * HTTP/2"
-"""Start of an HTTP/2 connection, which gRPC clients open."""
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
 MOST_MEMBERS = 100
-"""Maximum number of members of a query: parsing a header full of them takes several milliseconds, which no limit charges for."""
+"""Maximum number of members of a query. Parsing a header full of them takes several milliseconds, which no quota covers."""
 _MOST_DIGITS = 20
-"""Number of digits of the largest Content-Length that 64 bits hold."""
+"""Maximum number of digits of a 64-bit Content-Length."""
 
 _NAMES = b"/v1/models/", b"/v2/models/"
-"""Prefixes of paths that name a model. The name may contain a slash written as %2F, because it is never used as a path."""
+"""Prefixes of paths with a model's name, which may contain %2F because it is never used as a path."""
 
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _LOOKED_AT = _LISTS | {
@@ -53,10 +52,9 @@ _LOOKED_AT = _LISTS | {
 class Head:
     """Head of one request.
 
-    `target` is exactly as in the request line, and the names in `fields` are in lower case. `single` has the values of the fields
-    in `_LOOKED_AT`; lines of a list are joined by commas. The body has `length` bytes, or -1 if it is chunked. The connection may
-    serve another request if `keep`. The client waits for `100 Continue` before it sends the body if `expects`.
-    """
+    `target` is exactly as in the request line. Names in `fields` are lower case. `single` has the values of the fields in
+    `_LOOKED_AT`, with the lines of a list joined by commas. `length` is the size of the body in bytes, or -1 for a chunked body.
+    `keep` is True if the connection may serve another request. `expects` is True if the client waits for `100 Continue`."""
 
     __slots__ = ("expects", "fields", "keep", "length", "method", "single", "target", "version")
 
@@ -72,7 +70,7 @@ class Head:
 
 
 class OtherProtocol(BadRequest):
-    """The client speaks another protocol than the port. `kind` says which, for the log; see `protocol_hints`."""
+    """The client speaks another protocol than the port. For `kind` see `protocol_hints`."""
 
     def __init__(self, message: str, kind: tuple[str, str]) -> None:
         super().__init__(message)
@@ -80,8 +78,6 @@ class OtherProtocol(BadRequest):
 
 
 class _HeaderEvents(msgspec.Struct, eq=False):
-    """Parser callbacks that collect the header fields."""
-
     fields: list[tuple[bytes, bytes]] = []
     complete: bool = False
 
@@ -109,15 +105,11 @@ def read_head(raw: bytes) -> Head:
     except httptools.HttpParserError as exc:
         raise BadRequest(f"the header is malformed: {exc}") from None
     if not events.complete:
-        raise BadRequest("the header is malformed: it does not end where its empty line is")
+        raise BadRequest("the header is malformed: it does not end at its empty line")
     if b"#" in target:
-        raise BadRequest(
-            f"the target {shorten(target)} has a fragment, which is for the client alone; leave out # and what follows"
-        )
+        raise BadRequest(f"the target {shorten(target)} has a fragment; leave out # and everything after it")
     if b"%2f" in target.partition(b"?")[0].lower() and not target.startswith(_NAMES):
-        raise BadRequest(
-            "the path has a slash written as %2F in it, which not every server takes for a slash; write it as it is"
-        )
+        raise BadRequest("the path contains %2F, which only some servers take for a slash; write / instead")
     head = Head(method, target, version.decode(), events.fields)
     _check_fields(head)
     return head
@@ -146,8 +138,8 @@ def _check_fields(head: Head) -> None:
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
-    """Return the error of an incomplete head that can't become valid, or None if it still can. An earlier call has accepted the
-    first `seen` bytes. Without this check, a client that speaks another protocol would wait for the header time-out."""
+    """Return an error if an incomplete head can't become valid, or None. An earlier call has accepted the first `seen` bytes.
+    Without this check, a client that speaks another protocol would wait for the header time-out."""
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
         good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)
@@ -173,7 +165,7 @@ def _bad_line(raw: bytes) -> BadRequest:
 
 
 def past_blank(buffer: bytes) -> bytes:
-    """Return the bytes that follow the blank lines before a request."""
+    """Skip the blank lines before a request."""
     blank = _BLANK.match(buffer)
     return buffer[blank.end() if blank else 0 :]
 
@@ -184,7 +176,7 @@ def too_large(limit: int) -> PayloadTooLarge:
 
 
 def too_many_members(query: bytes) -> BadRequest | None:
-    """Return the error for a query, or for a whole target, with more than MOST_MEMBERS members, or None."""
+    """Return an error if a query (or whole target) has more than MOST_MEMBERS members, or None."""
     if (members := query.count(b"&") + 1) <= MOST_MEMBERS:
         return None
     return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
@@ -196,29 +188,24 @@ def too_long(limit: int) -> RequestError:
 
 
 _NAMED = ("model", "model_id", "version")
-"""Query members that would name a model or a version."""
 
 
 class RequestTarget(NamedTuple):
-    """Variable parts of the target of a request to an inference route: the decoded placeholders of the route's path, and the
-    query exactly as in the request line."""
+    """Variable parts of an inference request's target: the decoded placeholders of the path, and the raw query."""
 
     names: Mapping[str, str]
     query: bytes
 
     def refuse_named(self, instead: str) -> None:
-        """Refuse a query that names a model or a version on a route that takes them from elsewhere. Unknown members are ignored.
-        `instead` ends the message. Raises BadRequest, also if the query has too many members."""
+        """Raise BadRequest if the query names a model or a version. The error message ends with `instead`."""
         if not self.query:
             return
         if (error := too_many_members(self.query)) is not None:
             raise error
         for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
             if name in _NAMED:
-                raise BadRequest(
-                    f"the query names `{name}`, which only /v1/predict heeds, with application/octet-stream; {instead}"
-                )
+                raise BadRequest(f"the query names `{name}`, which only octets for /v1/predict may do; {instead}")
 
 
 OpenHead = Callable[[Head, RequestTarget, RequestOptions, "CodecContext"], "tuple[RequestOptions, Reader | None]"]
-"""Return the final options of a request and the reader of its body, or None for `Codec.read_json`. Raises RequestError."""
+"""Return a request's final options, and the reader of its body (None for `Codec.read_json`). Raises RequestError."""

@@ -6,8 +6,8 @@
     drain    stop accepting, say `Connection: close`, close idle connections, and wait for the others
     close    cut the remaining connections
 
-A listener survives when the process runs out of file descriptors: it answers new connections with 503 while a few
-descriptors are left. `headway.runtime.listening` has the sockets' part of that.
+A listener survives when the process runs out of file descriptors: while a few are left, it answers new connections with 503.
+`headway.runtime.listening` has the part that deals with sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.http.requests import Handler
+from headway.http.routing import Handler
 from headway.http.server.connection import IDLE, Connection
 from headway.http.server.connection_context import ConnectionContext
 from headway.runtime.certificates import Certificates
@@ -42,11 +42,11 @@ REST = 1.0
 class Listener(ListeningPort):
     """A listening port. Port 0 lets the system choose.
 
-    Error messages name both settings with `prefix`. `make_context`, called within the event loop, builds the context that the
-    connections share, and `connect` makes a connection from it."""
+    `prefix` begins the names of the settings of host and port, for error messages. `make_context` is called within the event
+    loop and makes the context that all connections share. `connect` makes a connection from it."""
 
     takes_address = True
-    """True if listeners of this kind bind an address of this machine."""
+    """True if this kind of listener binds an address."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Listener(ListeningPort):
 
     @classmethod
     def public(cls, entrance: Entrance, answer: Handler, certificates: Certificates | None = None) -> Listener:
-        """Make the listener for clients. Inference routes take the fast path, and `answer` has all other routes."""
+        """Make the listener for clients. The fast path serves inference routes, and `answer` all other routes."""
         from headway.http.inference.context import InferenceContext
         from headway.http.inference.fast_path import FastPathConnection
 
@@ -106,22 +106,19 @@ class Listener(ListeningPort):
         return protocol
 
     async def open(self) -> None:
-        """Accept connections, as many as there are descriptors for."""
         await super().open()
         if self._context is not None:
             self._context.fit(descriptor_ceiling(self._context.spare) - open_descriptors())
 
     def retire(self) -> None:
-        """Close each open connection with its next answer, but still accept new ones. Idle connections stay open, because closing
-        one could cross a request on its way."""
+        """Close each open connection with its next answer. Idle connections stay open: a request may be on its way."""
         if self._context is not None:
             self._context.retire()
         for connection in self._connections():
             connection.retire()
 
     async def drain(self) -> None:
-        """Stop accepting, close each connection after its next answer, and return once none is left. A connection that has been
-        idle for a while closes without an answer."""
+        """Stop accepting, close idle connections, and others after their next answer. Return once all are closed."""
         context = self._context
         if context is None:
             return
@@ -144,7 +141,6 @@ class Listener(ListeningPort):
             context.hangups.close()
 
     def sweep(self, now: float) -> None:
-        """Inspect all connections, and end whatever takes too long; `now` is monotonic seconds."""
         context = self._context
         least = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.read_timeout)
         for connection in self._connections():
@@ -167,8 +163,8 @@ class Listener(ListeningPort):
         context.fd_ceiling = descriptor_ceiling(context.spare)
         context.fd_brief_at = descriptor_ceiling(context.spare // 2)
         if context.connections:
-            # After a pause of this process, clients only look silent. So first read everything that has arrived: timers
-            # run before reads, so wait for two turns of the loop.
+            # After a pause of this process, all clients look silent. Timers run before reads, so wait for two turns of the
+            # loop: then everything that has arrived is read.
             context.loop.call_soon(context.loop.call_soon, self.sweep, monotonic())
         longest = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
         return max(0.01, min(longest, context.read_timeout / 2, context.keep_alive / 2))

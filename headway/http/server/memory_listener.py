@@ -27,7 +27,7 @@ class MemoryListener(Listener):
         self.look_after()
 
     def ask(self, method: str, path: str, header: Mapping[str, str], body: bytes) -> asyncio.Future[MemoryExchange]:
-        """Send a request over a new connection. Requests sent in one turn of the event loop arrive together."""
+        """Send a request over a new connection, and return its answer as a future."""
         context = self._context
         if not isinstance(context, InferenceContext):
             raise RuntimeError("the listener is not open, or does not accept clients")
@@ -41,7 +41,7 @@ class MemoryListener(Listener):
 
 
 class MemoryExchange:
-    """Answer to one request: `status`, `header` with lower-case names, and `body`, parsed from the bytes `received`."""
+    """Answer to one request. Names in `header` are lower case."""
 
     def __init__(self, received: bytes) -> None:
         head, _, self.body = received.partition(END)
@@ -52,7 +52,7 @@ class MemoryExchange:
 
 
 class _MemoryTransport(asyncio.Transport):
-    """Transport that collects the bytes written, and gives them as `answer` once the connection closes."""
+    """Transport that collects the written bytes. When the connection closes, they become the `answer`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__({"peername": ("127.0.0.1", 0)})

@@ -1,9 +1,9 @@
-"""Reader of one connection's requests: bytes in, heads and pieces of bodies out. It does no I/O and reads no clock.
+"""Reader of a connection's requests: bytes in, heads and pieces of bodies out. It does no I/O and reads no clock.
 
     receive(bytes) ─▶ read_head() ─▶ expect(length) ─▶ read_body() … until `open` is False ─▶ read_head() …
 
-Each request gets new parsers, so nothing of one request can leak into the next. Bytes that a client sends beyond a request
-stay buffered here until it is answered.
+Each request gets new parsers, so nothing can leak from one request into the next. Bytes that a client sends after a request are
+buffered here until the request is answered.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _WRAPPING = 8
 """Maximum number of bytes on the wire per byte of content. A chunk of one byte needs six."""
 
 FREE_PIECES = 2_048
-"""Number of pieces that any body may have, however small they are."""
+"""Number of pieces of any size that a body may have."""
 PIECE_BYTES = 64
-"""Minimum size of further pieces in bytes, on average. Clients send chunks of hundreds of bytes and more."""
+"""Minimum average size of further pieces in bytes. Real clients send hundreds of bytes and more."""
 _CUT_PIECES = 16
-"""Number of pieces that a cut at an empty line counts as."""
+"""Number of pieces that a cut at an empty line counts for."""
 _STRETCH = 8_192
-"""Bytes fed to the parser between two checks. They can contain a thousand pieces."""
+"""Bytes to feed to the parser between two checks. They may contain a thousand pieces."""
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
 class Chunks:
-    """Decoder of one chunked body with up to `limit` bytes of content. It bounds the overhead on the wire, and the work for tiny
-    pieces. Any body may have `slack` bytes of chunk extensions and trailers."""
+    """Decoder of a chunked body with at most `limit` bytes of content. It bounds the overhead on the wire, and the work for tiny
+    pieces. A body may have `slack` bytes of chunk extensions and trailers."""
 
     __slots__ = ("_events", "_limit", "_parser", "_raw", "_slack", "_tail")
 
@@ -51,9 +51,9 @@ class Chunks:
         return self._events.complete
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the content of the next bytes of the body, and the bytes that follow its end. Raises RequestError if the body is
-        malformed, or larger than `limit` bytes, or has far too much overhead, or far too small pieces."""
-        # A body can only end with an empty line. Cutting there keeps the next request from the parser.
+        """Return the content in the next bytes of the body, and the bytes after the body's end. Raises RequestError if the body is
+        malformed or too large, or has too much overhead or too many small pieces."""
+        # A body ends with an empty line. Cut there, so that the parser never sees the next request.
         whole, events = self._tail + data, self._events
         cut = len(self._tail)
         try:
@@ -90,10 +90,7 @@ class Chunks:
             )
 
     def _check_announced(self, head: bytes) -> None:
-        """Refuse a chunk that announces too many bytes, before they arrive. `head` ends with the chunk's size.
-
-        If the size arrived in several reads, `head` has only its last digits, a smaller number. `_check` still counts the bytes.
-        """
+        """Refuse a chunk that announces too many bytes. `head` ends with its size, or (after several reads) the last digits."""
         events = self._events
         events.begun = False
         digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
@@ -102,10 +99,10 @@ class Chunks:
 
 
 class _BodyEvents(msgspec.Struct, eq=False):
-    """Parser callbacks. They hold no reference to their Chunks, because such a cycle would keep a body alive.
+    """Parser callbacks. They don't refer to their Chunks: such a cycle would keep a body alive.
 
-    `pieces` are the content since the last `feed`. `size` and `count` are the bytes and the pieces of work in total. `begun` is
-    True while the current chunk's announced size has yet to be checked. `begun_with` counts that chunk's bytes so far."""
+    `pieces` are the content since the last `feed`. `size` and `count` are the total bytes and pieces of work. `begun` is True
+    until the announced size of the current chunk is checked. `begun_with` counts the bytes of that chunk so far."""
 
     pieces: list[bytes] = []
     size: int = 0
@@ -131,18 +128,17 @@ class _BodyEvents(msgspec.Struct, eq=False):
 
 
 MOST_BUFFERED = 65_536
-"""Bytes that a client may send ahead of its answers, and the longest refused body that is read to keep the connection open."""
+"""Bytes that a client may send ahead of its answers. A refused body up to this size is read, to keep the connection open."""
 CHUNKED = -1
-"""Length of a body that is sent in chunks."""
+"""Stands for the length of a chunked body."""
 _END = len(END)
 
 
 class HttpReader:
-    """Reader of the requests of one connection. A head may have `max_header` bytes.
+    """Reader of one connection's requests. A head may have `max_header` bytes.
 
-    `buffer` is read next, and `ahead` arrived while `buffer` was full. `missing` counts the unread bytes of the current body, or
-    is CHUNKED if its length isn't known. `open` is True while that body is incomplete.
-    """
+    `buffer` is read next; `ahead` has the bytes that arrived while `buffer` was full. `missing` is the number of unread bytes of
+    the current body, or CHUNKED. `open` is True while that body is incomplete."""
 
     __slots__ = ("_chunks", "_max_header", "_seen", "ahead", "buffer", "missing", "open")
 
@@ -160,8 +156,7 @@ class HttpReader:
         return len(self.buffer) + (len(self.ahead) if self.ahead else 0)
 
     def receive(self, data: bytes, answering: bool) -> bool:
-        """Buffer the bytes that arrived. Return False if the buffer is full, so that they have to wait in `ahead`. `answering` is
-        True while a request is being answered, so that no head is read."""
+        """Buffer received bytes. Return False if they wait in `ahead`, because the buffer is full while `answering` a request."""
         buffer = self.buffer
         if self.ahead or (len(buffer) > MOST_BUFFERED and answering and not self.open):
             self.ahead = self.ahead or bytearray()
@@ -171,7 +166,6 @@ class HttpReader:
         return True
 
     def refill(self) -> bool:
-        """Move bytes from `ahead` to the buffer. Return False if there are none."""
         ahead = self.ahead
         if not ahead:
             return False
@@ -180,8 +174,8 @@ class HttpReader:
         return True
 
     def read_head(self) -> tuple[Head, bytes] | None:
-        """Return the next head, parsed and as bytes, or None if it is incomplete. Raises RequestError if it is malformed, ambiguous
-        or too long, so the connection has to close."""
+        """Return the next head and its raw bytes, or None if the head is incomplete. Raises RequestError if the head is malformed,
+        ambiguous or too long; then the connection has to close."""
         buffer = self.buffer
         if buffer.startswith(b"\r"):
             buffer = self.buffer = past_blank(buffer)
@@ -206,7 +200,7 @@ class HttpReader:
         return read_head(raw), raw
 
     def expect(self, length: int, limit: int = 0) -> bool:
-        """Prepare to read a body of `length` bytes, or a CHUNKED one of at most `limit`. Return False if it is empty."""
+        """Prepare to read a body of `length` bytes, or a CHUNKED body of at most `limit` bytes. Return False if it is empty."""
         self.open = length != 0
         self.missing = length
         self._chunks = Chunks(limit, self._max_header) if length < 0 else None
@@ -226,7 +220,6 @@ class HttpReader:
         return content
 
     def drop(self, keep: int = 0) -> None:
-        """Drop all unread bytes except the first `keep`."""
         self.buffer, self.ahead = self.buffer[:keep], None
 
     def close(self) -> None:

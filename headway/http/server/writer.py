@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from headway.errors import STATUS
 from headway.http.problem import Encoded
-from headway.http.requests import RouteAnswer
+from headway.http.routing import RouteAnswer
 from headway.http.server.connection_context import LARGE, ConnectionContext
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -19,7 +19,7 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Writer:
-    """Writer of one connection's answers. If `last`, the connection closes after the next answer."""
+    """Writer of one connection's answers. The next answer is the last if `last`."""
 
     __slots__ = ("_context", "_transport", "last")
 
@@ -29,17 +29,15 @@ class Writer:
 
     @property
     def ends(self) -> bool:
-        """True if the connection, or its listener, closes after the next answer."""
         return self.last or self._context.closing
 
     def write_error(self, code: str, shown: str, encoded: Encoded, fields: bytes) -> None:
-        """Write an error answer. `fields` are further header lines, each with its line ending."""
         named, body = encoded
         head = self.frame(STATUS[code], {**named, "content-length": str(len(body))}, shown, fields)
         self._transport.write(head + body)
 
     def write_answer(self, response: RouteAnswer, shown: str, marks: bytes, method: str) -> None:
-        """Write the answer of an ordinary route to a request with this `method`; see `frame` for `marks`."""
+        """Write the answer of an ordinary route. `method` is the request's. For `marks` see `frame`."""
         empty = response.status in (204, 304)
         fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
         head = self.frame(response.status, fields, shown, marks)
@@ -48,7 +46,7 @@ class Writer:
             self._transport.write(part)
 
     def frame(self, status: int, fields: Mapping[str, str], shown: str, marks: bytes) -> bytes:
-        """Return the head of an answer. `marks` are further header lines, each with its line ending."""
+        """Return the head of an answer. `marks` are further header lines, with line ends."""
         date = self._context.date.decode()
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date}\r\nx-request-id: {shown}"]
         for name, value in fields.items():

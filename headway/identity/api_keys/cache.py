@@ -3,12 +3,12 @@
     store ──changes, each second──▶ cache ◀──identify── each request
           ──all keys, in pages────▶
 
-A key that is added or revoked counts from the next refresh. A key that expires ends on time. While the store is away, the keys
-known before hold. If the store is damaged, every key is refused, as revoked keys could no longer be told apart.
+A new or revoked key takes effect at the next refresh. An expiring key ends on time. While the store is out of reach, the cached
+keys stay valid. If the store is damaged, every key is refused, because a revoked key might look valid.
 
-Changes never wait for the reading of all keys. All keys are read again at once when the store turns out to have another history,
-as after a failover that lost the last changes. They are also read every minute, because the change log doesn't show a row that
-was deleted by hand. Ended keys are dropped here at once, and from the store after `Settings.keys_retention_s`.
+Changes never wait for a reading of all keys. All keys are read again at once if the history of the store has changed, for example
+after a failover that lost the last changes. They are also read every minute, because the change log doesn't show rows that somebody
+deleted by hand. Ended keys leave the cache at once, and the store after `Settings.keys_retention_s`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ENDS = struct.Struct(">d")
 
 
 class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The part of an `ApiKey` that requests need."""
+    """Fields of an `ApiKey` that requests need."""
 
     digest: bytes
     user: str
@@ -58,19 +58,19 @@ _decode = msgspec.msgpack.Decoder(Rights).decode
 
 
 def pack(key: ApiKey, reading: int = 0) -> bytes:
-    """Pack a key. Packed keys compare by their ends, from 1970 on."""
+    """Pack a key. Packed keys sort by their ends, if these are after 1970."""
     ends = inf if key.expires_at is None else key.expires_at
     rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst, key.model_limits)
     return _ENDS.pack(ends) + bytes((reading,)) + _encode(rights)
 
 
 def unpack(packed: bytes) -> tuple[float, Rights]:
-    """Return the end (Unix time in seconds, infinite for none) and the rights of a packed key."""
+    """Return the end (Unix time in seconds, or infinity) and the rights of a packed key."""
     return _ENDS.unpack_from(packed)[0], _decode(memoryview(packed)[9:])
 
 
 class KeyTable:
-    """Packed keys by id. `changes` grows whenever an answer of `find` may have changed."""
+    """Packed keys by id. `changes` grows whenever a result of `find` may have changed."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -82,7 +82,7 @@ class KeyTable:
         return sum(map(len, self._buckets))
 
     def find(self, id: str) -> bytes | None:
-        """Return a packed key, which stays the same object until the store reports the key again."""
+        """Return a packed key. It stays the same object until the store reports the key again."""
         return self._buckets[hash(id) % BUCKETS].get(id)
 
     def put(self, key: ApiKey, now: float) -> None:
@@ -105,11 +105,11 @@ class KeyTable:
                 del bucket[id]
 
     def begin_reading(self) -> None:
-        """Begin a reading, which has met every key that is stored from now on."""
+        """Begin a reading of all keys. Keys that are put from now on count as read."""
         self._reading = (self._reading + 1) % _READINGS
 
     def end_reading(self) -> Iterator[None]:
-        """Drop the keys that the reading has not met. Yield where there may be a pause. Stop if another reading begins."""
+        """Drop the keys that weren't read. Yield wherever the caller may pause. Stop if another reading begins."""
         reading = self._reading
         for bucket in self._buckets:
             if reading != self._reading:
@@ -124,34 +124,24 @@ T = TypeVar("T")
 
 log = get_logger(__name__)
 
-ANSWER_WITHIN = 2.0
-"""Seconds that a call to the store may take."""
-PAGE = 500
-"""Keys in a page, which takes the event loop some milliseconds."""
-OPEN_PAGE = 4 * PAGE
-"""Keys in a page before the first request is served."""
-SEEN = 10_000
-"""Most valid header values to remember, which need not be parsed again."""
-AFRESH_EVERY = 60.0
-"""Seconds between two readings of all keys."""
-PAGE_PAUSE = 0.25
-"""Seconds between two pages of a reading that nobody waits for."""
-TRY_AGAIN = 1.0
-"""Seconds until a failed page is tried again."""
-ENDED_SHARE = BUCKETS // 64
-"""Buckets that each refresh searches for ended keys. All buckets take about a minute."""
-RETIRE_EVERY = 600.0
-"""Seconds between two removals of long ended keys from the store."""
+ANSWER_WITHIN = 2.0  # Seconds that a call to the store may take.
+PAGE = 500  # Keys in a page. A page takes the event loop some milliseconds.
+OPEN_PAGE = 4 * PAGE  # Keys in a page before the first request is served.
+SEEN = 10_000  # Maximum number of valid header values to remember, so as not to parse them again.
+AFRESH_EVERY = 60.0  # Seconds between two readings of all keys.
+PAGE_PAUSE = 0.25  # Seconds between two pages while nobody waits for the reading.
+TRY_AGAIN = 1.0  # Seconds until a failed page is tried again.
+ENDED_SHARE = BUCKETS // 64  # Buckets that each refresh searches for ended keys. All buckets take about a minute.
+RETIRE_EVERY = 600.0  # Seconds between two removals of long-ended keys from the store.
 RETIRE_PAGE = 1000
-RETRY_AFTER = 5.0
-"""Seconds until a client should try again while keys cannot be checked."""
+RETRY_AFTER = 5.0  # Seconds until a client should try again while keys cannot be checked.
 TIERS_LOGGED = 100
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
 class _Good(msgspec.Struct, eq=False):
-    """Cached result for a valid header value. `packed` is the key in the table. The result is stale once the table has changes
-    newer than `upto`."""
+    """Cached result for a valid header value. `packed` is the key in the table. Compare them again once the table's `changes`
+    exceed `upto`."""
 
     id: str
     packed: bytes
@@ -161,8 +151,8 @@ class _Good(msgspec.Struct, eq=False):
 
 
 class _Reading:
-    """A reading of all keys. With `hurry`, somebody waits for it. `upto` is the revision of the last change read. Keys in `newer`
-    have changed meanwhile, so that pages of the reading may hold older data of them."""
+    """Reading of all keys. With `hurry`, somebody waits for it. `upto` is the revision of the last key read. The keys in `newer`
+    have changed meanwhile, so pages may have older data about them."""
 
     def __init__(self, hurry: bool) -> None:
         self.hurry = hurry
@@ -171,8 +161,7 @@ class _Reading:
 
 
 class ApiKeyCache(WatchedIdentity, KeyIdentity):
-    """Identity of API keys, and a `lifecycle.Resource`. `counters` get the age of the cached keys. `wall` returns Unix time, by
-    which keys expire."""
+    """Identity by API keys, and a `lifecycle.Resource`. `counters` get the age of the cached keys. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -185,17 +174,13 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._store, self._settings, self._counters, self._clock, self._wall = store, settings, counters, clock, wall
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
-        self._seen: dict[bytes, _Good] = {}
-        """Recent valid header values, by their BLAKE2b digest."""
-        self._turn = asyncio.Lock()
-        """Held while asking for changes, as a late answer must not undo newer changes."""
+        self._seen: dict[bytes, _Good] = {}  # Recent valid header values, by their BLAKE2b digest.
+        self._turn = asyncio.Lock()  # Held while asking for changes: a late answer must not undo newer ones.
         self._upto = KeyMark()
-        self._fresh: float | None = None
-        """When all changes were last known, in monotonic seconds; None before that."""
+        self._fresh: float | None = None  # Monotonic instant at which all changes were last known; None at first.
         self._reading: _Reading | None = None
         self._hurry = asyncio.Event()
-        self._looked = -inf
-        """Unix time of the last refresh."""
+        self._looked = -inf  # Unix time of the last refresh.
         self._reached = self._whole = self._damaged = False
         self._misfits: set[str] = set()
 
@@ -203,7 +188,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         return len(self._table)
 
     async def open(self) -> None:
-        """Open the store and read all keys. Raises StoreUnavailable, or SettingError if the store cannot be used."""
+        """Open the store and read all keys. Raises StoreUnavailable, or SettingError if the store is unusable."""
         if not self._reached:
             await self._store.open()
             self._reached = True
@@ -223,19 +208,20 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header. Raises RequestError if the
-        store is damaged."""
+        """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header.
+
+        Raises RequestError if the store is damaged."""
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
-        seen = blake2b(authorization).digest()
-        good = self._seen.get(seen)
+        header_digest = blake2b(authorization).digest()
+        good = self._seen.get(header_digest)
         if good is None or (good.upto != self._table.changes and not self._holds(good)):
             good = self._look_up(authorization)
             if good is None:
                 return None
             if len(self._seen) >= SEEN:
                 self._seen.clear()
-            self._seen[seen] = good
+            self._seen[header_digest] = good
         return good.principal if self._wall() < good.ends else None
 
     def principal_of(self, key: str) -> Principal | None:
@@ -248,7 +234,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         return self._principal(key, rights) if self._wall() < ends else None
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a check without the digest, which costs most about a header that was seen before."""
+        """Return a check of a known header value that skips its digest, the most expensive step."""
         seen = blake2b(authorization).digest()
         if seen not in self._seen:
             return None
@@ -310,7 +296,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._begin(hurry=True)
 
     async def refresh(self) -> None:
-        """Ask for changes. Raises StoreUnavailable if the store does not answer."""
+        """Ask the store which keys have changed, and take over the changes. Raises StoreUnavailable if the store does
+        not answer."""
         async with self._turn:
             await self._refresh()
 
@@ -352,7 +339,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._table.drop_ended(now, ENDED_SHARE)
 
     async def _asked(self, call: Awaitable[T]) -> T:
-        """Return the answer of a call to the store. Raises StoreUnavailable if the store does not answer in time."""
+        """Await a call to the store. Raises StoreUnavailable if the store doesn't answer in time."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await call
@@ -366,7 +353,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # All keys.
 
     async def _begin_anew(self) -> None:
-        """Start to read all keys again. The changes are asked for from the present mark on."""
+        """Start to read all keys again, and follow changes from the present mark."""
         self._whole = False
         self._upto = await self._asked(self._store.latest())
         self._begin(hurry=True)

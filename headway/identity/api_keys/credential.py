@@ -3,11 +3,11 @@
     hw_live_<id>_<secret><checksum>     a client's key, for the public port
     hw_svc_<id>_<secret><checksum>      a service token, for the admin port
 
-All three parts are letters and digits (base 62). The key is looked up by its id of 12 characters. The 22 of the secret are 131
-random bits. The last 6 are the CRC-32 of all characters before. This checksum protects nothing, but it tells a typing error from
-a wrong key without a lookup, and lets scanners for leaked secrets recognise a key.
+All three parts are letters and digits (base 62). The id, of 12 characters, finds the key in its store. The secret, of 22
+characters, has 131 random bits. The checksum, of 6 characters, is the CRC-32 of all characters before it. It protects nothing, but
+it tells a typing error from a wrong key without a lookup, and lets scanners for leaked secrets recognise a key.
 
-Stores keep the SHA-256 of a secret. A slow hash would add nothing, as nobody guesses 131 bits.
+Stores keep the SHA-256 of a secret. A slow hash would add nothing, because nobody guesses 131 bits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from zlib import crc32
 
 LIVE = b"hw_live_"
 SERVICE = b"hw_svc_"
-NOISE = 32
-"""Random bytes that make a key, enough for all secrets to be equally likely."""
+NOISE = 32  # Random bytes to make a key from, enough for all secrets to be equally likely.
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS = [(first + second).encode() for first in _DIGITS for second in _DIGITS]
@@ -32,7 +31,7 @@ _ID_FORM = re.compile(rf"[0-9A-Za-z]{{{_ID}}}")
 
 
 def generate(prefix: bytes, noise: bytes) -> str:
-    """Return the text of a new key with the prefix LIVE or SERVICE, from NOISE unpredictable bytes. Raises ValueError."""
+    """Return the text of a new key with the prefix LIVE or SERVICE. `noise`: at least NOISE unpredictable bytes."""
     if len(noise) < NOISE:
         raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
     parts = _base62(int.from_bytes(noise), _ID + _SECRET)
@@ -49,7 +48,7 @@ def parse(text: bytes) -> tuple[str, bytes] | None:
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the digest of a secret for stores."""
+    """Return the digest of a secret, as stores keep it."""
     return hashlib.sha256(secret).digest()
 
 
@@ -59,7 +58,7 @@ def is_id(text: str) -> bool:
 
 
 def _checksum(text: bytes) -> bytes:
-    """Return a checksum of six digits. They are made two at a time, because every request needs them."""
+    """Return a checksum of six digits. Making two digits at a time is faster, and every request needs a checksum."""
     high, last = divmod(crc32(text), 3844)
     first, middle = divmod(high, 3844)
     return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]

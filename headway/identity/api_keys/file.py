@@ -14,8 +14,8 @@
     replaces = "…"           # id of the key that it was made to replace
     model_limits = {minilm = {rate = 60, burst = 5}}    # requests for one model, besides the overall limit; burst may be left out
 
-Everything from `models` on may be left out. Write the file by hand or with `headway keys`, which drops comments. Readers never
-see half a file, as the new file replaces the old one at once. Writers lock the folder.
+All fields from `models` on are optional. Write the file by hand or with `headway keys`, which drops comments. Readers never see
+half a file, because the new file replaces the old file atomically. Writers lock the folder.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pathlib import Path
 import msgspec
 
 from headway.core.excerpt import nearest
-from headway.core.key_rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
 from headway.identity.tables import check_model_limit, is_name, read_tables
 from headway.model import ApiKey, ModelLimit
+from headway.model.identity import check_new
 from headway.ports import KeyChanges, KeyMark, KeyStore
 from headway.runtime.shared_files import Stamp, locked, stamp
 
@@ -69,8 +69,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(KeyStore):
-    """Key store in a TOML file. A key that is deleted from the file by hand has expired. With `create`, the file may be missing
-    until the first key is added."""
+    """Key store in a TOML file. If somebody deletes a key from the file, the key expires. With `create`, the file need not exist
+    before the first key is added."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._path, self._create = path, create
@@ -78,11 +78,10 @@ class KeysFile(KeyStore):
         self._known: dict[str, ApiKey] = {}
         self._changed: dict[str, int] = {}
         self._revision = 0
-        self._turn = threading.Lock()
-        """Held by the thread that checks the file for changes."""
+        self._turn = threading.Lock()  # Held by the thread that checks the file for changes.
 
     async def open(self) -> None:
-        """Read the file. Raises SettingError if it cannot be read, or a key in it is wrong."""
+        """Read the file. Raises SettingError if the file is unreadable, or a key in it is wrong."""
         await asyncio.to_thread(self._read, self._create)
 
     async def add(self, key: ApiKey) -> None:
@@ -110,7 +109,7 @@ class KeysFile(KeyStore):
         return _in_order((await self._load()).values())
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Return the changes after a mark. Revisions count from the creation of this object."""
+        """Return the changes after a mark. Revisions count the changes since the creation of this object."""
         return await asyncio.to_thread(self._changes, since, limit)
 
     async def latest(self) -> KeyMark:
@@ -124,7 +123,7 @@ class KeysFile(KeyStore):
         """Do nothing, as the file isn't held open."""
 
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
-        """Return the changes after `since`, or with a limit of 0 only the mark of the last change."""
+        """Return the changes after `since`. A limit of 0 returns only the mark of the last change."""
         with self._turn:
             seen = stamp(self._path)
             if seen is None or seen != self._stamp:
@@ -153,7 +152,7 @@ class KeysFile(KeyStore):
         return await asyncio.to_thread(self._read_in_use)
 
     def _read_in_use(self) -> dict[str, ApiKey]:
-        """Read the keys of the file. Raises StoreUnavailable if the file has become wrong while in use."""
+        """Read the keys of the file. Raises StoreUnavailable if the file is wrong by now."""
         try:
             return self._read(self._create)
         except SettingError as exc:
@@ -187,7 +186,7 @@ def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically. A new file is readable by its owner only; an existing one keeps its permissions."""
+    """Replace a file atomically. Only the owner can read a new file. An existing file keeps its permissions."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -263,7 +262,7 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
         # A key may have been pasted into the wrong place, so only names are shown.
         raise SettingError(where, sorted(row), str(exc), _FIELDS) from None
     if not is_id(fields.id):
-        reason, hint = "is not 12 letters and digits", "Write what stands between hw_live_ and the next _ in the key."
+        reason, hint = "is not 12 letters and digits", "Write the part of the key between hw_live_ and the next _."
         raise SettingError(f"{where}.id", "…", reason, hint)
     if _DIGEST.fullmatch(fields.sha256) is None:
         hint = "Let headway keys create make the key, and write down its digest."

@@ -1,7 +1,7 @@
 """Issuers whose tokens are accepted, from a TOML file that docs/security.md describes.
 
-Two issuers must not be able to name the same tenant, or one could impersonate the other's users. So each has a fixed tenant,
-or a prefix with which no other prefix begins, unless both say `shared_tenants = true`.
+If two issuers could name the same tenant, each could impersonate the other's users. So each issuer has a tenant of its own, or a
+prefix that doesn't begin another issuer's prefix, unless both issuers set `shared_tenants = true`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def exposed(self) -> bool:
-        """True if the keys come over a network without TLS, so that they could be replaced on the way."""
+        """True if the keys come over a network without TLS, so that somebody could replace them on the way."""
         url = urlsplit(self.jwks) if self.remote else None
         return url is not None and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1")
 
@@ -55,7 +55,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
-    """Read the issuers in a file. Raises SettingError if the file cannot be read, or an issuer is wrong."""
+    """Read the issuers in a file. Raises SettingError if the file is unreadable, or an issuer is wrong."""
     rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
     if not rows:
         raise SettingError("jwt", str(path), "names no issuer", "Write every issuer as a table [[issuers]].")
@@ -91,7 +91,7 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
         raise SettingError(where, row.get("issuer", "…"), str(exc), hint) from None
     if issuer.algorithm not in ALGORITHMS:
         hint = f"Use {' or '.join(ALGORITHMS)}: what it signs with."
-        raise SettingError(f"{where}.algorithm", issuer.algorithm, "is not taken", hint)
+        raise SettingError(f"{where}.algorithm", issuer.algorithm, "is not supported", hint)
     if not 0 <= issuer.leeway_s <= MAX_LEEWAY:
         hint = "Choose a value in that range."
         raise SettingError(f"{where}.leeway_s", issuer.leeway_s, f"must lie between 0 and {MAX_LEEWAY:g}", hint)
@@ -115,7 +115,6 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
 
 
 def _check_source(where: str, issuer: Issuer) -> None:
-    """Raise SettingError if an issuer's keys cannot be where `jwks` says."""
     hint = "Write an http or https URL without a password in it, or the path of a file."
     if not issuer.jwks.strip() or "\0" in issuer.jwks:
         raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", hint)
@@ -123,15 +122,14 @@ def _check_source(where: str, issuer: Issuer) -> None:
         return
     try:
         url = urlsplit(issuer.jwks)
-        good = url.scheme in ("http", "https") and url.hostname and "@" not in url.netloc and url.port != 0
+        valid = url.scheme in ("http", "https") and url.hostname and "@" not in url.netloc and url.port != 0
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is no URL that keys can be fetched from", hint)
 
 
 def _may_meet(issuer: Issuer, other: Issuer) -> bool:
-    """Return True if both can name the same tenant."""
     if issuer.tenant is not None and other.tenant is not None:
         return issuer.tenant == other.tenant
     if issuer.tenant is not None:

@@ -1,7 +1,7 @@
 """Public keys of an issuer, kept up to date.
 
 A key set is read every few minutes, and at once if a token names an unknown key, though at most every AGAIN seconds. If the
-issuer cannot be reached, or doesn't answer with a key set, the last known keys stay valid. But an empty key set revokes them.
+issuer is out of reach, or answers anything but a key set, the last known keys stay valid. But an empty key set revokes them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urljoin, urlsplit
 
+import aiohttp
 import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -19,29 +22,127 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from headway.config import shown_url
 from headway.errors import SettingError
 from headway.identity.jwt.issuers import Issuer
-from headway.identity.jwt.sources import Source, Unreadable
 from headway.runtime.logger import get_logger
+from headway.runtime.shared_files import Stamp, stamp
+from headway.version import __version__
+
+MAX_BYTES = 256 * 1024
+TIMEOUT = 5.0
+MAX_REDIRECTS = 3
+
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+
+class Unreadable(Exception):
+    """The key set can't be read now. The text gives the reason."""
+
+
+class Source(Protocol):
+    """Source of one key set."""
+
+    @property
+    def every(self) -> float:
+        """Seconds between two reads."""
+
+    async def read(self) -> bytes | None:
+        """Return the key set, or None if it hasn't changed. Raises Unreadable."""
+
+
+class UrlSource:
+    """A key set behind an http or https URL. Redirects to another scheme are not followed."""
+
+    every = 300.0
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def read(self) -> bytes | None:
+        try:
+            async with (
+                asyncio.timeout(TIMEOUT),
+                aiohttp.ClientSession(
+                    auto_decompress=False,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    headers={
+                        "Accept": "application/jwk-set+json, application/json",
+                        "Accept-Encoding": "identity",
+                        "User-Agent": f"headway/{__version__}",
+                    },
+                    timeout=aiohttp.ClientTimeout(total=None),
+                ) as session,
+            ):
+                return await self._fetched(session)
+        except TimeoutError:
+            raise Unreadable(f"no answer within {TIMEOUT:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise Unreadable(f"it cannot be fetched: {type(exc).__name__}") from None
+
+    async def _fetched(self, session: aiohttp.ClientSession) -> bytes:
+        url = self._url
+        for _ in range(MAX_REDIRECTS + 1):
+            async with session.get(url, allow_redirects=False) as response:
+                if response.status in _REDIRECTS:
+                    url = urljoin(url, response.headers.get("Location", ""))
+                    if urlsplit(url).scheme != urlsplit(self._url).scheme:
+                        raise Unreadable("it is redirected to another scheme")
+                    continue
+                if response.status != 200:
+                    raise Unreadable(f"the answer has status {response.status}")
+                return await _bounded(response.content)
+        raise Unreadable(f"it is redirected more than {MAX_REDIRECTS} times")
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    body = bytearray()
+    while piece := await content.read(MAX_BYTES + 1 - len(body)):
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise Unreadable(f"it is larger than {MAX_BYTES} bytes")
+    return bytes(body)
+
+
+class FileSource:
+    """A key set in a file."""
+
+    every = 1.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: Stamp | None = None
+
+    async def read(self) -> bytes | None:
+        seen = stamp(self._path)
+        if seen is not None and seen == self._seen:
+            return None
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as exc:
+            self._seen = None
+            raise Unreadable(f"it cannot be read: {exc.strerror}") from None
+        if len(content) > MAX_BYTES:
+            raise Unreadable(f"it is larger than {MAX_BYTES} bytes")
+        self._seen = seen
+        return content
+
 
 log = get_logger(__name__)
 
-AGAIN = 10.0
-"""Fewest seconds between two reads for unknown keys, and most seconds between two reads after a failure."""
-SOON = 1.0
-"""Seconds until the next read after a failure. Each further failure doubles them."""
+AGAIN = 10.0  # Minimum seconds between reads for unknown keys, and maximum between reads after a failure.
+SOON = 1.0  # Seconds from the first failure to the next read. Each further failure doubles them.
 MAX_KEYS = 100
-RSA_BITS = range(2048, 8193)
-"""Sizes of RSA keys that are neither too weak nor too slow."""
+RSA_BITS = range(2048, 8193)  # Sizes of RSA keys that are neither too weak nor too slow.
 
 _FORMS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "RS256": ({"kty": "RSA"}, ("n", "e")),
     "ES256": ({"kty": "EC", "crv": "P-256"}, ("x", "y")),
     "EdDSA": ({"kty": "OKP", "crv": "Ed25519"}, ("x",)),
 }
-"""Members of a key for each algorithm: those that all keys have alike, and the names of the others."""
+"""Members of a key for each algorithm: members with the same value in all keys, and the names of other members."""
 
 
 class Key(msgspec.Struct, eq=False):
-    """A public key for one algorithm. `material` is equal for equal keys. `live` is False once the key has left its key set."""
+    """Public key for one algorithm. `material` is equal for equal keys. `live` is False once the key has left its key set."""
 
     jwk: jwt.PyJWK
     material: tuple[str, ...]
@@ -65,24 +166,24 @@ class KeySet:
         return self._keys is not None
 
     def find(self, kid: str | None) -> Key | None:
-        """Return the key with an id, or without an id the only key; None if there is none."""
+        """Return the key with an id, or the only key if `kid` is None; None without such a key."""
         keys = self._keys or {}
         if kid is None:
             return next(iter(keys.values())) if len(keys) == 1 else None
         return keys.get(kid)
 
     def due(self) -> float:
-        """Return the most seconds until the next read, at least 1."""
+        """Return an upper bound on the seconds until the next read, at least 1."""
         return max(1.0, self._asked_at + self._pause() - self._clock())
 
     def want(self) -> bool:
-        """Have the key set read, unless that was done recently. Return True while it is being read."""
+        """Ask for a reading of the key set, unless the last one is recent. Return True while a reading is due or under way."""
         if not self._reading and not self._wanted.is_set() and self._clock() - self._asked_at >= AGAIN:
             self._wanted.set()
         return self._reading or self._wanted.is_set()
 
     async def open(self) -> None:
-        """Read the key set. Raises SettingError if a file holds none. A URL may still answer later."""
+        """Read the key set. Raises SettingError if a file has none. A URL may still answer later."""
         if self.issuer.exposed:
             event = "the issuer's keys are fetched without TLS, so anyone on the way can forge tokens"
             log.warning(event, **self._about())
@@ -142,8 +243,11 @@ class KeySet:
 
     def _log_failure(self, reason: str) -> None:
         if not self._failures:
-            kept, lacking = "the issuer's last known keys stay in use", "no token of the issuer can be checked yet"
-            log.warning(kept if self.there else lacking, error=reason, **self._about())
+            still_used, lacking = (
+                "the issuer's last known keys stay in use",
+                "no token of the issuer can be checked yet",
+            )
+            log.warning(still_used if self.there else lacking, error=reason, **self._about())
         self._failures += 1
 
     def _about(self) -> dict[str, str]:
@@ -152,8 +256,9 @@ class KeySet:
 
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
-    """Return the keys of a JWK set for signatures of `algorithm`, by id. Raises Unreadable if the text is no JWK set. Keys for
-    other uses and keys with a repeated id are skipped. Only the public part of a private key is read."""
+    """Return the keys of a JWK set for signatures of `algorithm`, by id. Raises Unreadable if the text is no JWK set.
+
+    Skips keys for other uses, and keys with a repeated id. Reads only the public part of a private key."""
     try:
         document = json.loads(text.decode())
     except (ValueError, RecursionError):

@@ -1,11 +1,11 @@
 """Authentication by JSON Web Token.
 
-A token chooses its issuer and nothing else. The algorithm and the source of keys come from the issuer's configuration. `alg`
-must agree with it, and links to keys in the token (jku, x5u, jwk) are never followed. Tokens with critical extensions (crit)
-are refused, as RFC 7515 asks of receivers that don't understand them.
+A token only chooses its issuer. The issuer's configuration determines the algorithm, with which `alg` must agree, and the source
+of keys. Keys in the token, or links to keys (jku, x5u, jwk), are ignored. Tokens with critical extensions (crit) are refused, as
+RFC 7515 requires of a receiver that doesn't understand them.
 
-A valid token is remembered by its SHA-256, so that it costs one lookup until it expires or its key leaves the issuer's key
-set. Clients only learn that a token is not valid or has expired. The log has the reason at debug, but no part of the token.
+A valid token is remembered by its SHA-256. So it costs one lookup, until it expires or its key leaves the issuer's key set.
+Clients only learn that a token is invalid or has expired. The debug log has the reason, but no part of the token.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-MAX_TOKEN = 8192
-"""Most bytes of a header value that is parsed."""
-REMEMBERED = 10_000
-"""Most tokens to remember. The least recently used one goes first."""
-LATEST = 1e12
-"""Latest instant that a claim may name, in Unix seconds."""
+MAX_TOKEN = 8192  # Maximum size in bytes of a header value to parse.
+REMEMBERED = 10_000  # Maximum number of tokens to remember. The least recently used token goes first.
+LATEST = 1e12  # Latest instant that a claim may name, in Unix seconds.
 
 _FORM = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 _VERIFIERS = {algorithm: jwt.PyJWS(algorithms=[algorithm]) for algorithm in ALGORITHMS}
@@ -47,7 +44,7 @@ _sha256 = hashlib.sha256
 
 
 class _TokenRefused(Exception):
-    """The token is not valid. The text says why, and quotes no part of the token."""
+    """The token is invalid. The text gives the reason, and quotes no part of the token."""
 
 
 class _Expired(_TokenRefused):
@@ -60,7 +57,7 @@ class _ModelLimit(msgspec.Struct):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A token that is valid until an instant in Unix seconds, and while its key is live."""
+    """Valid token. It is valid `until` a Unix time in seconds, and while its key is live."""
 
     principal: Principal
     key: Key
@@ -68,8 +65,8 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Tokens:
-    """Identity of JSON Web Tokens. `now` returns Unix time. At most `most` tokens are remembered. `again` reads the issuers
-    again, and may raise SettingError."""
+    """Identity by JSON Web Tokens. `now` returns Unix time. At most `most` tokens are remembered. `again` rereads the issuers,
+    and may raise SettingError."""
 
     def __init__(
         self,
@@ -129,8 +126,9 @@ class Tokens:
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer TOKEN`); None if the token is not valid. Raises RequestError
-        if the token has expired, or its issuer's keys are being looked up."""
+        """Return the principal of an `Authorization` header (`Bearer TOKEN`); None if the token is invalid.
+
+        Raises RequestError if the token has expired, or its issuer's keys are being read."""
         if len(authorization) > MAX_TOKEN or authorization[:7].lower() != b"bearer ":
             return None
         token = authorization[7:].strip()
@@ -156,7 +154,7 @@ class Tokens:
         return known.principal
 
     def _verified(self, token: bytes, now: float) -> _Known:
-        """Check the form, issuer, key and signature of a token, and only then its claims."""
+        """Check the form, issuer, key and signature of a token, and finally its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
             raise _TokenRefused("it does not have the form of a signed token")
@@ -194,7 +192,7 @@ class Tokens:
 
 
 def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
-    """Return the key that a token names. Raises RequestError while the issuer is being asked for it."""
+    """Return the key that a token names. Raises RequestError while the issuer's keys are being read."""
     kid = header.get("kid")
     if kid is not None and not isinstance(kid, str):
         raise _TokenRefused("the id of its key is no text")
@@ -239,7 +237,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
 def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
-    """Return the instant at which a token expires. Raises _TokenRefused if it is not valid now, or not for this audience."""
+    """Return the Unix time at which a token expires. Raises _TokenRefused if it is invalid now, or for this audience."""
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
         raise _TokenRefused("it is for another audience")
@@ -256,7 +254,7 @@ def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
 
 
 def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
-    """Return the only models that the principal may use; empty for all. A configured claim must name some."""
+    """Return the models that the principal is limited to; empty for all. A configured claim must name at least one."""
     if issuer.models_claim is None:
         return []
     named = claims.get(issuer.models_claim)

@@ -1,9 +1,8 @@
 """ModelInfer and ModelStreamInfer messages: requests to exchanges, and outcomes to answers.
 
-An input comes in `contents` or `raw_input_contents`; an output leaves in `raw_output_contents`. A model that takes texts, JSON
-values or octets has one input, and each of its elements becomes an entry. A model that takes tensors may have several inputs,
-which together are one entry. Raw data already have the binary form. Of typed data, booleans and 32- or 64-bit floats lie in the
-message in the binary form too; integers are converted one by one.
+Inputs are in `contents` or `raw_input_contents`, and outputs in `raw_output_contents`. A model that takes texts, JSON values or
+octets has one input, of which each element becomes an entry. A model that takes tensors may have several inputs, which together
+are one entry. Raw data have the binary form. So have typed booleans and floats of 32 or 64 bits. Integers are converted.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headway import protos
 from headway.config import Settings
 from headway.core.excerpt import excerpt
 from headway.core.json_pages import SHORT, Steps
@@ -41,45 +41,44 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.grpc import messages
 from headway.model import RequestOptions, Tensors, TensorSpec, TokenCount, Value, ValueKind, added_up
 from headway.oip import parameters, tensors
 from headway.oip.grpc import message_parts
 from headway.oip.grpc.message_parts import Data
-from headway.oip.inputs import checked_heads, value_of
-from headway.oip.outputs import (
+from headway.oip.model_tensors import (
     OutputTensor,
     WantedOutput,
     answer_tensors,
     are_tensors,
     check_names,
+    checked_heads,
     form_of_output,
     names_of,
+    value_of,
 )
 from headway.oip.parameters import Wishes
+from headway.oip.rest.bodies import TensorsRequest, packed_in_place
 from headway.oip.rest.requests import InferRequest, check_version, with_version
-from headway.oip.rest.tensor_requests import TensorsRequest, packed_in_place
 from headway.oip.tensors import OUTPUT, NoElements
 
-_REQUEST = messages.message("inference.ModelInferRequest")
-_RESPONSE = messages.message("inference.ModelInferResponse")
+_REQUEST = protos.message("inference.ModelInferRequest")
+_RESPONSE = protos.message("inference.ModelInferResponse")
 _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
-"""Tag before the length of a tensor's content in an answer."""
 _MOST_INTEGERS = 1 << 18
-"""Maximum number of integers in the `contents` of a request: each takes about 20 ns. A 224 × 224 RGB image has fewer."""
+"""Maximum number of integers in a request's `contents`. Each takes about 20 ns. A 224 × 224 RGB image has fewer."""
 _LONGEST_FRONT = 1024
-"""Longest beginning of a message to remember, in bytes. Clients send the same beginning again and again."""
+"""Maximum size in bytes of the start of a message to remember. Clients often send the same start."""
 _MOST_FORMS = 256
 _MOST_TEXT = 1 << 18
-"""Maximum number of characters of the texts in a request's parameters. Each may take six bytes in JSON."""
+"""Maximum number of characters in a request's parameters. Each may take six bytes in JSON."""
 _MOST_AT_ONCE = 1 << 20
-"""Largest answer with tensors that is put together at once, in bytes."""
+"""Maximum size in bytes of an answer with tensors to join at once."""
 _REGION = "shared_memory_region"
-"""Parameter of an input or output whose data are not in the message."""
+"""Parameter of an input or output whose data are in shared memory."""
 _TENSORS = ValueKind.TENSORS
 
 _AS_THEY_ARE = ("BOOL", "FP32", "FP64")
-"""Datatypes that lie in a message as they do in the binary form."""
+"""Datatypes whose typed data have the binary form."""
 
 
 def infer_reader(settings: Settings) -> Reader:
@@ -118,7 +117,7 @@ def infer_reader(settings: Settings) -> Reader:
             except NoElements:
                 if takes is not None:
                     raise
-                # No worker has reported what the model takes: it may be this.
+                # No worker has reported what the model takes. It may be tensors.
                 request = _tensors_of(message, raw, served, settings.max_body_bytes, wishes, text)
         if takes is _TENSORS and isinstance(request, TensorsRequest) and len(raw) == 1 and not message.model_version:
             form = _form_of(body, message.model_name, request, wanted, served)
@@ -139,7 +138,7 @@ def infer_reader(settings: Settings) -> Reader:
 
 
 def _charged_for(decoded: int, input: Value | list[Value]) -> int:
-    """Return how many bytes of JSON would cost as much as the decoded integers and BYTES elements."""
+    """Return the bytes of JSON that cost as much to decode as the integers and BYTES elements."""
     if not isinstance(input, Tensors):
         return 0
     heads = header_of(input).heads
@@ -148,9 +147,9 @@ def _charged_for(decoded: int, input: Value | list[Value]) -> int:
 
 
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
-    """Writer of the answer to one request. It keeps nothing of the inputs.
+    """Writer of the answer to one request. It doesn't refer to the inputs.
 
-    `shape` is the shape of the output unless the model gives tensors. `wanted` are the requested outputs, or empty for all."""
+    `shape` is the shape of an output that isn't tensors. `wanted` are the requested outputs; empty means all."""
 
     model: str
     id: str
@@ -176,9 +175,7 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
         if len(outputs) > 1 or len(first) > PIECE:
             return b"", _pieces(head, (tensors.element_of(output, gives) for output in released(outputs)))
         data = tensors.element_of(first, gives)
-        return b"", b"".join(
-            (head, _CONTENT, messages.varint(tensors.packed_size((data,))), tensors.head_of(data), data)
-        )
+        return b"", b"".join((head, _CONTENT, protos.varint(tensors.packed_size((data,))), tensors.head_of(data), data))
 
     def _begun(self, version: str, used: TokenCount | None) -> Any:
         answer = _RESPONSE(model_name=self.model, model_version=version, id=self.id)
@@ -188,10 +185,10 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Form(NamedTuple):
-    """Form of a request with one tensor: its whole message but the data at the end.
+    """Form of a request with one tensor: the whole message except the data at its end.
 
-    `front` is the message up to the data, `opening` the packed value up to the data, and `model` the name in the message, which
-    may be empty. `inputs`, `outputs` and `settings` are those of the model when the message was checked."""
+    `front` is the message up to the data, `opening` the packed value up to the data, and `model` the name in the message or "".
+    `inputs`, `outputs` and `settings` are the model's at the time when the message was checked."""
 
     front: bytes
     model: str
@@ -205,7 +202,6 @@ class _Form(NamedTuple):
     settings: Settings
 
     def still_fits(self, served: ServedModel) -> bool:
-        """Return True if the model hasn't changed since the message was checked."""
         unchanged = served.inputs is self.inputs and served.outputs is self.outputs and served.settings is self.settings
         return unchanged and served.takes is _TENSORS
 
@@ -213,7 +209,7 @@ class _Form(NamedTuple):
 def _form_of(
     body: bytes, model: str, request: TensorsRequest, wanted: tuple[WantedOutput, ...], served: ServedModel
 ) -> _Form | None:
-    """Return the form of a message, or None if its front is too long, or it doesn't end in raw data of a fixed size."""
+    """Return the form of a message, or None if its front is too long, or it doesn't end with raw data of a fixed size."""
     opening = opening_of(request.value.content)
     [head] = header_of(request.value).heads
     if not opening or head.datatype == BYTES:
@@ -222,7 +218,7 @@ def _form_of(
         others, [data] = message_parts.split(body)
     except BadRequest:  # `split` is stricter than the decoder of short messages.
         return None
-    front = others + bytes((message_parts.RAW,)) + messages.varint(len(data))
+    front = others + bytes((message_parts.RAW,)) + protos.varint(len(data))
     if len(front) > _LONGEST_FRONT or len(front) + len(data) != len(body) or body[: len(front)] != front:
         return None
     id, checked = request.id or "", (served.inputs, served.outputs, served.settings)
@@ -230,7 +226,7 @@ def _form_of(
 
 
 class _KnownAnswer(NamedTuple):
-    """Form of an answer: the bytes before each tensor's data and the place of those data in the output's value, and its length."""
+    """Form of an answer: for each tensor the bytes before its data and their place in the output's value; the value's length."""
 
     parts: Sequence[tuple[bytes, slice]]
     length: int
@@ -238,7 +234,6 @@ class _KnownAnswer(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _known_answer(model: str, version: str, wanted: tuple[WantedOutput, ...], opening: bytes) -> _KnownAnswer | None:
-    """Return the form of answers whose only output begins with `opening`, or None if there is none. Raises RequestError."""
     form = form_of_output(opening, wanted, binary=True, max_bytes=PIECE)
     if form is None:
         return None
@@ -247,51 +242,48 @@ def _known_answer(model: str, version: str, wanted: tuple[WantedOutput, ...], op
         answer.outputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
     head = answer.SerializeToString()
     for tensor, place in zip(form.tensors, form.places, strict=True):
-        parts.append((head + _CONTENT + messages.varint(tensor.size), place))
+        parts.append((head + _CONTENT + protos.varint(tensor.size), place))
         head = b""
     return _KnownAnswer(parts, form.length)
 
 
 def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the message of an answer. `answer` is all of it but the content of its tensor."""
     packed: list[bytes] = []
     for element in outputs:
         packed.append(element)
         yield b""
     yield answer
-    yield _CONTENT + messages.varint(tensors.packed_size(packed))
+    yield _CONTENT + protos.varint(tensors.packed_size(packed))
     yield from packed_pieces(packed)
 
 
 def _with_tensors(answer: Any, outputs: Sequence[OutputTensor]) -> bytes | Iterator[bytes]:
-    """Add the outputs to the message of an answer, and return the message, in pieces if it is large."""
     for tensor in outputs:
         answer.outputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
     parts: list[Data] = [answer.SerializeToString()]
     for tensor in outputs:
-        parts += (_CONTENT + messages.varint(tensor.size), *tensor.parts)
+        parts += (_CONTENT + protos.varint(tensor.size), *tensor.parts)
     if sum(map(len, parts)) <= _MOST_AT_ONCE:
         return b"".join(parts)
     return (piece for part in parts for piece in cut(part))
 
 
 def front_of(body: bytes) -> Any:
-    """Return the message of a request without its inputs, which may be long. Raises BadRequest."""
-    return messages.read(_REQUEST, message_parts.front_of(body))
+    """Return the message of a request without its inputs. Raises BadRequest."""
+    return protos.read(_REQUEST, message_parts.front_of(body))
 
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Return the message of a request, and its raw contents, which the message of a large request lacks. Raises BadRequest if the
-    bytes are not such a message, or take long to decode."""
+    """Return the message of a request, and its raw contents. The message of a large request lacks them. Raises BadRequest if the
+    bytes are no such message, or take too long to decode."""
     if len(body) <= SHORT:
-        message = messages.read(_REQUEST, body)
+        message = protos.read(_REQUEST, body)
         return message, message.raw_input_contents
     others, raw = message_parts.split(body)
-    return messages.read(_REQUEST, others), raw
+    return protos.read(_REQUEST, others), raw
 
 
 def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
-    """Return the shape and the elements of a request's only input. Raises BadRequest."""
     if len(message.inputs) != 1:
         raise tensors.wrong_number(len(message.inputs))
     tensor = message.inputs[0]
@@ -318,8 +310,8 @@ def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int,
 def _tensors_of(
     message: Any, raw: Sequence[Data], served: ServedModel, limit: int, wishes: Wishes, text: bytes
 ) -> TensorsRequest:
-    """Read a request for a model that takes tensors or whose kind isn't known. Its data may have `limit` bytes; `text` are the
-    parameters for the target in JSON. Raises RequestError if the inputs are too large, or the model doesn't take them."""
+    """Read a request for a model that takes tensors, or perhaps does. Its data may have `limit` bytes. `text` is the target's
+    parameters in JSON. Raises RequestError if the inputs are too large, or the model doesn't take them."""
     inputs = message.inputs
     if len(inputs) > MOST_TENSORS:
         raise BadRequest(f"the request has {len(inputs)} inputs; expected 1 to {MOST_TENSORS}")
@@ -342,7 +334,7 @@ def _shape_of(tensor: Any) -> tuple[int, ...]:
 
 def _wanted(outputs: Sequence[Any], served: ServedModel) -> tuple[WantedOutput, ...]:
     if len(outputs) > MOST_TENSORS:
-        raise BadRequest(f"the request asks for {len(outputs)} outputs; at most {MOST_TENSORS} are told")
+        raise BadRequest(f"the request asks for {len(outputs)} outputs; at most {MOST_TENSORS} are allowed")
     for output in outputs:
         if _REGION in output.parameters:
             raise _no_shared_memory()
@@ -376,9 +368,8 @@ def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
 
 
 def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], limit: int) -> list[Data]:
-    """Return the data of each input in the binary form, given the checked heads of the inputs. Typed data may take `limit` bytes;
-    the raw data were limited with the message. Raises BadRequest if an input has no data, data in both forms, or data that don't
-    match its datatype and shape, and PayloadTooLarge if typed data take too many bytes."""
+    """Return the data of each input in the binary form. `heads` are the checked heads. Typed data may have `limit` bytes. Raises
+    BadRequest or PayloadTooLarge if data are missing, given in both forms, too large, or don't match datatype and shape."""
     if raw:
         return _raw(inputs, raw)
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
@@ -424,14 +415,14 @@ def _typed(tensor: Any, head: TensorHead) -> Data:
     if datatype == BYTES:
         return join_elements(elements)
     if datatype in _AS_THEY_ARE and count:
-        contents.DiscardUnknownFields()  # So that the message ends in the elements.
+        contents.DiscardUnknownFields()  # Then the message ends with the elements.
         size = SIZES[datatype] * count
         return memoryview(contents.SerializeToString())[-size:]
     return _numbers(elements, name, datatype, typecode)
 
 
 def _numbers(elements: Any, name: str, datatype: str, typecode: str) -> bytes:
-    """Pack numbers a page at a time, which is twice as fast as one by one. Raises BadRequest."""
+    """Pack numbers in pages, which is twice as fast as one by one. Raises BadRequest."""
     pages: list[bytes] = []
     for begin in range(0, len(elements), PAGE):
         page = elements[begin : begin + PAGE]

@@ -14,28 +14,26 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from headway import protos
 from headway.core.json_pages import SHORT
 from headway.doors.exchange import Reader
 from headway.errors import BadRequest, RequestError
-from headway.grpc import messages
-from headway.grpc.call_stream import CallStream
+from headway.grpc.call_stream import CallStream, Metadata, trailers_of
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall
-from headway.grpc.statuses import Metadata, trailers_of
 from headway.http.problem import escaped
 from headway.oip.grpc.infer_messages import front_of
 from headway.oip.parameters import FINAL, FINAL_WISH
 
-_RESPONSE = messages.message("inference.ModelStreamInferResponse")
-_INFERRED = messages.message("inference.ModelInferResponse")
+_RESPONSE = protos.message("inference.ModelStreamInferResponse")
+_INFERRED = protos.message("inference.ModelInferResponse")
 
 
 class Item:
     """One request of a stream, with `call` as its unary call.
 
-    `error` says why it wasn't submitted. Its answer must say that it is the last if `final`. `held` bytes are counted for it,
-    unless it is `alone` and uses the room that the stream reserved for reading. `left` is set once the answer has left.
-    """
+    `error` says why the request wasn't submitted. The last answer gets a mark if `final`. `held` bytes count for the request. If it
+    is `alone`, none do, and it uses the stream's room for reading. `left` is set once the answer is sent."""
 
     __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
 
@@ -52,33 +50,30 @@ class Item:
 
 
 Items = asyncio.Queue[Item | None]
-"""Requests of a stream in order, then None."""
+"""Requests of a stream in order, and None at the end."""
 Begun = dict[asyncio.Task[bytes], Item]
-"""Requests of a stream that aren't answered yet."""
 
 _TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
-"""Tag before the length of one request's answer in a stream message."""
 
 _FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToString())
-"""Parameter that marks an answer as the last to its request, to be appended to the answer."""
+"""Parameter that marks a request's last answer. It is appended to the answer."""
 
 MOST_ITEMS = 256
-"""Maximum number of requests of a stream in progress. Beyond that nothing is read."""
+"""Maximum number of requests of a stream in progress. With so many, nothing is read."""
 
 
 class InferStreamCall(StreamCall):
-    """One call of ModelStreamInfer. `read` reads its messages. The metadata of `stream`, except an id, apply to each request."""
+    """Call of ModelStreamInfer. `read` reads its messages. The call's metadata, except an id, apply to each request."""
 
     __slots__ = ("_read",)
 
     def __init__(self, port: PortContext, stream: CallStream, read: Reader, way: str = "") -> None:
         super().__init__(port, stream, way)
-        # A proxy may give every call an id, which is the call's; each request gets its own.
+        # A proxy may give every call an id. Each request still gets its own.
         self.headers = [field for field in stream.head.headers if field[0] != b"x-request-id"]
         self._read = read
 
     async def talk(self) -> Metadata:
-        """Answer requests until the client is done, or has to open another connection."""
         fields = read_fields(self.headers)
         self.identify(fields.get(b"authorization", b""))
         if b"idempotency-key" in fields:
@@ -100,7 +95,7 @@ class InferStreamCall(StreamCall):
             writing.cancel()
             for answer, item in list(begun.items()):
                 answer.cancel()
-                del item.answer  # A cancelled task keeps its item alive: together they would be a cycle.
+                del item.answer  # A cancelled task refers to its item, so this would be a cycle.
                 item.call.abandon()
                 item.call.release()
         if end is not None:
@@ -122,7 +117,7 @@ class InferStreamCall(StreamCall):
             try:
                 if len(body) <= SHORT:
                     work = partial(self._begin, item, body)
-                    del body  # Only its entry remains.
+                    del body  # Only the entry remains.
                     await self.port.turns.take(self.owner, work)
                     del work
                 else:
@@ -140,7 +135,6 @@ class InferStreamCall(StreamCall):
                 await item.left.wait()
 
     def _hold(self, item: Item, amount: int) -> None:
-        """Count the bytes of a request, or let it use the room of the stream."""
         if self.port.quotas.may_hold(self.owner, amount):
             item.held = amount
             self.kept += amount
@@ -156,7 +150,6 @@ class InferStreamCall(StreamCall):
             _refuse(item, body, exc)
 
     async def _begin_long(self, item: Item, body: bytes) -> None:
-        """Submit a long request, whose message is read in turns."""
         try:
             options, id = item.call.begin()
             exchange = await item.call.take_long(body, options, id)
@@ -173,7 +166,7 @@ class InferStreamCall(StreamCall):
             self._hold_answer(item, len(message))
             if item.final:
                 message += _FINAL
-            return b"%b%b%b" % (_TAG, messages.varint(len(message)), message)
+            return b"%b%b%b" % (_TAG, protos.varint(len(message)), message)
         except RequestError as exc:
             error = exc.with_traceback(None)
         except Exception as exc:
@@ -184,7 +177,7 @@ class InferStreamCall(StreamCall):
         return _failed(item, error)
 
     def _hold_answer(self, item: Item, amount: int) -> None:
-        """Count the bytes of an answer instead of its request's. Raises RequestError if the owner holds too many."""
+        """Count the bytes of an answer instead of its request. Raises RequestError if the owner holds too many bytes."""
         room = self.port.settings.max_body_bytes if item.alone else item.held
         if amount > room:
             item.held += self.keep(amount - room)
@@ -193,7 +186,6 @@ class InferStreamCall(StreamCall):
             item.held = amount
 
     async def _write(self, items: Items) -> None:
-        """Send the answers in the order of the requests, and cut off a client that reads nothing for too long."""
         while (item := await items.get()) is not None:
             answer = await item.answer
             await self.send(answer)
@@ -216,7 +208,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 
 
 def _id_and_final(body: bytes) -> tuple[str, bool]:
-    """Return a request's client id, and whether it wants a final mark; ("", False) if the message is unreadable."""
+    """Return a request's own id, and True if it wants its last answer marked. Return ("", False) for an unreadable message."""
     try:
         request = front_of(body)
     except BadRequest:

@@ -1,19 +1,19 @@
-"""Split a large ModelInfer message before it is decoded. Only `infer_messages` does so; this knows bytes, that knows tensors.
+"""Split a large ModelInfer message before it is decoded.
 
-Protobuf decodes a message in one call, which blocks the event loop for up to 30 ns a byte if the message consists of tiny
-members. So a large message is first walked by the lengths of its members alone. It may have at most MOST_MEMBERS, and only data
-and parameters may be long. Raw contents are neither decoded nor copied.
+Protobuf decodes a message in one call. A message of tiny members may block the event loop for 30 ns per byte. So the members of a
+large message are first counted by their lengths. There may be at most MOST_MEMBERS, and only data and parameters may be long. Raw
+contents are neither decoded nor copied.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from headway import protos
 from headway.core.tensors import MOST_TENSORS
 from headway.errors import BadRequest
-from headway.grpc import messages
 
-_REQUEST = messages.message("inference.ModelInferRequest").DESCRIPTOR
+_REQUEST = protos.message("inference.ModelInferRequest").DESCRIPTOR
 _TENSOR = _REQUEST.fields_by_name["inputs"].message_type
 _DATA = _TENSOR.fields_by_name["contents"].message_type
 
@@ -24,33 +24,31 @@ def _tag(kind: Any, name: str) -> int:
 
 _PARAMETERS, _INPUTS, RAW = (_tag(_REQUEST, name) for name in ("parameters", "inputs", "raw_input_contents"))
 _NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_version", "id"))
-"""Members that are one text each, which decodes fast at any length."""
+"""Members that are texts, which decode fast at any length."""
 _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
-"""Typed data that protobuf copies unchanged, so that their cost hardly grows with their length."""
+"""Typed data that protobuf copies unchanged, so their length hardly matters."""
 _VALUE = 2 << 3 | 2
-"""Tag of the value in a map entry."""
 
 _FIXED = {1: 8, 5: 4}
 """Size of members without a length, by wire type."""
 
 MOST_MEMBERS = 1024
-"""Maximum number of members of a large message, including its inputs' and parameters'. 64 inputs and outputs have about 600."""
+"""Maximum number of members of a large message with its inputs and parameters. 64 inputs and outputs have about 600."""
 _MOST_FRONT = 1 << 15
-"""Maximum size in bytes of a large message apart from its data and parameters."""
+"""Maximum size in bytes of a large message without its data and parameters."""
 MOST_TYPED = 1 << 20
-"""Maximum size in bytes of `contents` that don't decode by copying."""
+"""Maximum size in bytes of `contents` that are not copied unchanged."""
 
 Data = bytes | memoryview
 
 
 _Member = tuple[int, int, int, int]
-"""Member of a message: its tag, and where the member begins, its content begins, and both end."""
+"""Member of a message: its tag, and the positions of its start, of its content, and of its end."""
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of the raw contents. Raises BadRequest if the message is malformed, or
-    its members are too many or too long."""
+    """Return a message without its raw contents, and views of them. Raises BadRequest if it would take long to decode."""
     walk = _Walk(body)
     others: list[Data] = []
     raw: list[Data] = []
@@ -73,14 +71,14 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
             typed += contents
     if front > _MOST_FRONT:
         raise BadRequest(
-            f"names, shapes and parameters of the inputs and outputs are {front} bytes; the limit is {_MOST_FRONT}"
+            f"names, shapes and parameters of inputs and outputs take {front} bytes; the limit is {_MOST_FRONT}"
         )
     _check_typed(walk, typed)
     return b"".join(others), raw
 
 
 def front_of(body: bytes) -> bytes:
-    """Return a message up to its inputs: names, id, and parameters if they are short. Raises BadRequest if malformed."""
+    """Return a message up to its inputs: names, id, and short parameters. Raises BadRequest if it is malformed."""
     walk, at = _Walk(body), 0
     while at < len(body):
         tag, content = walk.varint(at, len(body))
@@ -94,7 +92,6 @@ def front_of(body: bytes) -> bytes:
 
 
 def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
-    """Check that typed data are small or fast to decode. Raises BadRequest."""
     size = sum(end - content for _, _, content, end in typed)
     if size <= MOST_TYPED:
         return
@@ -105,8 +102,6 @@ def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
 
 
 class _Walk:
-    """Walks the members of a message and of messages within it."""
-
     def __init__(self, body: bytes) -> None:
         self._body, self._left = body, MOST_MEMBERS
 
@@ -141,7 +136,6 @@ class _Walk:
         return walked
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Return the number at an offset, and where it ends."""
         number = shift = 0
         while at < end and shift < 64:
             byte = self._body[at]
@@ -152,4 +146,4 @@ class _Walk:
         raise self._malformed()
 
     def _malformed(self) -> BadRequest:
-        return messages.malformed(len(self._body), _REQUEST.full_name)
+        return protos.malformed(len(self._body), _REQUEST.full_name)

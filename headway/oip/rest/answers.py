@@ -14,7 +14,7 @@ from headway.doors.exchange import JSON, Outcome, Written
 from headway.errors import SHOWN, AnyError, BadRequest
 from headway.http.problem import Encoded, escaped, problem_header
 from headway.model import Tensors, Value, ValueKind, added_up
-from headway.oip.outputs import OutputTensor, WantedOutput, answer_tensors, are_tensors, form_of_output
+from headway.oip.model_tensors import OutputTensor, WantedOutput, answer_tensors, are_tensors, form_of_output
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import OUTPUT, check_outputs, element_of, head_of, packed_size
 
@@ -22,13 +22,13 @@ _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d
 
 
 CODE_FIELD = "x-headway-error"
-"""Header field with the error code, for which the protocol's error body has no member."""
+"""Header field with the error code. The protocol's error body has no member for it."""
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _Unset = msgspec.UnsetType
 _SMALL = 1 << 13
-"""Maximum number of bytes of numbers that become JSON at once."""
+"""Maximum size in bytes of numbers to write as JSON at once."""
 _LARGEST = 10**12
-"""Placeholder for a size that isn't known yet. No answer's size has more digits."""
+"""Placeholder for an unknown size. No size has more digits."""
 
 
 class _DataSize(msgspec.Struct, gc=False):
@@ -63,8 +63,8 @@ _encode = msgspec.json.Encoder().encode
 class Answerer(msgspec.Struct, frozen=True, gc=False):
     """Writer of the answer to one request.
 
-    `shape` is that of the input, and so of the output. `gives` is the kind of values that the model gives, or None if unknown.
-    `wanted` are the requested outputs if they are tensors, or empty for all."""
+    `shape` is the shape of the input, and of the output. `gives` is the kind of value that the model gives, or None if unknown.
+    `wanted` are the requested tensors; empty means all."""
 
     model: str
     shape: tuple[int, ...] = (1,)
@@ -88,7 +88,6 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
     def _one(self, version: str, tokens: _Tokens, output: Value) -> Written:
-        """Write an answer with one small output, the usual case."""
         gives = self.gives
         if isinstance(output, str) and not self.binary and (gives is _TEXT or (gives is None and not self.wanted)):
             return JSON, self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, _UNSET, (output,)),))
@@ -102,7 +101,6 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
 
     def _tensors(self, version: str, tokens: _Tokens, outputs: Sequence[Tensors]) -> Written:
-        """Write an answer with tensors, each in JSON or in the binary form. Raises RequestError."""
         if len(outputs) == 1 and self.id is None and tokens is _UNSET and (self.binary or self.wanted):
             content = outputs[0].content
             form = _answer_form(self.model, version, self.wanted, self.binary, opening_of(content))
@@ -125,7 +123,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _BINARY % len(document), _with_data(document, binary)
 
     def _check_names(self) -> None:
-        """Check the requested outputs, unless it was known before that the only output is BYTES. Raises BadRequest."""
+        """Check the requested outputs, if the request's reader could not do so. Raises BadRequest."""
         if self.gives is None:
             check_outputs([output.name for output in self.wanted])
 
@@ -139,7 +137,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _encode(_Answer(self.model, version, outputs, id, tokens))
 
     def _packed(self, version: str, tokens: _Tokens, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
-        """Yield the JSON object, padded to `length` bytes because it contains the size of the data, and the data."""
+        """Yield the JSON object and the data. The object is padded to `length` bytes, because its length is announced first."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))
@@ -156,7 +154,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
                 yield element_of(output, self.gives).decode()
             except UnicodeDecodeError:
                 raise BadRequest(
-                    f"output {index} is not UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
+                    f"output {index} is not UTF-8, so JSON cannot hold it; ask for `binary_data`"
                 ) from None
 
 
@@ -187,8 +185,7 @@ def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[byt
 
 
 class _Form(NamedTuple):
-    """Form of a small answer whose tensors all are binary: header lines, the JSON object before the data, the places of the data
-    in the output's value, in order, and the length of that value in bytes."""
+    """Form of a small binary answer. `places` are those of the data in the output's value, which has `length` bytes."""
 
     fields: bytes
     document: bytes
@@ -200,7 +197,6 @@ class _Form(NamedTuple):
 def _answer_form(
     model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes
 ) -> _Form | None:
-    """Return the form of answers with one output that begins with `opening`, or None if there is none. Raises RequestError."""
     form = form_of_output(opening, wanted, binary=binary, max_bytes=PIECE)
     if form is None or not all(tensor.binary for tensor in form.tensors):
         return None

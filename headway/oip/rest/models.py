@@ -1,6 +1,6 @@
-"""Metadata and statistics of the models, as HTTP and gRPC show them, and the HTTP routes for them.
+"""Metadata and statistics of the models, for HTTP and gRPC, and their HTTP routes.
 
-Only principals that may use a model see anything about it. Health and the server's metadata are for everybody.
+Principals see only models that they may use. Health and the server's metadata are for everybody.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from headway.core import failures
 from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, Forbidden, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
-from headway.http.requests import Handler, Request, RouteAnswer, as_json
-from headway.http.routing import Authentication, Route, WrongMethod
+from headway.http.routing import Authentication, Handler, Request, Route, RouteAnswer, WrongMethod, as_json
 from headway.model import Principal, ValueKind
 from headway.oip.metadata import (
     READY,
@@ -35,9 +34,9 @@ from headway.oip.rest.requests import check_version
 
 
 class ShownModels:
-    """Models of a gateway, as one of its ports shows them. `ready` returns True if this process should get traffic.
+    """Models of a gateway, as a port shows them. `ready` returns True if this process should get traffic.
 
-    If `anonymous`, there are no credentials, and statistics cover the whole process. Otherwise they cover a tenant."""
+    If `anonymous`, the service has no credentials, and statistics cover the whole process. Otherwise they cover a tenant."""
 
     def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
         self._gateway, self._served = gateway, gateway.served
@@ -45,9 +44,8 @@ class ShownModels:
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     def find(self, model: str, version: str | None, principal: Principal) -> str:
-        """Return the name of a model that the principal may use. An empty name stands for the default model, and None for any
-        version. Raises Forbidden if the principal may not use the model, whether it exists or not, and RequestError if there is
-        no such model or version, or that isn't known now."""
+        """Return the name of a model that the principal may use. An empty name means the default model, and None any version.
+        Raises Forbidden if the principal may not use the model, even if it doesn't exist, and RequestError if it is unknown."""
         served = self._served
         model = model or served.default_of(principal.models)
         if model and principal.models and model not in principal.models:
@@ -75,7 +73,6 @@ class ShownModels:
         return replace(shown, output=tensor_config(served.outputs)) if served.gives is ValueKind.TENSORS else shown
 
     def statistics(self, principal: Principal, model: str = "") -> Sequence[ModelStatistics]:
-        """Return the statistics of a model, or of each model that the principal may use."""
         gateway, served = self._gateway, self._served
         counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(principal.tenant)
         return [
@@ -84,7 +81,7 @@ class ShownModels:
         ]
 
     async def index(self, principal: Principal, *, only_ready: bool) -> Sequence[IndexEntry]:
-        """Return each version of each model that the principal may use. With `only_ready`, the model must have a worker."""
+        """Return all versions of the models that the principal may use. With `only_ready`, skip models without a worker."""
         served, ready, entries = self._served, await self.ready(), list[IndexEntry]()
         for model in served.visible(principal.models):
             has_worker = ready and served.has_worker(model)
@@ -104,7 +101,7 @@ def routes(models: ShownModels, known: Authentication) -> list[Route]:
     about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}
     return [
         *(Route(path, known(_not_offered(why)), ("GET", "POST")) for path, why in _NOT_OFFERED.items()),
-        *(Route(path, on.server) for path in ("/v2", "/v2/")),  # Clients append "/" to a base URL.
+        *(Route(path, on.server) for path in ("/v2", "/v2/")),  # Some clients append "/" to a base URL.
         Route("/v2/health/live", on.live),
         Route("/v2/health/ready", on.ready),
         Route("/v2/models/stats", known(on.all_statistics)),
@@ -115,7 +112,7 @@ def routes(models: ShownModels, known: Authentication) -> list[Route]:
     ]
 
 
-_LOADING = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
+_LOADING = "clients cannot load or unload models; start a worker for a model instead"
 _TRACING = "trace settings are not offered to clients; send `traceparent` with a request that is to be traced"
 _MEMORY = "shared memory is not offered; send the data of the inputs in the body"
 _GENERATE = "generate is not offered; send the text to /v2/models/MODEL/infer, or to /v1/completions"
@@ -130,7 +127,7 @@ _NOT_OFFERED = {
     "/v2/models/{model:path}/generate": _GENERATE,
     "/v2/models/{model:path}/generate_stream": _GENERATE,
 }
-"""Paths of other servers' extensions, with what to answer. Otherwise they would look like models of that name."""
+"""Paths of other servers' extensions, each with its error message. They would look like names of models."""
 
 
 def _not_offered(why: str) -> Handler:
@@ -170,7 +167,7 @@ class _Service:
         try:
             model = self._asked(request)
         except RequestError as exc:
-            # Inference routes come first (see `public`), so this is an `/infer` with the wrong method.
+            # Inference routes come first (see `public`), so this `/infer` has the wrong method.
             if exc.code == NOT_FOUND and request.path.endswith("/infer"):
                 raise WrongMethod(("POST",)) from None
             raise

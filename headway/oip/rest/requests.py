@@ -1,7 +1,7 @@
-"""Bodies of inference requests: a JSON object, and the binary data of inputs that are not in the object.
+"""Bodies of inference requests: a JSON object, perhaps followed by binary data of inputs.
 
-If binary data follow, the header field Inference-Header-Content-Length has the length of the object. A length of 0 means that
-the whole body is one element without a length prefix. `tensor_requests` reads bodies for models that take tensors.
+If binary data follow, the header field Inference-Header-Content-Length has the length of the object. A length of 0 means that the
+whole body is one element without a length prefix. `bodies` reads bodies for models that take tensors.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
 from headway.http.server.head import Head, RequestTarget
 from headway.model import RequestOptions, ValueKind
-from headway.oip.outputs import WantedOutput, check_names, names_of
+from headway.oip.model_tensors import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes
 from headway.oip.rest.answers import Answerer, encode_error
 from headway.oip.rest.bodies import (
     LENGTH_FIELD,
     AskedInput,
+    TensorsRequest,
     cut,
     long_inputs_of,
     long_parameters_of,
+    long_tensors_reader,
     parameters_of,
     placed,
     refuse_shared_memory,
     shape_of,
     take_request,
+    tensors_reader,
     wanted_outputs,
 )
-from headway.oip.rest.tensor_requests import TensorsRequest, long_tensors_reader, tensors_reader
 from headway.oip.tensors import (
     Element,
     NoElements,
@@ -72,8 +74,8 @@ class _Request(msgspec.Struct, gc=False):
 class InferRequest(msgspec.Struct, gc=False):
     """Inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
 
-    `id` is the client's, to be echoed; None or empty if there is none. `parameters` are those for the target in JSON, or empty.
-    `wishes` include what is said about the output. `wanted` are the requested outputs of tensors, or empty for all."""
+    The answer repeats `id`, which may be None or empty. `parameters` are the target's in JSON, or empty. `wishes` include the form
+    of the output. `wanted` are the requested tensors; empty means all."""
 
     id: str | None
     shape: tuple[int, ...]
@@ -83,8 +85,7 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the exchange of the request. `takes` is the kind of value that the model takes, or None if unknown. Raises
-        RequestError if the model doesn't take the request's elements."""
+        """Return the exchange of the request. Raises RequestError if the model, which `takes` this kind, doesn't take it."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)
@@ -94,7 +95,6 @@ class InferRequest(msgspec.Struct, gc=False):
     def exchange_in_steps(
         self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer
     ) -> Steps[Exchange]:
-        """Return the exchange of a long request, in steps; see `exchange`."""
         values = yield from values_in_steps(self.elements, takes)
         options = self.wishes.applied_to(options)
         input = values[0] if len(values) == 1 else values
@@ -107,8 +107,7 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
 def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], InferRequest | TensorsRequest]:
-    """Make a function that reads a body. Its arguments are the body, the length of the JSON object (None if there is nothing
-    else), and the model. It raises RequestError."""
+    """Make a function that reads a body, given the length of its JSON object (None for all) and the model."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_tensors = tensors_reader(settings)
@@ -147,7 +146,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
 def long_request_reader(
     settings: Settings,
 ) -> Callable[[bytes, int | None, ServedModel], Steps[InferRequest | TensorsRequest]]:
-    """Make a function that reads long bodies, in steps; see `request_reader`."""
+    """Make a function that reads long bodies in steps; see `request_reader`."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_short, read_tensors = request_reader(settings), long_tensors_reader(settings)
@@ -172,9 +171,7 @@ def long_request_reader(
             raise
         data = bytes(tensor.data)
         if data[:1] == b"[" and (yield from split(data, MOST_INPUTS)) is None:
-            raise BadRequest(
-                f"the data of the input have {MOST_INPUTS + 1} or more elements, and its shape says {count}"
-            )
+            raise BadRequest(f"the data of the input have over {MOST_INPUTS} elements, and its shape says {count}")
         yield 0
         elements = _elements(tensor, count, binary)
         yield 0
@@ -224,7 +221,7 @@ def _elements(tensor: AskedInput, count: int, binary: memoryview | None) -> list
 
 
 def _texts(text: bytes, name: str, count: int) -> list[Element]:
-    """Return the elements in JSON. Each may be in an array of its own."""
+    """Return the elements in JSON. Each element may be in its own array."""
     nested = text[1:].lstrip(b" \t\r\n")[:1] == b"["
     try:
         texts: list[Any] = [element for (element,) in _decode_nested(text)] if nested else _decode_texts(text)
@@ -236,7 +233,7 @@ def _texts(text: bytes, name: str, count: int) -> list[Element]:
 
 
 def _outputs(wishes: Wishes, raw: msgspec.Raw, served: ServedModel) -> tuple[Wishes, tuple[WantedOutput, ...]]:
-    """Return the requested outputs, and the wishes with the form that is requested for the only output of BYTES."""
+    """Return the requested outputs, and the wishes with the requested form of an output of BYTES."""
     wanted = wanted_outputs(raw, binary=wishes.binary)
     if not wanted:
         return wishes, ()
@@ -273,14 +270,14 @@ def infer(settings: Settings) -> Codec:
             except BadRequest:
                 if model in known:
                     raise
-                # Not worth an error of its own: the gateway refuses the request because of its model.
+                # The gateway refuses this request anyway, because it doesn't know the model.
                 return Exchange(model, "", b"", options, Answerer(model).write)
             answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted)
             return asked.exchange(model, options, served.takes, answerer.write)
 
         def read_default(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             nonlocal model
-            model = known.default  # May have changed since the last request.
+            model = known.default  # The default may have changed since the last request.
             return read(body, options, known)
 
         def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
@@ -304,12 +301,12 @@ def infer(settings: Settings) -> Codec:
 
 
 def with_version(options: RequestOptions, version: str | None) -> RequestOptions:
-    """Return the options of a request, pinned to a version if the request names one."""
+    """Return the options of a request, with its version if it names one."""
     return replace(options, version=version) if version else options
 
 
 def check_version(known: KnownModels, model: str, version: str | None) -> None:
-    """Check that the model has a version, unless it is None. Raises RequestError if it hasn't, or if that isn't known now."""
+    """Raise RequestError if the model doesn't have this version, or if its versions are unknown now. None means any version."""
     if version is not None and model in known and version not in known[model].reported:
         failure = known.refusal(model, version)
         if failure is not None:

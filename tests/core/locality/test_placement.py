@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.core.locality.placement import (
+from headway.core.locality import (
     BUSY,
     COLD,
     FIRST_LOAD,

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headway.core.locality.placement import LONGEST_PAUSE, Asked, Move, Placement
-from headway.core.locality.turns import LEAD, Contender, FairOrder, contender
+from headway.core.locality import LEAD, LONGEST_PAUSE, Asked, Contender, FairOrder, Move, Placement, contender
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry

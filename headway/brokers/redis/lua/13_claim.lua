@@ -19,7 +19,7 @@ local function size_of_batch(s, entries)
   return size_of(s, #entries, weight)
 end
 
--- Have a batch leave. `group` is its group, if it waited apart. `of_bulk` tells whether bulk entries have some or all of its seats.
+-- Have a batch leave. `group` is its group, if it waited apart. `of_bulk` is true if bulk entries have some or all of its seats.
 local function depart(s, slot, token, entries, reason, group, of_bulk)
   local q, now, members = s.q, s.now, {}
   note_busy(s)

@@ -86,7 +86,7 @@ step('look', function(s)
 end)
 
 -- glance: packed numbers for other queues: size of what waits, home slots, seconds that the oldest fresh entry has waited, seconds of a
--- full batch, and for `core.locality.turns.contender` waiting entries, seconds until the first is late, seconds of the next batch.
+-- full batch, and for `core.locality.contender` waiting entries, seconds until the first is late, seconds of the next batch.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
@@ -112,7 +112,7 @@ together.register('siblings', function(keys, args)
   return {exact(last), endings}
 end, {'no-writes', 'allow-oom'})
 
--- A Standing of codes.py. A follower stands where its original does.
+-- A Standing of codes.py. A follower has the standing of its original.
 local function standing(s, key)
   local entry = live(s, key)
   if entry and entry.shared then entry = live(s, root_of(s, key)) end
@@ -149,7 +149,7 @@ step('recall', function(s, args)
 end)
 
 -- Drop the streams of gateways that were silent for long, whose clients are gone too. A gateway with entries that have no outcome yet
--- stays until they do, or their outcomes would lie about for ever.
+-- stays until they do, or their outcomes would stay for ever.
 local function sweep(s)
   local gone = {}
   for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', s.now - GATEWAY_SECONDS)) do

@@ -2,7 +2,7 @@
 --
 -- All keys of a queue begin with its prefix, whose hash tag keeps them, and those of its sibling queues, on one cluster node:
 --
---   q          string  figures, packed as doubles in sections, see figures.py
+--   q          string  figures, packed as doubles in sections, see function_library.py
 --   e          hash    entry → header; once it has an outcome that wasn't read yet: '!', nonce and gateway
 --   p          hash    entry → payload, as the gateway packed it
 --   P:<token>  string  large input stored apart from its payload, see 2_large.lua
@@ -12,7 +12,7 @@
 --   l<tier>    zset    tier queue: member → number of its round
 --   a<tier>    list    line of the tier queue, see 4_tier_queues.lua
 --   t<tier>    zset    tenant → last round that its entries in the tier queue paid for
---   u, ua      zsets   bulk entries: member → number of its round; those that ride apart, in order of arrival
+--   u, ua      zsets   bulk entries: member → number of its round; those that run apart, in order of arrival
 --   ut         zset    tenant → last round that its bulk entries paid for
 --   tw         hash    tenant → number of its entries in the tier queues, while they are counted, see 7_intake.lua
 --   d          zset    member due sooner than one ahead of it in its line → its queue deadline
@@ -62,7 +62,7 @@ local CLOCK, SETTINGS, PATIENCE, HEAD = 1, 2, 3, 3
 
 local function exact(number) return string.format('%.17g', number) end
 
--- The usual result of a step: the instant and the queue's birth.
+-- Usual result of a step: the instant and the queue's birth.
 local function instants(s) return struct.pack('<dd', s.now, s.q.born) end
 
 -- `unpack` and the stack take a few thousand values, so longer lists go in parts.
@@ -284,7 +284,7 @@ local function read_settings(text)
 end
 
 -- Open the state for a step. Instants are seconds on the server's clock. Whoever changes a figure marks its section in `touched`.
--- Fields that the step doesn't set itself are the caller's settings.
+-- Other fields are the caller's settings.
 --
 -- Raises OVERDUE once the caller has given up, because it may have repeated the call and told a client the answer.
 function open(keys, args, looks_only)

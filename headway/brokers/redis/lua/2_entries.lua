@@ -82,7 +82,7 @@ local function weight_of(s, member)
   return counted_weight(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16))
 end
 
--- Shape of a member. Only members of equal shape ride together.
+-- Shape of a member. Only members of equal shape share a batch.
 local function shape_of(member) return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1) end
 
 local function weight_of_all(s, members)

@@ -1,4 +1,4 @@
--- Large entries: the memory room that they take, as `core.memory_room`, and their inputs that are stored apart from payloads.
+-- Large entries: the memory room that they take, as `core.queue_limits`, and their inputs that are stored apart from payloads.
 --
 -- Each queue tallies the bytes of its entries by tenant. On one server all queues share a room, and the set `bq`, beside the key of the
 -- limits, names the queues with large entries. In a cluster each queue has a room of its own, because a step can't leave its node.

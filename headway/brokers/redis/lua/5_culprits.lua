@@ -1,4 +1,4 @@
--- Who sent inputs that made the model fail, as `core.culprits`.
+-- Who sent inputs that made the model fail, as `core.suspects`.
 --
 -- A caller is a tenant, a NUL, and who asks on its behalf, which the payload names. Its record has the instant until which it rides apart,
 -- inputs that ran, runs that failed, and bytes of its largest output left out. A known input is keyed by its tenant and SHA-1.
@@ -110,7 +110,7 @@ function culprits.group_size(s, caller, limit, room)
   local q, share = s.q, math.max(record[BAD], 1) / record[RAN]
   local each = q.alpha > 0 and q.beta / q.alpha or q.beta > 0 and INF or 0
   local searched = share / math.log(2)
-  local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.culprits.best_group`.
+  local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.suspects.best_group`.
   if record[LARGEST] > 0 then limit = math.min(limit, math.floor((room or MOST_OUTPUT) / record[LARGEST])) end
   return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end

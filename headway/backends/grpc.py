@@ -2,17 +2,16 @@
 
 | the API says | meaning | reaction |
 |---|---|---|
-| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or the rest that it asks for |
-| RESOURCE_EXHAUSTED at the last try, and no rest asked for | it may take fewer inputs at once | halve a batch of several; a lone input is not to blame |
+| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or the requested rest |
+| RESOURCE_EXHAUSTED at the last try, without a requested rest | it may take fewer inputs at once | halve a batch of several; a lone input is not to blame |
 | INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it rejects an input or the batch | final; search for the bad input |
 | any other status | wrong API or credential | final; no input is to blame |
 
-It asks for a rest by grpc-retry-pushback-ms. A negative value forbids another try. A call begins only on a connected channel,
-so a call that never left can be told from a call that may have run.
+An API requests a rest by grpc-retry-pushback-ms. A negative value forbids another try. A call begins only on a connected channel.
+So a call without a connection surely didn't run.
 
-A channel whose call never ended or whose connection failed is also replaced, so that the next call doesn't get news of an
-older call. A server announces that it closes an idle connection (GOAWAY), and gRPC itself resends a call that the server
-can't have seen.
+A channel is replaced if its connection failed, or its call never ended, because the next call could get news of the older call. A
+server announces that it closes an idle connection (GOAWAY), and gRPC itself resends a call that the server can't have seen.
 """
 
 from __future__ import annotations
@@ -30,8 +29,15 @@ from urllib.parse import urlsplit
 import grpc
 
 from headway.backends.remote import backend, tls_failures
-from headway.backends.remote.backend import Answered, RemoteBackend, Tried, TryVerdict
-from headway.backends.remote.generations import Generation, Generations, NotStarted
+from headway.backends.remote.backend import (
+    Answered,
+    Generation,
+    Generations,
+    NotStarted,
+    RemoteBackend,
+    Tried,
+    TryVerdict,
+)
 from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
 from headway.dialects.dialect import Remote, RemoteCall
@@ -41,13 +47,11 @@ from headway.runtime.certificates import ClientTls
 from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
-IDLE = 30.0
-"""Seconds for which an idle channel is kept."""
+IDLE = 30.0  # Seconds for which an idle channel is kept.
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
-"""Method that runs nothing. A call of it shows why there is no connection."""
+"""Method that runs nothing. The error of its call tells why there is no connection."""
 _WHY_WITHIN = 0.5
-_NEARLY = 0.05
-"""Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own time-out."""
+_NEARLY = 0.05  # Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own time-out.
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _VALUE = re.compile("[ -~]*")
 
@@ -59,8 +63,7 @@ _PASSING = frozenset((
     Code.UNAVAILABLE, Code.UNKNOWN,
 ))  # fmt: skip
 
-TOO_LARGE = "larger than max"
-"""How gRPC for C, Go and Node words that a message is too large, which has no status of its own."""
+TOO_LARGE = "larger than max"  # Words of gRPC for C, Go and Node, which have no status of their own for this.
 _OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
 """How gRPC for Java, .NET and Rust words the same failure."""
 _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
@@ -70,7 +73,7 @@ PUSHBACK = "grpc-retry-pushback-ms"
 
 
 class GrpcBackend(RemoteBackend):
-    """Backend of one slot of a remote API over gRPC. `remote` is found from the URL if missing."""
+    """Backend of one slot of a remote API over gRPC. If `remote` is missing, the URL tells it."""
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class GrpcBackend(RemoteBackend):
             return Tried(type(exc).__name__, type(exc).__name__, RemoteError, True)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the credentials as gRPC metadata. Raises RemoteError if a field can't be sent as such."""
+        """Return the credentials as gRPC metadata. Raises RemoteError if gRPC can't send a field."""
         fields = tuple((name.lower(), value) for name, value in self._credentials.current().items())
         for name, value in fields:
             if not _KEY.fullmatch(name) or not _VALUE.fullmatch(value):
@@ -161,12 +164,11 @@ class GrpcBackend(RemoteBackend):
         return grpc.aio.secure_channel(parts.netloc, trusted, options=options)
 
     def _tls(self) -> ClientTls | None:
-        """Return the current certificates. A change of these makes a new channel."""
         return None if self._certificates is None else self._certificates.current
 
 
 async def _connected(channel: Any, within: float) -> bool:
-    """Wait until a channel is connected. Return False if it isn't within so many seconds."""
+    """Wait until a channel is connected. Return False if that takes more than `within` seconds."""
     try:
         async with asyncio.timeout(within):
             while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -192,7 +194,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Return the authorities that the system trusts, in PEM, or None to use those that gRPC ships."""
+    """Return the system's trusted authorities in PEM, or None to use the authorities that gRPC ships."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:
@@ -215,7 +217,7 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds until a retry is welcome (gRFC A6), or None if none is welcome, or the value is invalid."""
+    """Return the seconds until the API takes a retry (gRFC A6), or None if it takes none, or the value is invalid."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

@@ -5,8 +5,8 @@
                     ▼               ▼
                  dropped         dropped
 
-No request waits for this. Spans that cannot be sent in time are dropped and counted. When the process ends, its last spans have
-CLOSE_WITHIN seconds. Import this module only while traces are on, as it needs the packages of the extra `otel`.
+No request waits for the exporter. It drops and counts spans that it can't send in time. At the end of the process, the last spans
+have CLOSE_WITHIN seconds. Import this module only while traces are on, because it needs the packages of the extra `otel`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,26 @@ from headway.runtime import spans as own_spans
 from headway.runtime.logger import get_logger, import_grpc_quietly
 from headway.runtime.spans import Span, SpanBuffer, SpanLink
 from headway.runtime.supervisor import Supervisor
-from headway.telemetry.tracing.environment import GRPC, Collector, TraceEnvironment
+from headway.telemetry.trace_environment import GRPC, Collector, TraceEnvironment
 from headway.version import __version__
 
 log = get_logger(__name__)
 
-CLOSE_WITHIN = 1.5
-"""Most seconds that an ending process waits for its last spans to be sent."""
-MOST_TEXT = 2048
-"""Most characters of an attribute or an error message."""
-AT_ONCE = 4
-"""Spans to encode before other threads get a turn; about 0.3 ms."""
-PAUSE = 0.0002
-"""Fewest seconds of that turn."""
+CLOSE_WITHIN = 1.5  # Most seconds that an ending process waits for its last spans to be sent.
+MOST_TEXT = 2048  # Most characters of an attribute or an error message.
+AT_ONCE = 4  # Spans to encode before other threads get a turn; about 0.3 ms.
+PAUSE = 0.0002  # Fewest seconds of that turn.
 
 _KINDS = {kind: SpanKind[kind.name] for kind in own_spans.SpanKind}
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("headway", __version__)
-_MOST_STATES = 32
-"""Most members of a `tracestate`. If there were more, the SDK would drop all of them and log that."""
+_MOST_STATES = 32  # Maximum number of members of a `tracestate`. The SDK would drop a longer one.
 
 
 class SpanExporter:
     """Exporter of the spans in `buffer`, and a `headway.app.lifecycle.Resource`.
 
-    The SDK's `resource` describes the process and goes with every message. `make` makes the SDK's exporter. `dropped` counts
+    The SDK's `resource`, which describes the process, is in every message. `make` makes the SDK's exporter. `dropped` counts
     dropped spans by reason."""
 
     def __init__(
@@ -74,14 +69,13 @@ class SpanExporter:
         self._complaints = Complaints(self._thread)
         self._sdk: export.SpanExporter | None = None
         self._away = False
-        self._sending = 0
-        """Spans in the message that is being sent."""
+        self._sending = 0  # Spans in the message that is being sent.
 
     async def open(self) -> None:
         self._thread.start()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Do nothing, as `open` has started the thread."""
+        """Do nothing, because `open` has started the thread."""
 
     async def close(self) -> None:
         """Send the remaining spans within CLOSE_WITHIN seconds, and end the thread."""
@@ -97,9 +91,9 @@ class SpanExporter:
         if self._sdk is not None and not trouble:
             self._sdk.shutdown()
         sending, self._sending = self._sending, 0
-        if left := len(self.buffer) + sending:
-            self._dropped["export"] += left
-            log.warning("spans were not sent in time, as the process ends", spans=left)
+        if unsent := len(self.buffer) + sending:
+            self._dropped["export"] += unsent
+            log.warning("spans were not sent in time, as the process ends", spans=unsent)
 
     def _run(self) -> None:
         hide_headers()
@@ -120,39 +114,39 @@ class SpanExporter:
         while True:
             self._due.wait(max(due - time.monotonic(), 0.0))
             self._due.clear()
-            late = time.monotonic() >= due
+            is_due = time.monotonic() >= due
             # Before they are due, send only full messages, as a message costs as much as 50 spans.
-            while (late or self._ending.is_set() or len(self.buffer) >= most) and (spans := self.buffer.take(most)):
+            while (is_due or self._ending.is_set() or len(self.buffer) >= most) and (spans := self.buffer.take(most)):
                 self._send(sdk, spans)
                 if self._ending.is_set() and time.monotonic() >= self._until:
                     return
-                late = late and len(spans) == most
+                is_due = is_due and len(spans) == most
             if self._ending.is_set():
                 return
             if time.monotonic() >= due:
                 due = time.monotonic() + delay
 
     def _send(self, sdk: export.SpanExporter, spans: Sequence[Span]) -> None:
-        """Send one message, which the SDK retries while its time allows."""
+        """Send one message. The SDK retries within the message's timeout."""
         readable = ReadableSpans(spans, self._resource, self._environment.most_links, self._ending.is_set)
-        said = self._complaints.said
-        said.clear()
+        messages = self._complaints.said
+        messages.clear()
         self._sending = len(spans)
         try:
             sent = sdk.export(readable) is export.SpanExportResult.SUCCESS
         except Exception as exc:
             sent = False
-            said.append(f"{type(exc).__name__}: {exc}")
+            messages.append(f"{type(exc).__name__}: {exc}")
         shown = self._environment.collector.shown
         if sent:
-            said.clear()
+            messages.clear()
             if self._away:
                 log.info("the trace collector takes spans again", collector=shown)
         else:
             self._dropped["export"] += self._sending  # 0 if `close` has counted them already.
             if not self._away:
                 hint = "requests go on without their traces; dropped spans are counted in headway_trace_spans_dropped_total"
-                error = " ".join(dict.fromkeys((*said[:1], *said[-1:])))[:500]
+                error = " ".join(dict.fromkeys((*messages[:1], *messages[-1:])))[:500]
                 log.warning("the trace collector takes no spans", collector=shown, error=error, hint=hint)
         self._away, self._sending = not sent, 0
 
@@ -163,7 +157,7 @@ def resource_of(attributes: Mapping[str, str | int]) -> Resource:
 
 
 def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
-    """Import the SDK's exporter for a collector. Return a function that makes one. It may fail, for example on a certificate."""
+    """Return a function that makes the SDK's exporter for a collector. It may fail, for example because of a certificate."""
     url = collector.url
     if collector.protocol != GRPC:
         from opentelemetry.exporter.otlp.proto.http import Compression
@@ -186,10 +180,10 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
 
 class ReadableSpans(Sequence[ReadableSpan]):
-    """Spans as the SDK reads them, made one by one, each with at most `most_links` links.
+    """Sequence of spans in the SDK's form, each made when the SDK reads it, with at most `most_links` links.
 
-    Iterating pauses after every few spans, to give other threads a turn. The SDK encodes a whole message at once, and the event
-    loop must not wait that long for the interpreter's lock. There are no pauses once `hurried` returns True."""
+    Iterating pauses after every few spans, until `hurried` returns True. Otherwise the SDK would encode a whole message without
+    a pause, and the event loop would wait as long for the interpreter's lock."""
 
     def __init__(
         self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
@@ -249,7 +243,7 @@ def _id(content: bytes) -> int:
 
 
 def _text(text: str) -> str:
-    """Shorten a text, and replace characters that UTF-8 cannot encode. A single one would cost the whole message."""
+    """Shorten a text, and replace characters that UTF-8 can't encode. One such character would make the SDK drop the message."""
     cut = text[:MOST_TEXT]
     return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
 
@@ -265,8 +259,8 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that keeps back what the SDK's exporters log in one thread, because they would repeat it on every retry.
-    `said` has these messages, oldest first. After a failure, the first says why and the last that there are no more tries."""
+    """Logging filter that collects the messages of the SDK's exporters in one thread, which they would repeat on every retry.
+    `said` has the messages, oldest first. After a failure, the first tells the reason, and the last that the SDK has given up."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -279,7 +273,7 @@ class Complaints(logging.Filter):
         self.said: list[str] = []
 
     def listen(self) -> None:
-        """Start to keep messages, including warnings, whatever the log's level."""
+        """Start to collect messages, including warnings, at any level of the log."""
         for logger in map(logging.getLogger, self._LOGGERS):
             logger.setLevel(logging.WARNING)
             logger.addFilter(self)

@@ -1,10 +1,10 @@
 """The standard variables `OTEL_…` for traces that OpenTelemetry's SDK doesn't read correctly.
 
-The SDK itself reads what describes the process, header fields, and files for TLS. But its exporters take milliseconds for
-seconds, and one of them doesn't know the compression `none`.
+The SDK itself reads the variables for the process's description, header fields and TLS files. But its exporters mistake
+milliseconds for seconds, and one of them doesn't know the compression `none`.
 
-An unusable value is logged, and the default is used. It doesn't keep a process from starting, as such variables are often set
-for many programs at once. An empty variable counts as not set.
+A variable with an unusable value is logged, and its default is used. The process still starts, because such variables are often
+set for many programs at once. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAMPLERS: Mapping[str, tuple[float | None, bool]] = {
     "parentbased_always_off": (0.0, True),
     "parentbased_traceidratio": (None, True),
 }
-"""Samplers: their ratio (None for that of OTEL_TRACES_SAMPLER_ARG), and whether they follow the parent."""
+"""Samplers: the ratio (None to read OTEL_TRACES_SAMPLER_ARG), and True if the sampler follows the parent's decision."""
 _DEFAULT_SAMPLER = "parentbased_always_on"
 _OTLP = "OTEL_EXPORTER_OTLP_"
 
@@ -34,7 +34,7 @@ T = TypeVar("T", int, float)
 
 
 class Wrong(NamedTuple):
-    """An unusable variable. `value` is fit to be printed, and `used` is the value that is used instead."""
+    """Variable with an unusable `value`, here fit to be printed. `used` replaces it."""
 
     name: str
     value: str
@@ -43,8 +43,8 @@ class Wrong(NamedTuple):
 
 
 class Collector(msgspec.Struct, frozen=True):
-    """Where spans are sent. `protocol` is HTTP or GRPC. `url` includes the path for HTTP. `timeout` is in seconds, for one message
-    and all its tries."""
+    """Collector of spans. `protocol` is HTTP or GRPC. An HTTP `url` includes the path. `timeout` limits the seconds for all tries
+    of one message."""
 
     protocol: str
     url: str
@@ -53,15 +53,14 @@ class Collector(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The URL without credentials."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class TraceEnvironment(msgspec.Struct, frozen=True):
-    """Settings of traces. `off` is the variable that turns them off, empty if none does. `follows` is True to follow the decision
-    in a client's trace. Of other traces, the share `ratio` is sampled. `delay` is in seconds, between two messages. `most_waiting`
-    limits the spans that wait, `most_sent` those of one message, and `most_links` the links of a span."""
+    """Settings of traces. `off` names the variable that turns traces off; empty if they are on. `follows` is True to follow the
+    sampling decision of a client's trace. `ratio` is the sampled share of other traces. `delay` is the seconds between two
+    messages. `most_waiting` limits the waiting spans, `most_sent` the spans of a message, and `most_links` the links of a span."""
 
     off: str
     ratio: float
@@ -75,7 +74,7 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
 
 
 def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
-    """Read the settings of traces."""
+    """Read the settings of traces from environment variables."""
     read = _Reader(environment)
     ratio, follows = _sampler(read)
     most_waiting = read.number("OTEL_BSP_MAX_QUEUE_SIZE", 2048, 1, 1 << 20)
@@ -98,8 +97,6 @@ def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
 
 
 class _Reader:
-    """Reader that collects unusable variables."""
-
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self.wrong: list[Wrong] = []
@@ -108,7 +105,7 @@ class _Reader:
         return self._environment.get(name, "").strip()
 
     def otlp(self, name: str) -> tuple[str, str]:
-        """Return name and value of an exporter's variable for traces, or else of the general one."""
+        """Return name and value of the exporters' variable for traces, or else of their variable for all signals."""
         for full in (f"{_OTLP}TRACES_{name}", f"{_OTLP}{name}"):
             if value := self.text(full):
                 return full, value
@@ -118,7 +115,7 @@ class _Reader:
         self.wrong.append(Wrong(name, value, reason, used))
 
     def of(self, name: str, value: str, default: T, read: Callable[[str], T], least: T, most: T, kind: str) -> T:
-        """Return the number that `read` makes of a value. It is the default for no value, or one outside `least` to `most`."""
+        """Return the number that `read` makes of a value. Return the default for no value, or one outside `least` to `most`."""
         if not value:
             return default
         try:
@@ -139,7 +136,6 @@ class _Reader:
 
 
 def _off(read: _Reader) -> str:
-    """Return the variable that turns traces off; empty if none does."""
     disabled = read.text("OTEL_SDK_DISABLED").lower()
     if disabled == "true":
         return "OTEL_SDK_DISABLED"

@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL: one that writes, and one that reads and so never waits for writers.
+"""Ledger, API keys and bulk jobs in PostgreSQL, over two connections: one writes, and one reads and so never waits for writers.
 
 A connection is opened when it is needed, and again after a call on it failed. Every transaction states its isolation and time
 limit, so the database's defaults don't matter. No setting and no prepared statement is left behind on a connection, so PgBouncer
@@ -10,6 +10,10 @@ may pool transactions.
 
 A row is only to blame if the server says so. Anything else is an outage. A frozen server doesn't even cancel a statement, so
 every call has a time limit here too.
+
+The ledger's rows are written by COPY. It fails as a whole if a row exists already, and then the rows are written again by an INSERT
+that skips existing rows. A writer of keys holds a lock from taking a revision until its transaction is visible, so a reader never
+misses a lower revision.
 """
 
 from __future__ import annotations
@@ -17,26 +21,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
+from asyncpg.pgproto.pgproto import UUID
+from msgspec.structs import astuple
 
 from headway.config import shown_url
 from headway.errors import SettingError, StoreUnavailable
+from headway.model import ApiKey, LedgerRecord
+from headway.model.identity import check_new
+from headway.ports import KeyChanges, KeyMark, KeyStore, Ledger
+from headway.runtime.logger import get_logger
+from headway.storage.rows import (
+    CHANGES,
+    IN_ORDER,
+    KEY_COLUMNS,
+    LATEST,
+    MARKS,
+    NEXT,
+    OPEN_COLUMNS,
+    SELECT,
+    BulkRows,
+    changes_of,
+    keys_of,
+    new_mark,
+    open_record,
+    open_row,
+    row_of,
+    together,
+)
 from headway.storage.schema import POSTGRES, VERSIONS, missing
 
 T = TypeVar("T")
 
-CALL_WITHIN = 5.0
-"""Seconds that a call may take."""
-CLOSE_WITHIN = 1.0
-"""Seconds that an orderly close may take."""
-OPEN_WITHIN = 30.0
-"""Seconds that opening may take, because another process may be making the tables."""
-LOCK = 0x4865616477617931
-"""Number of the advisory lock for changes of tables."""
+CALL_WITHIN = 5.0  # Seconds that a call may take.
+CLOSE_WITHIN = 1.0  # Seconds that an orderly close may take.
+OPEN_WITHIN = 30.0  # Seconds that opening may take, because another process may be making the tables.
+TABLES_LOCK = 0x4865616477617931  # Number of the advisory lock for changes of tables.
 
 _MISFITS = (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError, asyncpg.CantChangeRuntimeParamError)
 """Server errors about an option of the URL, because asyncpg passes unknown options on to the server."""
@@ -111,7 +137,7 @@ class Session:
             if isinstance(exc.__cause__ or exc.__context__, UnicodeEncodeError):
                 raise ValueError("PostgreSQL cannot store one of the values") from None
             if isinstance(exc, _ROW_ERRORS) and "severity" in vars(exc):  # asyncpg's own errors have no severity.
-                raise RowRefused("PostgreSQL does not take one of the values") from exc
+                raise RowRefused("PostgreSQL rejects one of the values") from exc
             raise _unavailable(self._who, exc) from exc
 
 
@@ -124,15 +150,12 @@ class PostgresConnection:
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection | None = None
         self._reached = False
-        self._leaving: set[asyncio.Task[None]] = set()
-        """Tasks that close dropped connections."""
+        self._leaving: set[asyncio.Task[None]] = set()  # Tasks that close dropped connections.
 
     @contextlib.asynccontextmanager
     async def use(self, within: float) -> AsyncIterator[Session]:
-        """Run the block in a transaction that may take `within` seconds. It is rolled back if the block raises.
-
-        Raises ValueError if the URL can't be used, and StoreUnavailable if the server fails or doesn't answer.
-        """
+        """Run the block in a transaction that may take `within` seconds. It is rolled back if the block raises. Raises
+        ValueError if the URL can't be used, and StoreUnavailable if the server fails or doesn't answer."""
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {within * 1000:.0f}"
         try:
             async with asyncio.timeout(within), self._turn:
@@ -145,7 +168,7 @@ class PostgresConnection:
                         await session.execute("ROLLBACK")
                         raise
                     if await session.execute("COMMIT") != "COMMIT":
-                        raise StoreUnavailable(f"{self._who} does not confirm what it was asked to do")
+                        raise StoreUnavailable(f"{self._who} does not confirm the transaction")
                 except RowRefused:
                     raise
                 except BaseException:
@@ -193,16 +216,13 @@ class PostgresStore:
         self._reader = PostgresConnection(url)
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date, which only one of several processes does.
-
-        Raises:
-            SettingError: the URL or a file that it names is unusable, or the tables are a later version's.
-            StoreUnavailable: the server doesn't answer.
-        """
+        """Connect, and bring the tables up to date, which only one of several processes does. Raises SettingError if
+        the URL or a file that it names is unusable, or if the tables are a later version's, and StoreUnavailable if the server
+        doesn't answer."""
         try:
             _check_files(self._url)
             async with self._writer.use(OPEN_WITHIN) as session:
-                await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+                await session.execute("SELECT pg_advisory_xact_lock($1)", TABLES_LOCK)
                 await _bring_up_to_date(session, self.shown)
             async with self.reading():
                 pass
@@ -248,7 +268,7 @@ def _unavailable(who: str, exc: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"{who} does not answer: {_first_line(exc)}")
     if isinstance(exc, (asyncpg.PostgresError, asyncpg.InterfaceError)):
         return StoreUnavailable(f"{who} refuses: {_first_line(exc)}")
-    return StoreUnavailable(f"{who} sends an answer that makes no sense: {type(exc).__name__}")
+    return StoreUnavailable(f"{who} sends an invalid answer: {type(exc).__name__}")
 
 
 def _first_line(exc: BaseException) -> str:
@@ -274,7 +294,7 @@ def _check_files(url: str) -> None:
 
 
 def _permanent_hint(cause: BaseException) -> str:
-    """Return what to do about an error that would recur, or an empty text for any other error."""
+    """Return the hint for an error that would recur, or an empty text for any other error."""
     for text, hint in _POOLING_HINTS.items():
         if text in str(cause):
             return hint
@@ -292,3 +312,202 @@ async def _bring_up_to_date(session: Session, shown: str) -> None:
         for statement in statements:
             await session.execute(statement)
         await session.execute("INSERT INTO headway_schema VALUES ($1)", number)
+
+
+log = get_logger(__name__)
+
+KEYS_LOCK = 0x4865616477617932  # Number of the advisory lock for changes of keys.
+
+_ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
+_ADD = f"""
+INSERT INTO headway_keys ({KEY_COLUMNS}, revision, changed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, extract(epoch FROM now()))
+"""  # noqa: S608
+_THERE = "SELECT EXISTS (SELECT FROM headway_keys WHERE id = $1)"
+_EXPIRE = """
+UPDATE headway_keys SET expires_at = least(expires_at, $1), revision = $2, changed_at = extract(epoch FROM now()) WHERE id = $3
+"""
+_AFTER = f"{CHANGES} WHERE revision > $1 ORDER BY revision LIMIT $2"
+_KNOWN = "SELECT EXISTS (SELECT FROM headway_key_changes WHERE revision = $1 AND mark = $2)"
+_REMOVE = """
+DELETE FROM headway_keys WHERE id IN (
+    SELECT id FROM headway_keys WHERE expires_at < $1 AND coalesce(changed_at, created_at) < $1 LIMIT $2
+)
+"""
+
+
+class PostgresKeys(PostgresStore, KeyStore):
+    """Key store in PostgreSQL. See `headway.ports.KeyStore`."""
+
+    async def add(self, key: ApiKey) -> None:
+        async with self.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", KEYS_LOCK)
+            check_new(key, _keys_of(await session.fetch(_ALIKE, key.id, key.replaces)))
+            await session.execute(_ADD, *row_of(key), await _next(session))
+
+    async def get(self, id: str) -> ApiKey | None:
+        async with self.reading() as session:
+            row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
+        keys = [] if row is None else _keys_of([row])
+        return keys[0] if keys else None
+
+    async def expire(self, id: str, at: float) -> bool:
+        async with self.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", KEYS_LOCK)
+            if not await session.fetchval(_THERE, id):
+                return False
+            await session.execute(_EXPIRE, at, await _next(session), id)
+        return True
+
+    async def keys(self) -> Sequence[ApiKey]:
+        async with self.reading() as session:
+            return _keys_of(await session.fetch(IN_ORDER))
+
+    async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
+        async with self.reading() as session:
+            if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
+                return None
+            rows = await session.fetch(_AFTER, since.revision, limit)
+        return changes_of(_keys_of(rows), rows, since, limit)
+
+    async def latest(self) -> KeyMark:
+        async with self.reading() as session:
+            revision, mark = await session.fetchrow(LATEST)
+        return KeyMark(revision, mark)
+
+    async def remove_ended(self, before: float, limit: int) -> int:
+        async with self.writing() as session:
+            tag: str = await session.execute(_REMOVE, before, limit)
+        return int(tag.rpartition(" ")[2])
+
+
+async def _next(session: Session) -> int:
+    revision: int = await session.fetchval(NEXT)
+    await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
+    await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
+    return revision
+
+
+def _keys_of(rows: Sequence[Any]) -> list[ApiKey]:
+    """Return the keys of rows. Skips rows that aren't keys, because somebody may have written them by hand."""
+    try:
+        return keys_of(rows)
+    except ValueError as exc:
+        if len(rows) > 1:
+            return [key for row in rows for key in _keys_of([row])]
+        log.error("a key is refused", key=rows[0]["id"], error=str(exc))
+        return []
+
+
+BULK_LOCK = 0x4865616477617933  # Number of the advisory lock for changes of jobs and files.
+
+
+class PostgresBulkStore(PostgresStore, BulkRows):
+    """Store of bulk jobs in PostgreSQL. See `headway.ports.BulkStore`."""
+
+    now = "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"
+
+    async def _write(self, sql: str, *values: object) -> Sequence[Any]:
+        async with self.writing() as session:
+            await session.execute("SELECT pg_advisory_xact_lock($1)", BULK_LOCK)
+            return await session.fetch(sql, *map(_stored, values))
+
+    async def _read(self, sql: str, *values: object) -> Sequence[Any]:
+        async with self.reading() as session:
+            return await session.fetch(sql, *map(_stored, values))
+
+
+def _stored(value: object) -> object:
+    """Replace NUL, which PostgreSQL can't store. An id with a NUL that a client looks up isn't found then."""
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
+
+
+_TYPES = {
+    "id": "uuid", "user_id": "text", "tenant": "text", "tier": "text", "model": "text", "status": "text",
+    "created_at": "timestamptz", "completed_at": "timestamptz", "latency_ms": "real", "batch_size": "smallint", "worker": "text",
+    "version": "text", "error": "text", "requests": "integer", "batch_id": "text", "part_of": "text", "tokens": "integer",
+    "input": "text", "output": "text",
+}  # fmt: skip
+_COLUMNS = ", ".join(_TYPES)
+_ARRAYS = ", ".join(f"${number}::{type}[]" for number, type in enumerate(_TYPES.values(), 1))
+_INSERT = f"""
+INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CONFLICT DO NOTHING
+"""  # noqa: S608
+_FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = $1 ORDER BY completed_at DESC"  # noqa: S608
+_NOTE = f"""
+INSERT INTO headway_open_requests ({", ".join(OPEN_COLUMNS)})
+SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::timestamptz[], $9::timestamptz[])
+ON CONFLICT (id, tenant) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in OPEN_COLUMNS[1:])}
+"""  # noqa: S608
+_FORGET = """
+DELETE FROM headway_open_requests AS open USING unnest($1::uuid[], $2::text[]) AS gone (id, tenant)
+WHERE open.id = gone.id AND open.tenant = gone.tenant
+"""
+_FIND_OPEN = f"SELECT {', '.join(OPEN_COLUMNS)} FROM headway_open_requests WHERE id = $1"  # noqa: S608
+_PRUNE_OPEN = "DELETE FROM headway_open_requests WHERE due_at < $1"
+_PRUNE = """
+WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
+    SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
+)) RETURNING 1) SELECT count(*) FROM removed
+"""
+"""Removes old rows. FOR UPDATE isn't needed, because the second of two removals waits, and would need another privilege."""
+
+_from_unix = datetime.fromtimestamp
+
+
+class PostgresLedger(PostgresStore, Ledger):
+    """Ledger in PostgreSQL. See `headway.ports.Ledger`."""
+
+    async def write(self, records: Sequence[LedgerRecord]) -> None:
+        rows = [_row(record) for record in records]
+        try:
+            async with self.writing() as session:
+                await session.copy("headway_requests", list(_TYPES), rows)
+                return
+        except RowRefused as exc:
+            if not isinstance(exc.__cause__, asyncpg.UniqueViolationError):
+                raise
+        async with self.writing() as session:
+            await session.execute(_INSERT, *zip(*rows, strict=True))
+
+    async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
+        async with self.writing() as session:
+            if ended:
+                await session.execute(_FORGET, [UUID(id) for _, id in ended], [tenant for tenant, _ in ended])
+            if records:
+                await session.execute(_NOTE, *zip(*map(_open_row, records), strict=True))
+
+    async def find(self, id: str) -> Sequence[LedgerRecord]:
+        try:
+            key = uuid.UUID(id)
+        except ValueError:
+            return ()
+        async with self.reading() as session:
+            ended = [_record(row) for row in await session.fetch(_FIND, key)]
+            waiting = [_open_record(row) for row in await session.fetch(_FIND_OPEN, key)]
+        return together(ended, waiting)
+
+    async def prune(self, before: float, limit: int) -> int:
+        async with self.reading() as session:
+            await session.execute(_PRUNE_OPEN, _from_unix(before, UTC))
+            removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
+        return int(removed)
+
+
+def _row(record: LedgerRecord) -> tuple[Any, ...]:
+    row = astuple(record)
+    return (UUID(row[0]), *row[1:6], _from_unix(row[6], UTC), _from_unix(row[7], UTC), *row[8:])
+
+
+def _open_row(record: LedgerRecord) -> tuple[Any, ...]:
+    id, *texts, created_at, due_at = open_row(record)
+    return UUID(id), *texts, _from_unix(created_at, UTC), _from_unix(due_at, UTC)
+
+
+def _open_record(row: Sequence[Any]) -> LedgerRecord:
+    return open_record([str(row[0]), *tuple(row)[1:7], row[7].timestamp(), row[8].timestamp()])
+
+
+def _record(row: Sequence[Any]) -> LedgerRecord:
+    values = [str(row[0]), *row[1:6], row[6].timestamp(), row[7].timestamp(), *row[8:]]
+    return LedgerRecord(**dict(zip(LedgerRecord.__struct_fields__, values, strict=True)))

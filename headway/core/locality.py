@@ -1,4 +1,6 @@
-"""Placement: which GPU loads which model, and which model makes room. It follows demand, and what a load costs.
+"""GPUs that hold some, but not all, of several models: placement and turns, shared by the serving processes and the simulator.
+
+Placement says which GPU loads which model, and which model makes room. It follows demand, and what a load costs.
 
     cold ──load──▶ loading ──loaded──▶ warm ──evicted for another──▶ cold
       ▲               │
@@ -7,19 +9,24 @@
 Requests are claimed only where their model is warm. A model is loaded for one of these reasons:
 
     min_warm   it has fewer copies than it should keep
-    cold       it is asked for and has no copy
+    cold       it has requests and no copy
     busy       waiting for its copies has cost more than a load takes (ski rental: at most about twice as many loads
                as hindsight would make)
 
-One model loads in one place at a time, and one GPU loads one model at a time. A load that takes far longer than expected is overdue: it
-goes on, but no longer delays its GPU's other loads, and makes room for a cold model that is asked for. The coldest copy makes room once
-its residence is over: first copies that their model's other copies can replace, then models by their heat. A cold model that is asked
-for less than every candidate waits for its patience to run out, and then replaces the coldest anyway: nobody waits for ever. Patience
-is a load and the longest residence of that model and of copies that still stay, so an idle copy goes before a hot one. A client
-that is refused, pauses and asks again counts as waiting, for pauses of up to LEAST_MEMORY.
+One model loads in one place at a time, and one GPU loads one model at a time. A load that takes far longer than expected is
+overdue: it goes on, but no longer delays its GPU's other loads, and makes room for a cold model with requests. The coldest copy
+makes room once its residence is over: first copies that their model's other copies can replace, then models by their heat. A cold
+model with less demand than every candidate waits until its patience runs out. Then it replaces the coldest anyway, so that nobody
+waits for ever. Patience is a load and the longest residence of that model and of copies that still stay, so an idle copy goes
+before a hot one. A client that is refused, pauses and asks again counts as waiting, for pauses of up to LEAST_MEMORY.
 
-All demand is in GPU seconds per second, as an input takes in a full batch, so that models of different cost can be compared. Refused
-requests count: a model that refuses requests for lack of GPUs needs them most.
+All demand is in GPU seconds per second, as an input takes in a full batch, so that models of different cost can be compared.
+Refused requests count: a model that refuses requests for lack of GPUs needs them most.
+
+Turns say whose batch a GPU runs next. Each model has a virtual time: its GPU seconds since it last began to wait (start-time fair
+queueing; Goyal, Vin and Cheng, SIGCOMM 1996). The model with the least goes first, so a flood of one model costs another at most
+the running batch. If two have about the same, the more urgent model goes first: that whose most urgent entry has the least slack,
+in run times of its batch. Urgency alone isn't enough, as a flooded model is always late.
 """
 
 from __future__ import annotations
@@ -31,76 +38,112 @@ from types import MappingProxyType
 
 import msgspec
 
+from headway.core.queue import ModelQueue
+
+LEAD = 0.5  # Run times of the shorter batch up to which two models' virtual times count as equal.
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """Model that waits for the GPU."""
+
+    model: str
+    slack: float = math.inf  # Seconds until its most urgent entry would be too late; infinite if unknown.
+    seconds: float = 0.0  # Expected run time of its next batch; 0 while unknown.
+    waits: bool = True  # True if entries wait for it, as far as is known.
+
+    @property
+    def urgency(self) -> float:
+        """Slack in run times; less is more urgent."""
+        return self.slack / self.seconds if self.seconds > 0.0 else self.slack
+
+
+def contender(model: str, queue: ModelQueue, now: float) -> Contender:
+    """Return a model that waits for a GPU, with the figures of its next batch at instant `now`."""
+    size = min(queue.depth, queue.limits.max_batch)
+    return Contender(model, queue.next_due() - now, queue.service.seconds(size), queue.depth > 0)
+
+
+class FairOrder:
+    """Order of the models on one GPU."""
+
+    def __init__(self) -> None:
+        self._had: dict[str, float] = {}  # Virtual instant at which the last batch of each model ended.
+        self._now = 0.0  # Virtual time at which the last batch started.
+
+    def order(self, contenders: Collection[Contender]) -> list[str]:
+        """Return the order in which to ask these models for a batch. The first model with a due batch runs it. Models without
+        waiting entries come last."""
+        if not contenders:
+            return []
+        starts = {rival.model: self._start(rival.model) for rival in contenders}
+        waiting = [rival for rival in contenders if rival.waits] or contenders
+        even = min(starts[rival.model] for rival in waiting) + LEAD * min(rival.seconds for rival in waiting)
+
+        def rank(rival: Contender) -> tuple[bool, float, float, str]:
+            start = starts[rival.model]
+            return not rival.waits, -math.inf if start <= even else start, rival.urgency, rival.model
+
+        return [rival.model for rival in sorted(contenders, key=rank)]
+
+    def began(self, model: str) -> None:
+        self._now = self._had[model] = self._start(model)
+
+    def ended(self, model: str, seconds: float) -> None:
+        self._had[model] = self._had.get(model, self._now) + seconds
+
+    def forget(self, model: str) -> None:
+        self._had.pop(model, None)
+
+    def _start(self, model: str) -> float:
+        """Return the virtual instant at which a model's next batch would start. A model without requests saves nothing up."""
+        return max(self._had.get(model, 0.0), self._now)
+
+
+# Shortest stay of a model, in loads, so that GPUs spend most of their time on other things than loading.
 RESIDENCE_LOADS = 2.0
-"""Shortest stay of a model, in loads, so that GPUs spend most of their time on other things than loading."""
-LEAST_RESIDENCE = 5.0
-"""Shortest stay of a model in seconds."""
-COLDER = 4.0
-"""A model evicts another only if its need of one more copy exceeds the other's heat so many times."""
-SPARE = 0.7
-"""Share of the capacity of a model's other copies up to which it can do without one."""
-PAUSE = 1.0
-"""Seconds until a model that failed to load is tried again; doubles."""
+LEAST_RESIDENCE = 5.0  # Shortest stay of a model in seconds.
+COLDER = 4.0  # A model evicts another only if its need of one more copy exceeds the other's heat by this factor.
+SPARE = 0.7  # Share of the capacity of a model's other copies up to which it can do without one.
+PAUSE = 1.0  # Seconds until a model that failed to load is tried again; doubles.
 LONGEST_PAUSE = 300.0
+# Multiple of a load's expected seconds after which it is overdue; doubles after each load given up.
 OVERDUE_LOADS = 3.0
-"""Multiple of a load's expected seconds after which it is overdue; doubles after each load given up."""
-LEAST_OVERDUE = 30.0
-"""Shortest time in seconds after which a load is overdue."""
+LEAST_OVERDUE = 30.0  # Shortest time in seconds after which a load is overdue.
 MIN_WARM, COLD, BUSY = "min_warm", "cold", "busy"
-REASONS = (MIN_WARM, COLD, BUSY)
-"""Reasons of loads, and so of the evictions that make room for them."""
-FIRST_LOAD = 10.0
-"""Assumed seconds of a load until one has been seen."""
-LOAD_WEIGHT = 0.3
-"""Weight of the newest load in a model's mean."""
-HEAT_LOADS = 8.0
-"""Time constant of the heat, in loads."""
-LEAST_HEAT_TIME = 30.0
-"""Minimum time constant of the heat, in seconds."""
+REASONS = (MIN_WARM, COLD, BUSY)  # Reasons of loads, and so of the evictions that make room for them.
+FIRST_LOAD = 10.0  # Assumed seconds of a load until one has been seen.
+LOAD_WEIGHT = 0.3  # Weight of the newest load in a model's mean.
+HEAT_LOADS = 8.0  # Time constant of the heat, in loads.
+LEAST_HEAT_TIME = 30.0  # Minimum time constant of the heat, in seconds.
+# Seconds for which a request for a cold model is remembered at least, as refused clients pause before they ask again.
 LEAST_MEMORY = 10.0
-"""Seconds for which a request for a cold model is remembered at least, as refused clients pause before they ask again."""
-UNKNOWN_SECONDS = 0.01
-"""Assumed GPU seconds of an input until a batch of any model was measured."""
+UNKNOWN_SECONDS = 0.01  # Assumed GPU seconds of an input until a batch of any model was measured.
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Requests for one model at an instant, from its queue.
+    """Requests for one model at an instant, from its queue."""
 
-    Attributes:
-        rate: arriving entries per second, including refused ones.
-        waiting: waiting entries.
-        batch: entries of a full batch. As many may wait without a shortage.
-        entry_seconds: GPU seconds of an entry in a full batch; 0 if unknown.
-        capacity: GPU seconds per second available in other processes.
-        loads: True while another process is loading it.
-    """
-
-    rate: float = 0.0
+    rate: float = 0.0  # Arriving entries per second, including refused ones.
     waiting: int = 0
-    batch: int = 0
-    entry_seconds: float = 0.0
-    capacity: float = 0.0
-    loads: bool = False
+    batch: int = 0  # Entries of a full batch. As many may wait without a shortage.
+    entry_seconds: float = 0.0  # GPU seconds of an entry in a full batch; 0 if unknown.
+    capacity: float = 0.0  # GPU seconds per second available in other processes.
+    loads: bool = False  # True while another process is loading it.
 
 
 class Demand:
-    """Demand for one model.
-
-    Attributes:
-        work: GPU seconds of work that arrive per second at present.
-        heat: mean of `work` over the time of a few loads; the coldest model makes room.
-        owed: GPU seconds by which demand exceeded capacity, but at least the GPU seconds of entries waiting beyond a batch.
-        paid: cost of not loading the model: seconds waited since work was owed, as if one request came each second.
-        asked_since: instant since which requests have come, with pauses, while the model is loaded nowhere; otherwise infinite.
-        awaited: True if a request waits while the model is loaded nowhere, or did so within the time of a load.
-    """
+    """Demand for one model."""
 
     __slots__ = ("_asked_at", "_load", "asked_since", "awaited", "heat", "owed", "paid", "work")
 
     def __init__(self) -> None:
-        self.work = self.heat = self.owed = self.paid = 0.0
-        self.asked_since = math.inf
-        self.awaited = False
+        self.work = 0.0  # GPU seconds of work that arrive per second at present.
+        self.heat = 0.0  # Mean of `work` over the time of a few loads. The coldest model makes room.
+        # GPU seconds by which demand exceeded capacity, but at least those of the entries that wait beyond a batch.
+        self.owed = 0.0
+        self.paid = 0.0  # Cost of not loading it: seconds waited since work was owed, at one request a second.
+        self.asked_since = math.inf  # Instant since which requests come, with pauses, while it is loaded nowhere.
+        self.awaited = False  # True if, in the time of a load, a request waited while the model was loaded nowhere.
         self._asked_at = -math.inf
         self._load: float | None = None
 
@@ -110,21 +153,12 @@ class Demand:
         return self._load
 
     def loaded(self, seconds: float) -> None:
-        """Learn from a load."""
         self._load = seconds if self._load is None else self._load + (seconds - self._load) * LOAD_WEIGHT
         self.owed = self.paid = 0.0
 
     def note(self, asked: Asked, entry_seconds: float, capacity: float, load: float, span: float, now: float) -> None:
-        """Note the present demand, `span` seconds after the last call.
-
-        Arguments:
-            asked: requests at instant `now`.
-            entry_seconds: GPU seconds of an entry.
-            capacity: GPU seconds per second that the model can have; 0 if it is loaded nowhere.
-            load: expected seconds of a load.
-            span: seconds since the last call.
-            now: the instant.
-        """
+        """Note the demand at instant `now`, `span` seconds after the last call. `entry_seconds` are the GPU seconds of an entry,
+        `load` the expected seconds of a load, and `capacity` the GPU seconds per second that the model can have."""
         self.work = asked.rate * entry_seconds
         weight = 1.0 - math.exp(-span / max(HEAT_LOADS * load, LEAST_HEAT_TIME))
         self.heat += (self.work - self.heat) * weight
@@ -144,21 +178,13 @@ class Demand:
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Load of a model, and the eviction that makes room for it.
-
-    Attributes:
-        gpu: name of the GPU.
-        model: model to load.
-        evicts: model that makes room; empty if there is room.
-        reason: one of REASONS.
-        gives_up: True if the evicted model isn't warm, but its load is overdue.
-    """
+    """Load of a model, and the eviction that makes room for it."""
 
     gpu: str
-    model: str
-    evicts: str
-    reason: str
-    gives_up: bool = False
+    model: str  # Model to load.
+    evicts: str  # Model that makes room; empty if there is room.
+    reason: str  # One of REASONS.
+    gives_up: bool = False  # True if the evicted model isn't warm, but its load is overdue.
 
 
 _NOTHING = Asked()
@@ -173,28 +199,26 @@ class _Gpu(msgspec.Struct):
 
 
 class Placement:
-    """Placement of models on the GPUs of one process, each of which has `room` models.
-
-    `min_warm`: number of copies that each model keeps, by name."""
+    """Placement of models on the GPUs of one process, each of which has room for `room` models. `min_warm` has the number of copies
+    to keep of each model."""
 
     def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
         self._gpus = {gpu: _Gpu() for gpu in gpus}
         self._room = room
         self._min_warm = dict(min_warm)
         self._demand = {model: Demand() for model in min_warm}
+        # Instant until which a model that failed to load rests, and the length of that pause.
         self._pauses: dict[str, tuple[float, float]] = {}
-        """Instant until which a model that failed to load rests, and the length of that pause."""
+        # GPU on which each of them last failed to load. Other GPUs with room are tried first.
         self._failed_on: dict[str, str] = {}
-        """GPU on which each of them last failed to load. Other GPUs with room are tried first."""
+        # Time in seconds after which the next load of a model is overdue, once an earlier load was given up.
         self._time_to_load: dict[str, float] = {}
-        """Time in seconds after which the next load of a model is overdue, once an earlier load was given up."""
         self._looked_at: float | None = None
         self._asked: Mapping[str, Asked] = {}
         self._used: Mapping[tuple[str, str], float] = {}
         self._capacities: Mapping[str, float] = {}
 
     def warm(self, gpu: str) -> Collection[str]:
-        """Return the models that are loaded on a GPU."""
         return self._gpus[gpu].warm.keys()
 
     def copies(self, model: str) -> int:
@@ -210,7 +234,6 @@ class Placement:
         return math.fsum(seen) / len(seen) if seen else FIRST_LOAD
 
     def overdue_after(self, model: str) -> float:
-        """Return the seconds after which a model's load is overdue."""
         return max(OVERDUE_LOADS * self.load_seconds(model), LEAST_OVERDUE, self._time_to_load.get(model, 0.0))
 
     def rest(self, model: str, now: float) -> float:
@@ -260,18 +283,16 @@ class Placement:
         self._failed_on[model] = gpu
 
     def given_up(self, gpu: str, model: str, now: float) -> None:
-        """Note that an overdue load was given up. The next one gets twice the time."""
+        """Note that an overdue load was given up. The next load of the model gets twice the time."""
         self._time_to_load[model] = 2 * self.overdue_after(model)
         self.failed(gpu, model, now)
 
     def left(self, gpu: str, model: str) -> None:
-        """Note that a model is no longer on a GPU."""
         place = self._gpus[gpu]
         place.loading.pop(model, None)
         place.warm.pop(model, None)
 
     def lose(self, gpu: str) -> None:
-        """Note that a GPU is lost, with all its models."""
         self._gpus[gpu] = _Gpu(lost=True)
 
     def undo(self, move: Move) -> None:
@@ -315,7 +336,7 @@ class Placement:
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._elsewhere(model).capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Return the share of a GPU available to a model: what others leave, and at least an even part. 0 if it isn't loaded there."""
+        """Return the share of a GPU that other models leave to a model, at least an even part. 0 if it isn't loaded there."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0
@@ -345,7 +366,7 @@ class Placement:
         yield from ((model, BUSY) for _, model in sorted(busy))
 
     def _place(self, model: str, reason: str, now: float) -> Move | None:
-        """Return a load with room for a model, or where the coldest model makes room; None if there is none yet."""
+        """Return a load of a model where there is room, or where the coldest model makes room; None if there is no place yet."""
         places = self._gpus.items()
         fit = [
             (name, gpu)
@@ -377,7 +398,7 @@ class Placement:
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, patience: float, now: float) -> bool:
-        """Return True if a copy should make room for a model: it is worth too little, or a cold model waited for `patience` and a load."""
+        """Return True if a copy should make room: it is worth too little, or the model is cold and has waited long enough."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True
@@ -393,15 +414,13 @@ class Placement:
         return 0.0 if heat <= SPARE * self._capacities[model] * others / (others + 1) else heat / (others + 1)
 
     def residence(self, model: str) -> float:
-        """Return the shortest stay of a model's copy in seconds."""
+        """Return the shortest stay of a model in seconds."""
         return max(RESIDENCE_LOADS * self.load_seconds(model), LEAST_RESIDENCE)
 
     def _busy(self, name: str) -> float:
-        """Return the share of recent time in which a GPU ran batches."""
         return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
 
     def _loads_in_time(self, gpu: _Gpu, now: float) -> bool:
-        """Return True if a GPU is loading a model and isn't overdue."""
         return any(now < since + self.overdue_after(model) for model, since in gpu.loading.items())
 
     def _has_room(self, gpu: _Gpu) -> bool:

@@ -1,19 +1,23 @@
-"""Bulk jobs and their files, for SQLite and PostgreSQL. Each statement is atomic.
+"""Rows of both databases: bulk jobs and their files, API keys, and requests without an outcome.
 
-Ids begin with their time of creation, so they sort by age. A holder can only write while its generation is current. A client's
-cancellation has a column of its own, which holders never write.
+Each statement about bulk jobs is atomic. Their ids begin with the time of creation, so they sort by age. A holder can only write
+while its generation is current. A client's cancellation has a column of its own, which holders never write.
+
+Requests without an outcome have a small table of their own, so that the ledger's table only grows at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from headway.model import ApiKey, LedgerRecord, ModelLimit
 from headway.model.bulk import MOST_ENDED, OPEN_STATUSES, BulkFile, BulkJob, JobStatus, Stored
-from headway.ports import BulkStore
+from headway.ports import BulkStore, KeyChanges, KeyMark
 
 _OPEN = ", ".join(f"'{status.value}'" for status in OPEN_STATUSES)
 _FILE = "id, tenant, name, size, purpose, created_at"
@@ -184,3 +188,118 @@ def _job(row: Sequence[Any]) -> BulkJob:
     return replace(
         _decode(document), status=JobStatus(status), cancelling_at=cancelling_at, owner=owner, generation=generation
     )
+
+
+KEY_COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces, model_limits"
+"""Columns of a key, in the order of `row_of` and `keys_of`."""
+NUMBERS = frozenset(("rate", "burst", "created_at", "expires_at"))  # Columns with fractions.
+NEXT = """
+SELECT 1 + max(revision) FROM (
+    SELECT coalesce(max(revision), 0) AS revision FROM headway_keys
+    UNION ALL SELECT coalesce(max(revision), 0) FROM headway_key_changes
+) AS both_tables
+"""
+"""Query for the next revision. It reads both tables, because rows are removed from either."""
+LATEST = """
+SELECT revision, mark FROM (
+    SELECT revision, mark FROM (SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1) AS marked
+    UNION ALL SELECT coalesce(max(revision), 0), '' FROM headway_keys
+) AS both_tables ORDER BY revision DESC, mark DESC LIMIT 1
+"""
+"""Query for the last change and its mark. Earlier versions of Headway wrote no marks."""
+MARKS = 10_000  # Number of changes that keep their mark. A reader further behind must read all keys again.
+SELECT = f"SELECT {KEY_COLUMNS} FROM headway_keys"  # noqa: S608
+_Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str, str]
+_WIDTH = 12
+_models = msgspec.json.Decoder(tuple[str, ...]).decode
+_model_limits = msgspec.json.Decoder(list[tuple[str, float, float | None]]).decode
+IN_ORDER = f"{SELECT} ORDER BY created_at, id"
+CHANGES = f"""
+SELECT {KEY_COLUMNS}, revision, coalesce(mark, '') AS mark
+FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
+"""  # noqa: S608
+"""Query for keys with their revision, and with its mark if that is still kept."""
+
+
+def new_mark() -> str:
+    """Return a random text that distinguishes a change from any other with the same revision."""
+    return secrets.token_hex(8)
+
+
+def changes_of(keys: Sequence[ApiKey], rows: Sequence[Sequence[Any]], since: KeyMark, limit: int) -> KeyChanges:
+    """Make the result of `KeyStore.changes` from the first `limit` rows of CHANGES after `since`."""
+    upto = KeyMark(rows[-1][_WIDTH], rows[-1][_WIDTH + 1]) if rows else since
+    return KeyChanges(keys, upto, len(rows) == limit)
+
+
+def row_of(key: ApiKey) -> tuple[object, ...]:
+    """Return the values of a key's columns."""
+    models = msgspec.json.encode(key.models).decode()
+    return (
+        key.id, key.digest, key.user, key.tenant, key.tier, models, key.rate, key.burst, key.created_at, key.expires_at,
+        key.replaces, msgspec.json.encode([msgspec.structs.astuple(model_limit) for model_limit in key.model_limits]).decode(),
+    )  # fmt: skip
+
+
+def keys_of(rows: Iterable[Sequence[Any]]) -> list[ApiKey]:
+    """Return the keys of rows. Raises ValueError for a row that isn't a key. The error doesn't quote the row."""
+    try:
+        sound = msgspec.convert([tuple(row)[:_WIDTH] for row in rows], list[_Row], builtin_types=(bytes,))
+        return [_key(row) for row in sound]
+    except (msgspec.MsgspecError, UnicodeError):
+        raise ValueError("the row of a key is invalid") from None
+
+
+def _key(row: _Row) -> ApiKey:
+    id, digest, user, tenant, tier, models, rate, burst, created_at, expires_at, replaces, model_limits = row
+    return ApiKey(
+        id=id,
+        digest=digest,
+        user=user,
+        tenant=tenant,
+        tier=tier,
+        models=() if models == "[]" else _models(models),
+        rate=rate,
+        burst=burst,
+        created_at=created_at,
+        expires_at=expires_at,
+        replaces=replaces,
+        model_limits=() if model_limits == "[]" else tuple(ModelLimit(*limit) for limit in _model_limits(model_limits)),
+    )
+
+
+OPEN_COLUMNS = ("id", "user_id", "tenant", "tier", "model", "version", "part_of", "created_at", "due_at")
+"""Columns of `headway_open_requests`."""
+
+
+def open_row(record: LedgerRecord) -> tuple[Any, ...]:
+    """Return the row of a record, with a text id and Unix times."""
+    return (
+        record.id, record.user, record.tenant, record.tier, record.model, record.version, record.part_of,
+        record.created_at, record.completed_at,
+    )  # fmt: skip
+
+
+def open_record(row: Sequence[Any]) -> LedgerRecord:
+    """Return the record of a row."""
+    id, user, tenant, tier, model, version, part_of, created_at, due_at = row
+    return LedgerRecord(
+        id=id,
+        user=user,
+        tenant=tenant,
+        tier=tier,
+        model=model,
+        status="queued",
+        created_at=created_at,
+        completed_at=due_at,
+        latency_ms=0.0,
+        version=version,
+        part_of=part_of,
+    )
+
+
+def together(ended: Sequence[LedgerRecord], open: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
+    """Join the records of one id. An open record of an ended request is left out, because its row is about to be removed."""
+    last = {record.tenant: record.completed_at for record in reversed(ended)}
+    still_open = (record for record in open if last.get(record.tenant, record.created_at) <= record.created_at)
+    return [*ended, *still_open]

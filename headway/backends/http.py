@@ -2,11 +2,11 @@
 
 | the API says | meaning | reaction |
 |---|---|---|
-| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or the rest that it asks for |
+| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or the requested rest |
 | 400, 413, 422 | it rejects an input or the batch | final; search for the bad input |
 | any other status | wrong API or credential | final; no input is to blame |
 
-It asks for a rest by Retry-After or retry-after-ms.
+An API requests a rest by Retry-After or retry-after-ms.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ import msgspec
 from aiohttp.connector import AddrInfoType
 
 from headway.backends.remote import backend, tls_failures
-from headway.backends.remote.backend import Answered, RemoteBackend, Tried, TryVerdict
-from headway.backends.remote.generations import AT_ONCE, Generations, NotStarted
+from headway.backends.remote.backend import AT_ONCE, Answered, Generations, NotStarted, RemoteBackend, Tried, TryVerdict
 from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
 from headway.dialects.dialect import Remote, RemoteCall
@@ -39,12 +38,11 @@ from headway.runtime.certificates import ClientTls, RemoteCertificates
 from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
-END_TIMEOUT = 1.0
-"""Seconds after which connections that don't end are left to the event loop."""
+END_TIMEOUT = 1.0  # Seconds to wait for the end of connections.
 
 
 class Sockets:
-    """Open sockets, whose end can be awaited. A TLS connection announces its end and waits for the other side. Closing a
+    """Open sockets, for which `end` can wait. A TLS connection announces its end and waits for the other side. But closing a
     session doesn't wait for connections that failed earlier, and an event loop that ends before them warns, or hangs."""
 
     def __init__(self) -> None:
@@ -58,7 +56,7 @@ class Sockets:
         return made
 
     async def end(self) -> None:
-        """Cut open sockets, and wait up to `END_TIMEOUT` until the event loop has released them."""
+        """Shut open sockets down, and wait up to `END_TIMEOUT` until the event loop has released them."""
         if not self._open:
             return
         gone = self._gone = asyncio.Event()
@@ -77,7 +75,7 @@ class Sockets:
 
 
 class _Socket(socket.socket):
-    """Socket that reports its end."""
+    """Socket that reports when it is closed."""
 
     __slots__ = ("_on_close",)
 
@@ -96,15 +94,11 @@ class _Socket(socket.socket):
         return descriptor
 
 
-IDLE = 4.0
-"""Seconds for which an idle connection is kept."""
-_MARGIN = 1.0
-"""Seconds by which it is closed before the API would close it."""
-_WRITTEN_WHOLE = 1 << 20
-"""Size in bytes above which a body is written in pieces, so that other tasks get a turn."""
+IDLE = 4.0  # Seconds for which an idle connection is kept.
+_MARGIN = 1.0  # Seconds by which it is closed before the API would close it.
+_WRITTEN_WHOLE = 1 << 20  # Size in bytes above which a body is written in pieces, so that other tasks get a turn.
 _TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
-_ENDED = "closing transport"
-"""aiohttp's words for a write that didn't begin."""
+_ENDED = "closing transport"  # aiohttp's words for a write that didn't begin.
 
 
 class TooLong(Exception):
@@ -120,7 +114,7 @@ class Response(NamedTuple):
 
 
 class _Client(msgspec.Struct, eq=False):
-    """Connections made with the same certificates."""
+    """HTTP client for one generation of connections."""
 
     session: aiohttp.ClientSession
     sockets: Sockets
@@ -131,7 +125,7 @@ class _Client(msgspec.Struct, eq=False):
 
 
 class Connections(Generations[_Client]):
-    """Connections, replaced together after a long idle time or when the certificates change."""
+    """Connections of one slot. All are replaced after a long idle time, or when the certificates change."""
 
     def __init__(self, clock: Callable[[], float], certificates: RemoteCertificates | None = None) -> None:
         self._certificates = certificates
@@ -145,7 +139,7 @@ class Connections(Generations[_Client]):
         Raises:
             NotStarted: `open` wasn't called.
             TooLong: the body has more than `most` bytes after decompression.
-            aiohttp.ClientError: no answer came. `was_sent` tells if the request left.
+            aiohttp.ClientError: no answer came. `was_sent` tells if the request may have left.
         """
         async with self.use() as used:
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
@@ -178,14 +172,14 @@ class Connections(Generations[_Client]):
 
 
 def was_sent(exc: Exception) -> bool:
-    """Return True if a whole request may have left before this error."""
+    """Return True if the whole request may have been sent before this error."""
     if isinstance(exc.__cause__, aiohttp.ClientConnectionResetError) and _ENDED in str(exc.__cause__):
         return False  # The connection ended before the body was written, as when the API refuses a certificate.
     return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the `ssl` error behind an aiohttp error, which may have the same class without details, or None without any."""
+    """Return the `ssl` error behind an aiohttp error, or None. aiohttp's own TLS errors have the same base but no details."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc
@@ -197,7 +191,7 @@ _REFUSALS = frozenset([400, 413, 422])
 
 
 class HttpBackend(RemoteBackend):
-    """Backend of one slot of a remote API over HTTP. `remote` is found from the URL if missing. `wall` returns Unix time."""
+    """Backend of one slot of a remote API over HTTP. If `remote` is missing, the URL tells it. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -248,14 +242,14 @@ class HttpBackend(RemoteBackend):
         }
 
     def _told(self, exc: Exception) -> str:
-        """Return the type of a connection's error, with its text unless that quotes the API or the URL's query."""
+        """Return the type of a connection's error, and its text unless that quotes the API or the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int:
-    """Return the length of the JSON before a body's binary data, or -1 if no header field gives it."""
+    """Return the length of the JSON before a body's binary data, or -1 if unknown."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 

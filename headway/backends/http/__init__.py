@@ -1,1 +1,0 @@
-"""A remote API that takes batches."""

@@ -1,1 +1,0 @@
-"""Traces of a process on their way to a collector, through OpenTelemetry's SDK."""

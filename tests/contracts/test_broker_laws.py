@@ -33,6 +33,7 @@ from headway.model import (
     Reply,
     Submission,
     TierDepth,
+    ValueKind,
     WorkerInfo,
     WorkerStatus,
 )
@@ -46,6 +47,7 @@ from tests.contracts.brokers import (
     MAX_WEIGHT,
     MOST_ATTEMPTS,
     NAMED_QUEUES,
+    QUEUES,
     WHEN_FULL,
     Harness,
     MemoryHarness,
@@ -53,6 +55,7 @@ from tests.contracts.brokers import (
     failed,
     output,
     slot,
+    tensors,
 )
 from tests.servers.redis import SharedServers
 
@@ -65,18 +68,6 @@ GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
 TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
 """Tenants, callers, and texts that several callers ask; a replay has no caller."""
-ASKED = st.fixed_dictionaries(
-    {
-        "tenant": st.sampled_from(TENANTS),
-        "caller": st.sampled_from(CALLERS),
-        "tier": st.integers(0, 2),
-        "model": st.sampled_from(NAMED_QUEUES),
-        "gateway": st.sampled_from(GATEWAYS),
-        "queue_timeout": st.sampled_from([0.05, 3.0, 60.0]),
-        "timeout": st.sampled_from([0.2, 20.0, 100.0]),
-        "weight": st.sampled_from([1, 5, 20, MAX_WEIGHT + 1]),
-    }
-)
 EXPLORE = settings(max_examples=40, stateful_step_count=50)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
 """Each step is a round trip, and looking at all entries, which is done now and then, is one for each."""
@@ -87,6 +78,7 @@ EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
 
 class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     made: Callable[[], Harness]
+    last: Sequence[str] = ("last",)
 
     def __init__(self) -> None:
         BrokerModel.__init__(self)
@@ -97,12 +89,16 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.numbers, self.steps = itertools.count(), itertools.count()
         self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
 
-    def door(self, peer: bool) -> Broker:
+    def host(self, worker: str) -> Broker:
+        return self.broker
+
+    def door(self, gateway: str, peer: bool = False) -> Broker:
+        """Process of a gateway; of several that will do, the peer if that is wanted."""
         return self.harness.peer() if peer else self.broker
 
     def offer(self, entries: Sequence[Entry], peer: bool = False) -> Iterable[tuple[Entry, Failure | None]]:
         """Offer entries of any gateways. Returns each with its verdict."""
-        door = self.door(peer)
+        door = self.door("", peer)
         parts = (
             [one for one in entries if one.tier < LIMITS.tiers],
             [one for one in entries if one.tier >= LIMITS.tiers],
@@ -120,13 +116,36 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @rule(healthy=st.sets(st.sampled_from(WORKERS)))
     def beat(self, healthy: set[str]) -> None:
         for worker in sorted(healthy):
-            self.do(self.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY)))
+            self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY)))
         self.culprits.workers_changed()
 
-    @rule(how=ASKED, count=st.integers(1, 10))
-    def enqueue(self, how: dict[str, Any], count: int) -> None:
-        entries = [self.ask(id=f"id-{next(self.numbers)}", **how) for _ in range(count)]
-        for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        caller=st.sampled_from(CALLERS),
+        tier=st.integers(0, 2),
+        model=st.sampled_from(NAMED_QUEUES),
+        gateway=st.sampled_from(GATEWAYS),
+        count=st.integers(1, 10),
+        queue_timeout=st.sampled_from([0.05, 3.0, 60.0]),
+        timeout=st.sampled_from([0.2, 20.0, 100.0]),
+        weight=st.sampled_from([1, 5, 20, MAX_WEIGHT + 1]),
+    )
+    def enqueue(
+        self,
+        tenant: str,
+        caller: str,
+        tier: int,
+        model: str,
+        gateway: str,
+        count: int,
+        queue_timeout: float,
+        timeout: float,
+        weight: int,
+    ) -> None:
+        how = {"tenant": tenant, "caller": caller, "tier": tier, "model": model, "gateway": gateway, "weight": weight}
+        ids = [f"id-{next(self.numbers)}" for _ in range(count)]
+        entries = [self.ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]
+        for entry, verdict in zip(entries, self.do(self.door(gateway).enqueue(entries)), strict=True):
             self.note(entry, verdict)
 
     @rule(
@@ -169,7 +188,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             id = f"id-{next(self.numbers)}"
             limits = () if parts else tuple(counting_as(limit, len(texts) + 1) for limit in (of_all, of_model))
             parts.append(self.ask(text or f"input of {id}", id=id, limits=limits, **how))
-        verdicts = self.do(self.door(peer).enqueue(parts))
+        verdicts = self.do(self.door(gateway, peer).enqueue(parts))
         if not self.offered_several(parts, verdicts, self.harness.now()):
             self.let_go(self.several.pop(), gateway, peer)
 
@@ -226,7 +245,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0
         )
         live = self.do(self.broker.state(tenant, id)) is not None
-        [verdict] = self.do(self.door(peer).enqueue([entry]))
+        [verdict] = self.do(self.door(gateway, peer).enqueue([entry]))
         if live:
             assert verdict is not None
             assert verdict.code == errors.IDEMPOTENCY_CONFLICT
@@ -253,7 +272,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         patient=st.booleans(),
     )
     def claim(self, worker: str, model: str, limit: int, patient: bool) -> None:
-        claimed = self.do(self.broker.claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
+        claimed = self.do(self.host(worker).claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
         now = self.harness.now()
         if isinstance(claimed, NoWork):
             assert claimed.until is None or claimed.until > now
@@ -263,7 +282,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def answer(self, held: Held) -> None:
         lease = held.lease
         items = [ItemResult(output(rider.input)) for rider in lease.entries]
-        assert not self.do(self.broker.complete(lease, items)).fenced
+        assert not self.do(self.host(lease.slot.worker).complete(lease, items)).fenced
 
     def pick(self, data: st.DataObject) -> Held:
         return self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1), label="lease"))
@@ -274,7 +293,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def end_in_failure(self, held: Held, cause: Cause, places: Sequence[int] = ()) -> None:
         """Fail a lease; `places` are those of the call that failed, where it was not all of it."""
         failure = msgspec.structs.replace(failed(cause, held.lease.slot.worker), places=tuple(places))
-        valid = self.do(self.broker.release(held.lease, failure))
+        valid = self.do(self.host(held.lease.slot.worker).release(held.lease, failure))
         self.settle(held, valid)
         self.failed_together(held, places if valid else ())
         if valid and cause in BLAMED:
@@ -318,20 +337,16 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         ]
         cancelled = sum(self.let_in[key(rider)].cancelled for rider in riders)
         again = sum(not self.let_in[key(riders[place])].cancelled for place in left_out)
-        settled = self.do(self.broker.complete(held.lease, items))
+        settled = self.do(self.host(held.lease.slot.worker).complete(held.lease, items))
         self.settle(held, not settled.fenced)
         if not settled.fenced:
             self.failed |= {key(rider) for place, rider in enumerate(riders) if place in wrong}
             assert (settled.answered, settled.departed) == (len(items) - cancelled - again, cancelled)
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), cause=st.sampled_from(Cause), places=st.sets(st.integers(0, MAX_BATCH - 1)))
-    def fail(self, data: st.DataObject, cause: Cause, places: set[int]) -> None:
-        """Of several calls of a batch one may raise: its own inputs are suspected, the others run again for nothing."""
-        held = self.pick(data)
-        of_call = sorted(place for place in places if place < len(held.lease.entries))
-        one_of_several = cause is Cause.RAISED and len(of_call) < len(held.lease.entries)
-        self.end_in_failure(held, cause, of_call if one_of_several else ())
+    @rule(data=st.data(), cause=st.sampled_from(Cause))
+    def fail(self, data: st.DataObject, cause: Cause) -> None:
+        self.end_in_failure(self.pick(data), cause)
 
     @rule(worker=st.sampled_from(WORKERS))
     def retire(self, worker: str) -> None:
@@ -339,14 +354,14 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         for held in [held for held in self.leases if held.lease.slot.worker == worker]:
             self.leases.remove(held)
             items = [ItemResult(output(rider.input)) for rider in held.lease.entries]
-            self.settle(held, not self.do(self.broker.complete(held.lease, items)).fenced)
+            self.settle(held, not self.do(self.host(worker).complete(held.lease, items)).fenced)
         gone = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.OFFLINE)
-        self.do(self.broker.heartbeat(gone))
+        self.do(self.host(worker).heartbeat(gone))
         self.culprits.workers_changed()
 
     @rule(worker=st.sampled_from(WORKERS))
     def hold(self, worker: str) -> None:
-        self.do(self.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.DRAINED)))
+        self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.DRAINED)))
         self.culprits.workers_changed()
 
     @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
@@ -364,7 +379,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         """Law 4: charges nothing."""
         held = self.pick(data)
-        valid = self.do(self.broker.release(held.lease))
+        valid = self.do(self.host(held.lease.slot.worker).release(held.lease))
         self.settle(held, valid)
         if valid:
             self.given_back(held)
@@ -373,7 +388,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @rule(data=st.data())
     def extend(self, data: st.DataObject) -> None:
         held = self.pick(data)
-        if self.do(self.broker.extend(held.lease)):
+        if self.do(self.host(held.lease.slot.worker).extend(held.lease)):
             held.expires_at = self.harness.now() + self.harness.lease_seconds
             self.leases.append(held)
         else:
@@ -384,7 +399,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def use_a_dead_fence(self, data: st.DataObject, how: str) -> None:
         """Law 3: changes nothing."""
         lease = data.draw(st.sampled_from(self.dead)).lease
-        host = self.broker
+        host = self.host(lease.slot.worker)
         if how == "complete":
             items = [ItemResult("out of time")] * len(lease.entries)
             assert self.do(host.complete(lease, items)).fenced
@@ -403,7 +418,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         """Withdraw submissions; whatever lives of those that `gateway` holds does so no more."""
         known = [one for one in chosen if one in self.let_in]
         mine = [one for one in known if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
-        door = self.door(peer)
+        door = self.door(gateway, peer)
         # A gateway withdraws what its own process has offered. So a peer that withdraws in its place hears of the queue first.
         standing = [self.do(door.state(*one[:2])) for one in mine]
         self.do(door.withdraw(list(chosen), gateway))
@@ -428,7 +443,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.cursors[gateway] = cursor
 
     async def _read(self, gateway: str, after: int) -> tuple[list[Reply], int]:
-        reader = asyncio.ensure_future(self.broker.replies(gateway, after))
+        reader = asyncio.ensure_future(self.door(gateway).replies(gateway, after))
         # A first read of a queue for a gateway, beside others, waits for its like: what is there comes that much later.
         await self.harness.advance(self.harness.first_read)
         await self.harness.settle()
@@ -462,28 +477,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.leases.remove(held)
             self.settle(held, valid=False)
 
-    @rule(
-        tenant=st.sampled_from(TENANTS),
-        model=st.sampled_from(NAMED_QUEUES),
-        gateway=st.sampled_from(GATEWAYS),
-        count=st.integers(1, 10),
-        shape=st.sampled_from([0, 0, 1, 2]),
-        peer=st.booleans(),
-    )
-    def enqueue_bulk(self, tenant: str, model: str, gateway: str, count: int, shape: int, peer: bool) -> None:
-        how = {"tenant": tenant, "model": model, "gateway": gateway, "shape": shape, "tier": LIMITS.tiers}
-        lines = [self.ask(id=f"id-{next(self.numbers)}", queue_timeout=1e6, timeout=1e6, **how) for _ in range(count)]
-        for entry, verdict in zip(lines, self.do(self.door(peer).enqueue_bulk(lines)), strict=True):
-            if verdict is None:
-                self.note(entry, None)
-            else:
-                assert verdict.code == errors.SHED
-
-    @rule()
-    def be_quiet(self) -> None:
-        """Nobody asks until all GPUs are for bulk entries."""
-        self.do(self.harness.advance(QUIET))
-
     @invariant()
     def all_are_somewhere(self) -> None:
         if next(self.steps) % self.look_every == 0:
@@ -506,14 +499,10 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def drain(self) -> None:
         """Run what is left, let all leases end, run what that leaves, and read every reply."""
         self.look()
-        if any(one.entry.tier >= LIMITS.tiers for one in self.let_in.values()):
-            for _ in range(3 * BATCHES_WAITING):
-                self.be_quiet()
-                for model in NAMED_QUEUES:
-                    self.run_one(model)
         for _ in range(100):
             self.advance(0.6)
-            ran = [self.run_one(model) for model in NAMED_QUEUES]
+            self.stay_alive()
+            ran = [self.run_one(model, worker) for model in NAMED_QUEUES for worker in self.last]
             if not any(ran):
                 if not self.leases and not any(one.depth for one in self.do(self.broker.depths())):
                     break
@@ -524,17 +513,85 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.read(gateway, acknowledge=True)
         self.everything_has_ended()
         assert not any(one.depth for one in self.do(self.broker.depths()))
-        for model in NAMED_QUEUES:
-            assert self.do(self.broker.claim(slot("last", model), AT_ONCE)) == NoWork(None)
+        for worker in self.last:
+            for model in NAMED_QUEUES:
+                assert self.do(self.host(worker).claim(slot(worker, model), AT_ONCE)) == NoWork(None)
 
-    def run_one(self, model: str) -> bool:
+    def stay_alive(self) -> None:
+        """Have the last workers be known, where that matters."""
+
+    def run_one(self, model: str, worker: str) -> bool:
         """Run a batch as it should be run, if there is one."""
         before = len(self.leases)
-        self.claim("last", model, MAX_BATCH, patient=False)
+        self.claim(worker, model, MAX_BATCH, patient=False)
         if len(self.leases) == before:
             return False
         self.answer(self.leases.pop())
         return True
+
+
+class BulkLaws(BrokerLaws):
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        model=st.sampled_from(NAMED_QUEUES),
+        gateway=st.sampled_from(GATEWAYS),
+        count=st.integers(1, 10),
+        shape=st.sampled_from([0, 0, 1, 2]),
+        peer=st.booleans(),
+    )
+    def enqueue_bulk(self, tenant: str, model: str, gateway: str, count: int, shape: int, peer: bool) -> None:
+        how = {"tenant": tenant, "model": model, "gateway": gateway, "shape": shape, "tier": LIMITS.tiers}
+        lines = [self.ask(id=f"id-{next(self.numbers)}", queue_timeout=1e6, timeout=1e6, **how) for _ in range(count)]
+        for entry, verdict in zip(lines, self.do(self.door(gateway, peer).enqueue_bulk(lines)), strict=True):
+            if verdict is None:
+                self.note(entry, None)
+            else:
+                assert verdict.code == errors.SHED
+
+    @rule()
+    def be_quiet(self) -> None:
+        """Nobody asks until all GPUs are for bulk entries."""
+        self.do(self.harness.advance(QUIET))
+
+    def drain(self) -> None:
+        for _ in range(3 * BATCHES_WAITING):
+            self.be_quiet()
+            for model in NAMED_QUEUES:
+                self.run_one(model, self.last[0])
+        super().drain()
+
+
+class RowsLaws(BrokerLaws):
+    """Both models take tensors, so that an entry weighs its rows; of those of the other also batches are bounded by weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = {model: limits.counting_rows() for model, limits in QUEUES.items()}
+        for model in QUEUES:
+            of_tensors = WorkerInfo(
+                worker_id=f"of {model}", model=model, status=WorkerStatus.HEALTHY, takes=ValueKind.TENSORS.value
+            )
+            self.do(self.broker.heartbeat(of_tensors))
+        self.do(self.harness.peer().workers())
+
+    def ask(self, *what: Any, weight: int = 1, **how: Any) -> Entry:
+        """Make an entry of as many rows as it would weigh, up to those of a batch, and of one of two shapes."""
+        entry, rows = ask(*what, **how), min(weight, MAX_BATCH)
+        of_rows = self.bounds[entry.model]
+        value = tensors(rows, str(entry.input).encode())
+        return msgspec.structs.replace(entry, input=value, weight=int(rows * of_rows.unit), shape=rows % 2)
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_the_laws_hold_with_bulk(kind: str, servers: SharedServers) -> None:
+    made = staticmethod(lambda: HARNESSES[kind](servers))
+    run_state_machine_as_test(type("Laws", (BulkLaws,), {"made": made}), settings=EXPLORE_ALIKE)
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_the_laws_hold_of_rows(kind: str, servers: SharedServers) -> None:
+    made = staticmethod(lambda: HARNESSES[kind](servers))
+    run_state_machine_as_test(type("Laws", (RowsLaws,), {"made": made}), settings=EXPLORE_ALIKE)
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

@@ -1,0 +1,326 @@
+"""The laws, of models that pad and whose calls have parameters: who rides with whom, whose turn it is, and who pays."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from headway.core.departure import APART, BULK, RETRY
+from headway.core.packing import ALIKE
+from headway.core.queue_limits import QueueLimits
+from headway.model import (
+    Cause,
+    CostLine,
+    CostShape,
+    Entry,
+    EntryState,
+    Lease,
+    Submission,
+    ValueKind,
+    WorkerInfo,
+    WorkerStatus,
+)
+from tests.contracts.broker_model import Waiting, key
+from tests.contracts.brokers import HARNESSES, LIMITS, MAX_BATCH, QUEUES, Harness, ask
+from tests.contracts.test_broker_laws import EXPLORE_ALIKE, GATEWAYS, TENANTS, WORKERS, BulkLaws
+from tests.servers.redis import SharedServers
+
+LINES = (CostLine(CostShape.PADDED, 0.01, 0.001, 10.0), CostLine(CostShape.PADDED, 0.05, 0.001, 25.0))
+KEYS = 3
+"""Values of the parameters that a call has once."""
+WINDOW = 8
+"""Batches of a tier among which the nearest are looked for."""
+TOLD_SECONDS = 0.5
+"""Seconds for which what a worker has told is taken to be known everywhere."""
+CONTENDED = 20
+"""Batches of a contention."""
+EXPLORE_FEW = settings(EXPLORE_ALIKE, max_examples=2)
+EXPLORE_MANY = settings(EXPLORE_ALIKE, max_examples=20)
+EXPLORED = {"memory": EXPLORE_MANY, "near": EXPLORE_MANY}
+PARTS = 2
+"""Tests over one server, as a contention is some hundred round trips. The first case of each is the least there is."""
+FAIR_WAIT = 3
+"""Batches that all wait for then under first come."""
+LEAST_SHARE = 0.3
+"""Least share of one of two tenants who ask for more than they get."""
+
+
+class NearestLaws(BulkLaws):
+    """Both models take parameters that a call has once, and pad at times.
+
+    Where batches of a model that pads are bounded by number alone, the first of each has its turn, no heavier one that is not alike rides
+    while a lighter one is left, and of each tier the nearest ride. An entry that was let in has its turn before all that its tenant sends after it, unless one of
+    these in between has left without a run, or has ridden for nothing past another key: the tenant has its turn for something else then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers_of_keys = itertools.count()
+        self.line: CostLine | None = None
+        self.overtaken = set[Submission]()
+        """Those whose tenant has got a turn back since they came."""
+        self.told_at = -TOLD_SECONDS
+        self.tell()
+
+    def tell(self) -> None:
+        """Have a worker of each model tell what it takes, and all processes hear it."""
+        self.told_at = self.harness.now()
+        self.bounds: Mapping[str, QueueLimits] = {
+            model: limits.filling_up(self.line).counting_rows() for model, limits in QUEUES.items()
+        }
+        for model in QUEUES:
+            worker = WorkerInfo(
+                worker_id=f"of {model}", model=model, status=WorkerStatus.HEALTHY, takes=ValueKind.TEXT.value,
+                gives=ValueKind.TEXT.value, per_call=("t",), cost=self.line,
+            )  # fmt: skip
+            self.do(self.broker.heartbeat(worker))
+        for broker in (self.broker, self.harness.peer()):
+            self.do(broker.workers())
+        self.culprits.workers_changed()
+
+    def ask(self, *what: Any, weight: int = 1, shape: int | None = None, **how: Any) -> Entry:
+        """Make an entry of any key. It has a length only while the model pads, as gateways have it."""
+        key = next(self.numbers_of_keys) % KEYS if shape is None else shape
+        return ask(*what, weight=weight if self.line is not None else 1, shape=key, **how)
+
+    @rule(line=st.sampled_from((None, *LINES)))
+    def learn_what_calls_cost(self, line: CostLine | None) -> None:
+        self.pad(line)
+
+    def pad(self, line: CostLine | None) -> None:
+        self.line = line
+        self.overtaken |= self.let_in.keys()
+        self.tell()
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), places=st.sets(st.integers(0, MAX_BATCH - 1), min_size=1))
+    def fail_in_one_call(self, data: st.DataObject, places: set[int]) -> None:
+        """Of several calls of a batch one raises: its own inputs are suspected, the others run again for nothing."""
+        held = self.pick(data)
+        there = sorted(place for place in places if place < len(held.lease.entries))
+        self.end_in_failure(held, Cause.RAISED, there if len(there) < len(held.lease.entries) else ())
+
+    @rule(places=st.sets(st.integers(0, MAX_BATCH - 1), min_size=1, max_size=MAX_BATCH - 1), tier=st.integers(0, 2))
+    def search_one_call(self, places: set[int], tier: int) -> None:
+        """A batch of several callers, of which one call raises, and again what is left of it."""
+        entries = [
+            self.ask(id=f"id-{next(self.numbers)}", tenant=TENANTS[n % 2], caller=f"{n}", tier=tier, gateway=GATEWAYS[0], shape=0, weight=1 + n)
+            for n in range(MAX_BATCH)
+        ]  # fmt: skip
+        for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
+            self.note(entry, verdict)
+        suspects = set[Submission]()
+        for _ in range(MAX_BATCH):
+            before = len(self.leases)
+            self.claim(WORKERS[0], "m", MAX_BATCH, patient=False)
+            if len(self.leases) == before:
+                return
+            held = self.leases.pop()
+            riders = list(map(key, held.lease.entries))
+            if not suspects and len(riders) > max(places):
+                suspects = {riders[place] for place in places}
+                self.end_in_failure(held, Cause.RAISED, sorted(places) if len(places) < len(riders) else ())
+            elif suspects & set(riders):
+                self.end_in_failure(held, Cause.RAISED)
+            else:
+                self.answer(held)
+                self.settle(held, valid=True)
+
+    def claim(self, worker: str, model: str, limit: int, patient: bool) -> None:
+        if self.harness.now() - self.told_at >= TOLD_SECONDS:
+            self.tell()
+        before = {one: known for one, known in self.let_in.items() if self.is_fresh(one, known, model)}
+        held = len(self.leases)
+        super().claim(worker, model, limit, patient)
+        if len(self.leases) > held:
+            lease = self.leases[-1].lease
+            first = key(lease.entries[0]) in before
+            riders = [known for rider in lease.entries if (known := before.pop(key(rider), None)) is not None]
+            if self.line is not None and first and lease.reason not in (RETRY, APART, BULK):
+                self.judge(riders, before, limit, model)
+
+    def is_fresh(self, submission: Submission, known: Waiting, model: str) -> bool:
+        """Whether an entry that has not run may wait for its turn in a queue."""
+        entry = known.entry
+        if str(entry.queue) != model or entry.tier >= LIMITS.tiers or known.claims or known.failed_with:
+            return False
+        callers = {(self.let_in[one].entry.tenant, self.let_in[one].entry.caller) for one in self.failed}
+        return submission not in self.outcomes and not known.cancelled and (entry.tenant, entry.caller) not in callers
+
+    def waits(self, submission: Submission) -> bool:
+        return self.do(self.broker.state(*submission[:2])) is EntryState.QUEUED
+
+    def judge(self, riders: Sequence[Waiting], left: Mapping[Submission, Waiting], limit: int, model: str) -> None:
+        first = riders[0]
+        self.has_its_turn(first, left)
+        if self.bounds[model.partition("@")[0]].max_weight == 0:
+            self.is_of_its_tier(first, riders, left, limit)
+            alike = {one: known for one, known in left.items() if known.entry.shape == first.entry.shape}
+            tiers = Counter(known.entry.tier for known in (*riders, *left.values()))
+            if max(tiers.values()) <= WINDOW * limit:
+                self.rides_with_its_nearest(riders, alike, self.bounds[model.partition("@")[0]], limit)
+        mixed = any(
+            known.entry.shape != first.entry.shape
+            for one, known in self.let_in.items()
+            if str(known.entry.queue) == model and one not in self.outcomes and not known.cancelled
+        )
+        if mixed:  # Who rides past another key pays nothing, so that its tenant's next may come earlier.
+            self.overtaken |= left.keys()
+
+    def has_its_turn(self, first: Waiting, left: Mapping[Submission, Waiting]) -> None:
+        """Nobody starves: the first of a batch came before all others of its tenant and tier."""
+        order = {one: place for place, one in enumerate(self.let_in)}
+        line = first.entry.tenant, first.entry.tier, first.entry.queue
+        lost = [
+            known
+            for one, known in self.let_in.items()
+            if (known.entry.tenant, known.entry.tier, known.entry.queue) == line and not known.claims
+            and (known.cancelled or one in self.outcomes or not self.is_in_time(known))
+        ]  # fmt: skip
+        if lost:
+            return
+        for one, known in left.items():
+            if (known.entry.tenant, known.entry.tier, known.entry.queue) == line and one not in self.overtaken:
+                assert order[key(first.entry)] < order[one] or not self.waits(one), "overtaken by its own tenant's"
+
+    def is_in_time(self, known: Waiting) -> bool:
+        return self.harness.now() < known.since + min(known.entry.queue_timeout, known.entry.timeout)
+
+    def is_of_its_tier(
+        self, first: Waiting, riders: Sequence[Waiting], left: Mapping[Submission, Waiting], limit: int
+    ) -> None:
+        """Its tier is the highest, or the one that has waited longest of those that first come would give a place."""
+        tier = first.entry.tier
+        above = [one for one, known in left.items() if known.entry.tier < tier and self.waits(one)]
+        if above:
+            riding = sum(known.entry.tier < tier for known in riders)
+            assert len(above) + riding < limit, "a lower tier goes first"
+            oldest = min(known.since for known in (*riders, *left.values()) if known.entry.tier == tier)
+            assert all(oldest <= left[one].since + 1e-3 for one in above), "a lower tier goes first"
+
+    def rides_with_its_nearest(
+        self, riders: Sequence[Waiting], alike: Mapping[Submission, Waiting], bounds: QueueLimits, limit: int
+    ) -> None:
+        """Alike and lighter ones ride before heavier ones, and of each tier those that are nearest to the first."""
+        weight, padding = riders[0].entry.weight, bounds.padding
+        assert padding is not None
+        step = ALIKE * (padding.fixed * bounds.max_batch / min(limit, bounds.max_batch) + weight)
+
+        def far(known: Waiting) -> tuple[bool, int]:
+            distance = int(abs(known.entry.weight - weight) / step)
+            return known.entry.weight > weight and distance > 0, distance
+
+        for rider in riders[1:]:
+            heavier, distance = far(rider)
+            nearer = [
+                one
+                for one, known in alike.items()
+                if (heavier and not far(known)[0])
+                or (known.entry.tier == rider.entry.tier and far(known)[0] == heavier and far(known)[1] < distance)
+            ]
+            assert not any(map(self.waits, nearer)), "a nearer one is left"
+
+    @rule()
+    def take_turns_between_tiers(self) -> None:
+        """Of two batches one begins with the highest tier, and one with the tier that has waited longest."""
+        self.pad(LINES[0])
+        if not self.empty("m"):
+            return
+        firsts = []
+        for tier, count in ((2, 4 * MAX_BATCH), (0, 1), (0, 1)):
+            how: dict[str, Any] = {
+                "tenant": TENANTS[0],
+                "caller": f"calm {next(self.numbers)}",
+                "tier": tier,
+                "shape": 0,
+            }
+            entries = [self.ask(id=f"id-{next(self.numbers)}", gateway=GATEWAYS[0], **how) for _ in range(count)]
+            verdicts = self.do(self.broker.enqueue(entries))
+            for entry, verdict in zip(entries, verdicts, strict=True):
+                self.note(entry, verdict)
+            if any(verdicts):
+                return
+            if tier == 2:
+                self.do(self.harness.advance(0.002))
+            elif (lease := self.run_next()) is None or not lease.entries[0].caller.startswith("calm"):
+                return
+            else:
+                firsts.append(lease.entries[0].tier)
+        assert sorted(firsts) == [0, 2]
+
+    @rule(
+        weights=st.permutations([1, 5, 20]),
+        tier=st.integers(0, 2),
+        keys=st.booleans(),
+        few=st.integers(MAX_BATCH // 2, MAX_BATCH),
+    )
+    def contend(self, weights: list[int], tier: int, keys: bool, few: int) -> None:
+        """Who passes pays: of two tenants that always wait, one of few and one of many, each has its share of the places by what they cost."""
+        self.pad(LINES[0])
+        if not self.empty("m"):
+            return
+        spent, waiting = dict.fromkeys(TENANTS, 0.0), {tenant: dict[Submission, int]() for tenant in TENANTS}
+        cost, waited = self.bounds["m"].padded_cost, dict.fromkeys(TENANTS, 0)
+        caller = f"calm {next(self.numbers)}"
+        for number in range(CONTENDED):
+            for tenant, weight, most in zip(TENANTS, weights, (few, 2 * MAX_BATCH), strict=False):
+                how: dict[str, Any] = {
+                    "tenant": tenant,
+                    "caller": caller,
+                    "tier": tier,
+                    "weight": weight,
+                    "shape": keys * TENANTS.index(tenant),
+                }
+                missing = range(most - len(waiting[tenant]))
+                entries = [self.ask(id=f"id-{next(self.numbers)}", gateway=GATEWAYS[0], **how) for _ in missing]
+                verdicts = self.do(self.broker.enqueue(entries))
+                for entry, verdict in zip(entries, verdicts, strict=True):
+                    self.note(entry, verdict)
+                if any(verdicts):
+                    return  # One of them does not wait now.
+                waiting[tenant] |= {key(entry): number for entry in entries}
+            lease = self.run_next()
+            if lease is None:
+                return
+            for rider in lease.entries:
+                if (came := waiting[rider.tenant].pop(key(rider), None)) is not None:
+                    spent[rider.tenant] += cost(max(rider.weight, lease.entries[0].weight))
+                    waited[rider.tenant] = max(waited[rider.tenant], number - came)
+        for tenant, known in waiting.items():
+            waited[tenant] = max([waited[tenant], *(CONTENDED - came for came in known.values())])
+            assert keys or waited[tenant] <= FAIR_WAIT or spent[tenant] >= LEAST_SHARE * sum(spent.values()), tenant
+        dear, cheap = max(weights[:2]), min(weights[:2])
+        assert max(waited.values()) <= (2 + cost(dear) / cost(cheap)) * FAIR_WAIT
+
+    def run_next(self) -> Lease | None:
+        before = len(self.leases)
+        self.claim(WORKERS[0], "m", MAX_BATCH, patient=False)
+        if len(self.leases) == before:
+            return None
+        held = self.leases.pop()
+        self.answer(held)
+        self.settle(held, valid=True)
+        return held.lease
+
+    def empty(self, model: str) -> bool:
+        """Run what waits for a model; whether nothing is left of it."""
+        for _ in range(30):
+            if not self.run_one(model, self.last[0]):
+                break
+        return not any(depth.depth for depth in self.do(self.broker.depths()) if str(depth.queue) == model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [(kind, part) for kind in HARNESSES for part in range(1 if kind in EXPLORED else PARTS)]
+)
+def test_the_laws_hold_of_models_that_pad(kind: str, part: int, servers: SharedServers) -> None:
+    made: Callable[[], Harness] = staticmethod(lambda: HARNESSES[kind](servers))
+    laws = type("Laws", (NearestLaws,), {"made": made})
+    if part and settings().derandomize:
+        laws = seed(part)(laws)
+    run_state_machine_as_test(laws, settings=EXPLORED.get(kind, EXPLORE_FEW))

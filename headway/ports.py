@@ -112,7 +112,7 @@ class RequestQueue(QueueCondition, Protocol):
 
     @property
     def near(self) -> NearQueue | None:
-        """The same queue, with calls that return at once. None if the broker is in another process."""
+        """View of this queue whose calls return at once. None if the broker is in another process."""
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry. The result has None for each admitted entry, in the same order.

@@ -60,7 +60,6 @@ PARTS = {
             "tests/contracts",
             "tests/redis",
             "--ignore-glob=*/test_backend.py",
-            "--ignore-glob=*/test_identity.py",
             "--ignore-glob=*/test_key_stores.py",
             "--ignore-glob=*/test_ledgers.py",
             "--ignore-glob=*/redis/test_cluster.py",

@@ -34,6 +34,9 @@ from headway.identity.api_keys.credential import LIVE
 from headway.model import Failure
 from headway.runtime.logger import get_logger
 
+log = get_logger(__name__)
+
+
 LIFETIME = 12 * 3600.0  # Seconds after which a browser has to sign in again.
 MOST = 256  # Maximum number of sessions. The oldest makes room for a new one.
 TRIES = 5  # Number of wrong tokens in a row from one address before it must wait.
@@ -150,8 +153,6 @@ def shown_address(client: object) -> str:
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
-
-log = get_logger(__name__)
 
 _OPEN = ("/livez", "/readyz", "/healthz")
 _EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")  # Routes that answer while the process starts.

@@ -31,6 +31,9 @@ from headway.runtime.fair_turns import in_turns
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
 
+log = get_logger(__name__)
+
+
 OUT, ERR = "out", "err"  # Kinds of records: answers, and errors.
 
 _PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
@@ -120,8 +123,6 @@ class AnswerLog:
         together = range(0, len(records), TOGETHER)
         log.append(b"".join([b"%d %b\n" % record for record in records[at : at + TOGETHER]]) for at in together)
 
-
-log = get_logger(__name__)
 
 LEASE = 15.0  # Seconds after which another process may take a job whose holder is silent.
 TICK = 1.0  # Seconds between two writes of a job's progress and its records.

@@ -30,6 +30,9 @@ from headway.runtime.periodic import Periodic
 from headway.runtime.race import TIDIES, end
 from headway.runtime.supervisor import Supervisor
 
+log = get_logger(__name__)
+
+
 LOOK_EVERY = 5.0  # Seconds between two looks for jobs without a holder.
 SHARE = 4  # Upper bound on the running jobs of one tenant in the whole fleet.
 MOST_RUNS = 64  # Upper bound on the jobs that one process holds.
@@ -172,8 +175,6 @@ class Feeder:
         if (run := self.runs.get(line.job)) is not None:
             run.ended(line, reply)
 
-
-log = get_logger(__name__)
 
 SWEEP_EVERY = 60.0  # Seconds between two removals of old files.
 STRAYS_EVERY = 3_600.0  # Seconds between two searches for files that belong to nobody.

@@ -33,6 +33,9 @@ from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.simulator.batch_times import BatchTimes, RecordedBatch
 
+log = get_logger(__name__)
+
+
 ROUND = 72  # Recorded batches for each repeat: a multiple of 24, so that each mixture gets each size equally often.
 FULL_EVERY = 4  # Every fourth recorded batch has the largest size, which is the most frequent under load.
 MIXTURES = (None, 0, None, 1, None, 2)
@@ -181,8 +184,6 @@ def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
             file.truncate(0)
             file.write(b"".join(msgspec.json.encode(batch) + b"\n" for batch in batches))
 
-
-log = get_logger(__name__)
 
 MOST_ANSWERS = 5
 

@@ -28,6 +28,8 @@ from headway.runtime.counters import ControllerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import PERIOD, Periodic, PeriodicResource
 
+log = get_logger(__name__)
+
 
 class Pool(Protocol):
     """Worker slots whose number can change; see `headway.worker.pool`."""
@@ -116,8 +118,6 @@ class ScalingFollower(PeriodicResource):
             controller=driver,
         )
 
-
-log = get_logger(__name__)
 
 SETTLES_AFTER = 3.0
 """Seconds for which a new leader only listens before it decides, because workers and hosts report one by one."""

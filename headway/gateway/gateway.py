@@ -85,6 +85,9 @@ from headway.runtime.supervisor import Supervisor
 if TYPE_CHECKING:
     from headway.gateway.input_gate import InputGate, Screening
 
+log = get_logger(__name__)
+
+
 _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 MOST_WORKERS = 10_000  # Maximum number of workers whose last batch is remembered. Then all are forgotten.
@@ -386,8 +389,6 @@ def _shared_key(entry: Entry) -> str:
         return ""
     return next((dedup_key.key for dedup_key in keys if dedup_key.joins), "")
 
-
-log = get_logger(__name__)
 
 _KEY, _SESSION, _DEADLINE = attrgetter("key"), attrgetter("session"), attrgetter("deadline")
 WOKEN_EVERY = 0.5  # Minimum seconds between two messages to the controller about demand for models at zero.

@@ -35,6 +35,9 @@ from headway.model import (
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanLink
 
+log = get_logger(__name__)
+
+
 ANY_KEY = "\0"  # Stands for any idempotency key in the options of a lane.
 
 
@@ -80,8 +83,6 @@ def asks_nothing_rare(options: RequestOptions) -> bool:
     wants = options.chosen or options.version or options.whole or (options.key and options.task)
     return not (wants or options.trace or options.replays) and options.count == 1
 
-
-log = get_logger(__name__)
 
 Key = tuple[str, str]  # Tenant and id of a request.
 PART = "\x01"  # Separator between a client's idempotency key and a part's number.

@@ -44,6 +44,9 @@ from headway.grpc.call_stream import (
 from headway.model import Principal
 from headway.runtime.logger import get_logger
 
+log = get_logger(__name__)
+
+
 STRANGERS = "\0"
 """Prefix of the owner of a call without credentials. The address follows, so no address can block another one's probes."""
 
@@ -148,8 +151,6 @@ class CallQuotas:
         if not self._waiting:
             self._bytes.freed = None
 
-
-log = get_logger(__name__)
 
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
 """Return the answer to a message and its principal, as a message. Raises RequestError."""

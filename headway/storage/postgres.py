@@ -57,6 +57,9 @@ from headway.storage.rows import (
 )
 from headway.storage.schema import POSTGRES, VERSIONS, missing
 
+log = get_logger(__name__)
+
+
 T = TypeVar("T")
 
 CALL_WITHIN = 5.0  # Seconds that a call may take.
@@ -313,8 +316,6 @@ async def _bring_up_to_date(session: Session, shown: str) -> None:
             await session.execute(statement)
         await session.execute("INSERT INTO headway_schema VALUES ($1)", number)
 
-
-log = get_logger(__name__)
 
 KEYS_LOCK = 0x4865616477617932  # Number of the advisory lock for changes of keys.
 

@@ -461,8 +461,10 @@ class Batcher:
         This saves a round trip in which the GPU would be idle. But if a batch takes the same time at any size, an idle GPU only
         makes the next batch larger, and claiming ahead gains nothing.
         """
+        if not self._broker.remote:
+            return False
         cost = backend.signature.cost
-        if not self._broker.remote or cost is None or cost.shape is CostShape.NUMBER:
+        if cost is None or cost.shape is CostShape.NUMBER:
             return False
         healthy = self._status is WorkerStatus.HEALTHY and self._breaker.state(self._clock()) is State.CLOSED
         return healthy and not (self.held or self._winding_down or self._retire)

@@ -50,6 +50,9 @@ from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import OUTGOING, RUN
 
+log = get_logger(__name__)
+
+
 AT_ONCE = 8  # Concurrent requests of a slot for one batch.
 
 T = TypeVar("T")
@@ -139,8 +142,6 @@ class Generations(Generic[T]):
             self.retired.remove(generation)
             await asyncio.shield(self._end(generation.content))
 
-
-log = get_logger(__name__)
 
 MAX_ANSWER = 64 << 20  # Largest body of an answer, in bytes after decompression.
 METADATA_TIMEOUT = 10.0  # Seconds for asking the API about its model, including all tries.

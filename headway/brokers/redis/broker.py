@@ -67,6 +67,9 @@ from headway.runtime.logger import get_logger
 from headway.runtime.periodic import EARLY, until_tick
 from headway.runtime.race import end
 
+log = get_logger(__name__)
+
+
 READ_AGAIN = 0.1  # Seconds after which an output is read again if the broker didn't answer.
 FIRST = b"0-0"  # Id before all others of a stream.
 
@@ -431,8 +434,6 @@ class Reaping:
         if again:
             self._counters.retries[Cause.LEASE_LOST.value] += again
 
-
-log = get_logger(__name__)
 
 LEAST_LINGER = 0.001
 IN_USE = 1.0  # Seconds after its last offer for which a queue counts as in use.

@@ -51,6 +51,9 @@ from headway.model import (
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
 
+log = get_logger(__name__)
+
+
 _OUTPUT = attrgetter("output")
 
 
@@ -401,7 +404,7 @@ MOST_ENTRIES = 256  # Maximum number of entries in one call, because a step bloc
 GATHERING, GATHERED = 0.1, 0.004
 """Share of the headway for which entries may gather while a slot may be free, and its maximum in seconds."""
 GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
-"""The same while no slot is free. Longer gathering would delay verdicts, and entries would miss a slot that is free early."""
+"""Share and maximum while no slot is free. Longer gathering would delay verdicts, and entries would miss a slot that is free early."""
 AHEAD = 0.001  # Seconds by which entries must be in the queue before a slot is free.
 TRIES = 4  # Maximum number of times in a row that a claim may ask for a newer rule.
 KEPT_SHARE = 0.25  # Maximum share of a server's `maxmemory` for kept outcomes, so they never cause a refusal.
@@ -410,8 +413,6 @@ ROOM_SHARE = 0.5  # Maximum share of a server's `maxmemory` for large entries, s
 _STATES = {Standing.AT_END: None, Standing.WAITING: EntryState.QUEUED, Standing.RUNNING: EntryState.PROCESSING}
 
 _INPUT = attrgetter("input")
-
-log = get_logger(__name__)
 
 
 class Budgets:

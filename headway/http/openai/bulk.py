@@ -43,6 +43,9 @@ from headway.model import Failure
 from headway.model.bulk import BulkFile, BulkJob, JobStatus
 from headway.runtime.logger import get_logger
 
+log = get_logger(__name__)
+
+
 MOST_PARTS = 32
 _MOST_HEAD = 8_190
 """Maximum size in bytes of a part's header, and of the text before the first part."""
@@ -139,8 +142,6 @@ class _Body:
         if piece:
             yield piece
 
-
-log = get_logger(__name__)
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 PURPOSE = "batch"

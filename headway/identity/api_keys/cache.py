@@ -35,6 +35,9 @@ from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 
+log = get_logger(__name__)
+
+
 BUCKETS = 1024
 _READINGS = 256
 _ENDS = struct.Struct(">d")
@@ -122,7 +125,6 @@ class KeyTable:
 
 T = TypeVar("T")
 
-log = get_logger(__name__)
 
 ANSWER_WITHIN = 2.0  # Seconds that a call to the store may take.
 PAGE = 500  # Keys in a page. A page takes the event loop some milliseconds.

@@ -26,6 +26,9 @@ from headway.runtime.logger import get_logger
 from headway.runtime.shared_files import Stamp, stamp
 from headway.version import __version__
 
+log = get_logger(__name__)
+
+
 MAX_BYTES = 256 * 1024
 TIMEOUT = 5.0
 MAX_REDIRECTS = 3
@@ -125,8 +128,6 @@ class FileSource:
         self._seen = seen
         return content
 
-
-log = get_logger(__name__)
 
 AGAIN = 10.0  # Minimum seconds between reads for unknown keys, and maximum between reads after a failure.
 SOON = 1.0  # Seconds from the first failure to the next read. Each further failure doubles them.

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -51,7 +52,12 @@ class Page:
         self._loaded = asyncio.Event()
         self.requests: list[str] = []
         self.complaints: list[str] = []
+        self.expected = "(?!)"  # A pattern of the complaints that a test brings about.
         self._reading = asyncio.ensure_future(self._read())
+
+    @property
+    def unexpected(self) -> list[str]:
+        return [complaint for complaint in self.complaints if not re.search(self.expected, complaint)]
 
     async def send(self, method: str, **parameters: Any) -> Any:
         self._number += 1

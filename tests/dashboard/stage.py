@@ -86,7 +86,7 @@ def quiet(stage: Stage) -> Iterator[None]:
     for page in pages:
         hosts = {url.split("/")[2] for url in page.requests if url.startswith("http")}
         assert hosts <= {f"127.0.0.1:{server.admin_port}" for server in (*stage.fleet.everybody(), stage.guarded)}
-        assert not page.complaints, page.complaints
+        assert not page.unexpected, page.unexpected
 
 
 async def under_load(stage: Stage, act: Coroutine[Any, Any, T]) -> T:

@@ -15,7 +15,7 @@ from headway import dialects, errors
 from headway.cli import COMMANDS
 from headway.config.extras import PACKAGES
 from headway.core import policies
-from headway.grpc.call_stream import pushback, status_of
+from headway.grpc.status import pushback, status_of
 from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures, State
 from headway.telemetry.metrics import families

@@ -21,7 +21,8 @@ from headway.admin.process import ProcessView
 from headway.admin.snapshot import SnapshotSource
 from headway.doors.readiness import SERVING, CachedReadiness, Readiness, within_answer_time
 from headway.errors import BrokerUnavailable, NotFound
-from headway.http.routing import Request, Route, RouteAnswer, Router, as_json, probe_routes
+from headway.http.probes import probe_routes
+from headway.http.routing import Request, Route, RouteAnswer, Router, as_json
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 from headway.version import __version__

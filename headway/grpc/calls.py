@@ -31,16 +31,8 @@ from headway.errors import (
 )
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.client_quotas import HeldBytes, no_room
-from headway.grpc.call_stream import (
-    CallStream,
-    Ended,
-    MessageTurns,
-    Metadata,
-    StatusCode,
-    details_of,
-    status_of,
-    trailers_of,
-)
+from headway.grpc.call_stream import CallStream, Ended, MessageTurns
+from headway.grpc.status import Metadata, StatusCode, details_of, status_of, trailers_of
 from headway.model import Principal
 from headway.runtime.logger import get_logger
 

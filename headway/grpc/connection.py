@@ -21,9 +21,10 @@ from headway.config import Settings
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.client_quotas import Quotas
 from headway.grpc import writer
-from headway.grpc.call_stream import WINDOW, CallStream, Ended, MessageTurns, StatusCode
+from headway.grpc.call_stream import WINDOW, CallStream, Ended, MessageTurns
 from headway.grpc.header_blocks import RequestFields, block_of
 from headway.grpc.reader import Http2Reader
+from headway.grpc.status import StatusCode
 from headway.grpc.writer import CANCELLED, DEFAULT_WINDOW, LARGEST, Broken, Burden, ErrorCode, Http2Writer
 from headway.runtime import protocol_hints
 from headway.runtime.listening import descriptor_of

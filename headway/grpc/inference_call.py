@@ -16,8 +16,9 @@ from headway.doors.fields import ID_PREFIX, MOMENT, read_id, read_options, with_
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.pending import FutureSink
-from headway.grpc.call_stream import CallStream, Metadata
+from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import Call, PortContext, read_fields
+from headway.grpc.status import Metadata
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20

@@ -24,10 +24,11 @@ from headway.doors.readiness import AGE, CachedReadiness
 from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, NotFound, RequestError
 from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import KnownModels
-from headway.grpc.call_stream import CallStream, Metadata, StatusCode, to_be_opened_anew
+from headway.grpc.call_stream import CallStream, to_be_opened_anew
 from headway.grpc.calls import PlainCall, PortContext, StreamCall
 from headway.grpc.connection import MakeCall
 from headway.grpc.inference_call import InferenceCall
+from headway.grpc.status import Metadata, StatusCode
 from headway.model import Octets, Principal, RequestOptions, Tensors, Value, ValueKind, added_up
 from headway.oip import metadata
 from headway.oip.grpc.infer_messages import infer_reader

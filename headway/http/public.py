@@ -21,6 +21,7 @@ from headway.gateway.served_model import ServedModel
 from headway.http import openapi, tasks
 from headway.http.inference import routes as inference_routes
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
+from headway.http.probes import probe_routes
 from headway.http.problem import encode_openai_error
 from headway.http.routing import (
     JSON,
@@ -31,7 +32,6 @@ from headway.http.routing import (
     RouteAnswer,
     Router,
     as_json,
-    probe_routes,
     refusal,
 )
 from headway.model import Principal

@@ -1,39 +1,34 @@
-"""Ordinary routes of a port: requests and answers, the table of routes, authentication, and health checks."""
+"""Ordinary routes of a port: requests and answers, the routing table, and authentication."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
 
 from headway.core.excerpt import excerpt
 from headway.errors import (
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
     SERVICE_OVERLOADED,
+    STATUS,
+    AnyError,
     BrokerUnavailable,
     RequestError,
     StoreUnavailable,
 )
-from headway.model import Failure
+from headway.http.problem import EncodeError, encode_problem
+from headway.http.server.head import Head
+from headway.model import Failure, Principal
 
 if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from functools import cached_property
-from typing import Any
-from urllib.parse import parse_qs, unquote
-
-import msgspec
-
-from headway.doors.readiness import AT_ZERO, SERVING, CachedReadiness
-from headway.errors import STATUS, AnyError
-from headway.http.problem import EncodeError, encode_problem
-from headway.http.server.head import Head
-from headway.model import Principal
 
 JSON = "application/json"
 
@@ -309,46 +304,3 @@ class Authentication:
         answer = refuse(request, over)
         answer.headers["cache-control"] = "no-store"
         return answer
-
-
-_AWAITED = "none; a worker is on its way"
-_WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than expected", "unavailable": "none is healthy"}
-"""State of the workers, for clients, by readiness status."""
-
-
-def probe_routes(
-    readiness: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
-) -> list[Route]:
-    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients, who may be anybody, get no numbers and
-    no names. Operators get the number of workers, why models failed to load, and `troubles`: the stores that don't answer."""
-
-    async def live(request: Request) -> RouteAnswer:
-        return _answer(request, 200, "ok", {"process": "ok"})
-
-    async def ready(request: Request) -> RouteAnswer:
-        status, checks = await readiness.take()
-        checks = _for_clients(status, checks) if for_clients else {**checks, **troubles()}
-        return _answer(request, 200 if status in SERVING else 503, status, checks)
-
-    return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]
-
-
-def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
-    public: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
-    if "workers" in checks:
-        known = "unknown" if "broker" in checks else _WORKERS.get(status, "unknown")
-        awaited = _AWAITED if checks["workers"].startswith("none; ") else known
-        public["workers"] = AT_ZERO if checks["workers"] == AT_ZERO else awaited
-    if "failed" in checks:
-        public["failed"] = "some models did not load"
-    return public
-
-
-def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> RouteAnswer:
-    content: dict[str, Any] = {"status": status}
-    if "verbose" in request.query:
-        content["checks"] = checks
-    headers = {"cache-control": "no-store"}
-    if code != 200:
-        headers["retry-after"] = "1"
-    return as_json(content, code, headers)

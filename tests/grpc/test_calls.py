@@ -12,7 +12,7 @@ from headway import errors
 from headway.config import Settings
 from headway.errors import CODES, RequestError
 from headway.gateway.client_quotas import HeldBytes
-from headway.grpc import call_stream
+from headway.grpc import status
 from headway.grpc.calls import CallQuotas, PlainCall
 from headway.grpc.header_blocks import RequestFields
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
@@ -171,7 +171,7 @@ async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port
     for code, facts in CODES.items():
         port.gateway.failure = Failure(code, "why not — ü", 0.25, "queue")
         told = await client.fail(PREDICT, predict("a"))
-        assert (code, told.status.value[0]) == (code, call_stream.status_of(code))
+        assert (code, told.status.value[0]) == (code, status.status_of(code))
         assert told.details == "why not — ü"
         assert told.trailers["x-headway-error"] == errors.SHOWN.get(code, code)
         pushback = int(told.trailers["grpc-retry-pushback-ms"])
@@ -181,7 +181,7 @@ async def test_each_error_has_a_status_and_says_whether_a_retry_helps(port: Port
         port.gateway.failure = Failure(errors.BACKEND_ERROR, text)
         told = await client.fail(PREDICT, predict("a"))
         assert told.status is Status.INTERNAL
-        assert 0 < len(told.details) <= call_stream.LONGEST
+        assert 0 < len(told.details) <= status.LONGEST
 
 
 async def test_an_output_with_a_lone_surrogate_is_the_models_fault_and_an_unforeseen_one_shows_nothing(

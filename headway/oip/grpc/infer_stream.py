@@ -18,9 +18,10 @@ from headway import protos
 from headway.core.json_pages import SHORT
 from headway.doors.exchange import Reader
 from headway.errors import BadRequest, RequestError
-from headway.grpc.call_stream import CallStream, Metadata, trailers_of
+from headway.grpc.call_stream import CallStream
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
 from headway.grpc.inference_call import InferenceCall
+from headway.grpc.status import Metadata, trailers_of
 from headway.http.problem import escaped
 from headway.oip.grpc.infer_messages import front_of
 from headway.oip.parameters import FINAL, FINAL_WISH

@@ -1,7 +1,6 @@
 -- claim: the batch that leaves now for a slot. Arguments after the head: slot, its largest batch, token, 1 if it is a guest from another
 -- shard, and packed, the instant and slots of the load behind the rule, and the fields of `core.departure.Rule`, if there is a rule.
 -- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} if it first needs a rule made of this load.
-local lease_of, take_lease
 do
 local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
@@ -44,30 +43,6 @@ local function depart(s, slot, token, entries, reason, group, of_bulk)
   if q.busy == 1 then lasting(s, 'x', 'y', 'ys') end  -- No other is leased.
   no_longer_idle(s, slot)
   return granted(s, slot, q.fence, lease, entries)
-end
-
-function lease_of(s, fence)
-  local packed = redis.call('HGET', s.prefix .. 'x', fence)
-  return packed and cmsgpack.unpack(packed) or nil
-end
-
-function take_lease(s, fence)
-  local lease = lease_of(s, fence)
-  if not lease then return nil end
-  redis.call('HDEL', s.prefix .. 'x', fence)
-  redis.call('ZREM', s.prefix .. 'y', fence)
-  redis.call('ZREM', s.prefix .. 'ys', fence)
-  local last = redis.call('HGET', s.prefix .. 'n', lease.slot)
-  if last and struct.unpack('<d', last) == tonumber(fence) then
-    redis.call('HDEL', s.prefix .. 'n', lease.slot)
-  end
-  note_busy(s)
-  s.q.busy = s.q.busy - 1
-  if lease.bulk then bulk.back(s, lease) end
-  if lease.size >= s.q.running then
-    s.q.running = s.q.busy > 0 and tonumber(redis.call('ZRANGE', s.prefix .. 'ys', -1, -1, 'WITHSCORES')[2] or 0) or 0
-  end
-  return lease
 end
 
 -- The lease granted to an earlier attempt at the same claim, whose answer was lost. Entries that left since leave the lease too, because

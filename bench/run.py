@@ -33,7 +33,7 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "policies": Program("simulated", "the cases of the default policy, and where batches are formed"),
+    "policies": Program("simulated", "the cases of the default policy"),
     "never_worse": Program("simulated", "the default policy on random services", "--configurations 16"),
     "fit": Program("simulated", "inputs of like length together, on random models that pad", "--configurations 12"),
     "sharding": Program("simulated", "what a rate takes, and what breaks first"),
@@ -54,7 +54,7 @@ PROGRAMS = {
     "chaos": Program("promises", "everything is killed, Redis too", "--seconds 60", "--seconds 600"),
     "proxied": Program("promises", "rolling restarts behind each proxy", "--seconds 30 --proxy haproxy"),
 }
-REPLAYING = ("policies", "never_worse", "fit", "loadgen")
+REPLAYING = ("never_worse", "fit", "loadgen")
 """Programs that take traces."""
 
 

@@ -31,7 +31,7 @@ def main() -> NoReturn:
 
 
 def _nothing_begun(*_: object) -> NoReturn:
-    raise SystemExit("headway: ended by SIGINT; nothing was begun")
+    raise SystemExit("headway: interrupted by SIGINT; nothing was started")
 
 
 if __name__ == "__main__":

@@ -1,34 +1,34 @@
-"""All errors of Headway: one tree of classes, and one table of the codes that clients meet.
+"""All of Headway's errors: a tree of classes, and a table of the codes that clients may receive.
 
     HeadwayError
-    ├── SettingError            a setting is wrong: names setting, value, reason, hint (exit code 3)
-    ├── TargetError             the target cannot be loaded or broke the rules when tried
-    │   └── StartKilled         the worker process was killed from outside while it started
-    ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
-    ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
+    ├── SettingError            a setting is wrong: setting, value, reason and hint (exit code 3)
+    ├── TargetError             the target can't be loaded, or broke the rules when tried
+    │   └── StartKilled         the worker process was killed from outside while it was starting
+    ├── BrokerUnavailable       the broker is unreachable, or doesn't answer in time
+    ├── StoreUnavailable        the ledger or key database is unreachable, or doesn't answer in time
     │   ├── StoreCorrupted      the database is damaged
-    │   └── FolderUnavailable   the folder of bulk jobs is missing, or its disk is full or failing
-    │       └── FileLost        a file of the folder is gone
-    ├── FailoverAborted         a failover of the broker never began, or was given up; says why
-    ├── BackendError            the black box failed on a whole batch
-    │   ├── BatchRaised         user code raised
+    │   └── FolderUnavailable   the bulk job folder is missing, or its disk is full or failing
+    │       └── FileLost        a file in the folder is missing
+    ├── FailoverAborted         a failover of the broker didn't begin, or was abandoned
+    ├── BackendError            the target failed on an entire batch
+    │   ├── BatchRaised         user code raised an exception
     │   ├── WorkerCrashed       the worker process died
     │   │   └── WorkerAbsent    the worker process was gone before the batch
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
-    │   ├── RemoteError         the remote API failed, its tries spent
+    │   ├── RemoteError         the remote API failed, and no retries are left
     │   │   ├── RemoteAbsent    no connection could be made, so nothing was sent
     │   │   └── RemoteExhausted the remote API has no capacity for the batch
-    │   └── RemoteRefused       the remote API rejected an input of the batch, or all
-    └── RequestError            one request gets an error answer; knows its `code`
+    │   └── RemoteRefused       the remote API rejected an input of the batch, or all of them
+    └── RequestError            one request is answered with an error; has a `code`
         ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member
-        ├── Unauthenticated     no credential, or a bad one
-        ├── Forbidden           a good credential that does not reach this far
+        ├── Unauthenticated     no credential, or an invalid one
+        ├── Forbidden           a valid credential that doesn't allow this
         ├── NotFound            no such model, task, dead letter or route
         └── PayloadTooLarge     the body is larger than the limit
 
-A failure that has to travel is a `model.Failure` with one of the codes below. A new code is one entry here: status, title, header
-fields, contract and ledger follow from it."""
+A failure that is passed between processes is a `model.Failure` with one of the codes below. To add a code, add one entry here:
+status, title, header fields, API contract and ledger follow from it."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ class Code(msgspec.Struct, frozen=True):
     """One error code."""
 
     status: int  # HTTP status.
-    title: str  # One short line, the `title` of its problem document.
-    when: str  # One sentence for the API contract: when clients get this code.
+    title: str  # One short line: the `title` of its problem document.
+    when: str  # One sentence for the API contract that says when clients get this code.
     hopeless: bool = False  # True if the same request will fail again.
-    refusal: bool = False  # True if the request was not admitted. The ledger may count many of a caller in one record.
-    native: bool = True  # True if the native routes, which answer on the fast path, can return it.
-    shown: str = ""  # Code that clients see in its place, which they tell apart by status or title.
+    # True if the request wasn't admitted. The ledger may count many such requests from one caller in one record.
+    refusal: bool = False
+    native: bool = True  # True if the native routes can return it.
+    shown: str = ""  # Code that clients see instead. They tell the two apart by status or title.
 
 
-CODES: dict[str, Code] = {}  # Every error code that a client can meet, by name; the entries follow.
+CODES: dict[str, Code] = {}  # Every error code that a client may receive, by name. The entries follow.
 
 
 def _code(
@@ -65,51 +66,51 @@ def _code(
 
 # fmt: off
 BAD_REQUEST = _code("BAD_REQUEST", 400, "The request is malformed",
-    "The request is not HTTP, JSON or UTF-8 as it should be, a member is missing or of the wrong type; the message says which, and what "
+    "The request is not valid HTTP, JSON or UTF-8, or a member is missing or has the wrong type. The message says which, and what "
     "was expected.", hopeless=True, refusal=True)
 UNAUTHENTICATED = _code("UNAUTHENTICATED", 401, "No valid credential",
-    "Keys are configured, and none or a wrong one was sent.", hopeless=True, refusal=True)
-FORBIDDEN = _code("FORBIDDEN", 403, "Not allowed with this credential", "The key is good, but not for this.", hopeless=True, refusal=True)
-NOT_FOUND = _code("NOT_FOUND", 404, "No such thing here",
-    "No such model, task or route; a task of another tenant is none.", hopeless=True, refusal=True)
-METHOD_NOT_ALLOWED = _code("METHOD_NOT_ALLOWED", 405, "Not with this method",
-    "The route exists, but not with this method; Allow names those it has.", hopeless=True, native=False)
-REQUEST_TIMEOUT = _code("REQUEST_TIMEOUT", 408, "The request took too long to arrive", "Header or body did not arrive in time.")
+    "A key is required, but none or an invalid one was sent.", hopeless=True, refusal=True)
+FORBIDDEN = _code("FORBIDDEN", 403, "Not allowed with this credential", "The key is valid, but does not allow this.", hopeless=True, refusal=True)
+NOT_FOUND = _code("NOT_FOUND", 404, "Not found",
+    "There is no such model, task or route. Tasks of other tenants are not found either.", hopeless=True, refusal=True)
+METHOD_NOT_ALLOWED = _code("METHOD_NOT_ALLOWED", 405, "Method not allowed",
+    "The route exists, but does not support this method. The Allow header lists the methods that it supports.", hopeless=True, native=False)
+REQUEST_TIMEOUT = _code("REQUEST_TIMEOUT", 408, "The request took too long to arrive", "The header or body did not arrive in time.")
 IDEMPOTENCY_CONFLICT = _code("IDEMPOTENCY_CONFLICT", 409, "The idempotency key is in use",
     "A request with the same id is in flight.", refusal=True)
 PAYLOAD_TOO_LARGE = _code("PAYLOAD_TOO_LARGE", 413, "The request is too large",
-    "The body is larger than the limit and was not read, or it has too many inputs, or their outputs are too much together.", hopeless=True, refusal=True)
+    "The body is larger than the limit and was not read, it has too many inputs, or their outputs are too large in total.", hopeless=True, refusal=True)
 HEADERS_TOO_LARGE = _code("HEADERS_TOO_LARGE", 431, "The header is too large",
-    "Request line and header are larger than the limit.", hopeless=True)
+    "The request line and header are larger than the limit.", hopeless=True)
 REJECTED_BY_MODEL = _code("REJECTED_BY_MODEL", 422, "The model fails on this input",
-    "The model fails on this input even when it runs alone.", hopeless=True)
+    "The model fails on this input, even when it runs alone in its batch.", hopeless=True)
 REJECTED_BY_POLICY = _code("REJECTED_BY_POLICY", 422, "The input policy refuses this input",
-    "A rule of the input policy refuses the input; the message names the rule.", hopeless=True, refusal=True)
+    "A rule of the input policy refuses the input. The message names the rule.", hopeless=True, refusal=True)
 IDEMPOTENCY_MISUSE = _code("IDEMPOTENCY_MISUSE", 422, "The idempotency key, or the id of a task, was used for another request",
     "The Idempotency-Key, or the X-Request-Id of a task, was used for a request with another body or model.", hopeless=True, shown=IDEMPOTENCY_CONFLICT)
 RATE_LIMITED = _code("RATE_LIMITED", 429, "Over the rate limit",
-    "The key is over its quota; Retry-After says when there is room again.", refusal=True)
-SHED = _code("SHED", 429, "Refused because of its tier at this load", "At this load requests of this tier are refused.", refusal=True)
+    "The key has used up its quota. Retry-After says when requests are accepted again.", refusal=True)
+SHED = _code("SHED", 429, "Refused because of its tier at this load", "Requests of this tier are refused at this load.", refusal=True)
 SCARCE = _code("SCARCE", 429, "Refused while the memory of the queue is nearly full",
-    "The memory for what waits is nearly full; requests of all tiers are refused.", refusal=True, shown=SHED)
-NOT_IMPLEMENTED = _code("NOT_IMPLEMENTED", 501, "Not done here",
-    "A request of another server's API that this one does not serve, such as loading a model.", hopeless=True, native=False)
-INTERNAL = _code("INTERNAL", 500, "A fault of the server", "A fault of the server.", native=False)
-BACKEND_ERROR = _code("BACKEND_ERROR", 502, "The model failed", "The model failed for reasons of its own, and the retries are spent.")
+    "The memory for waiting requests is nearly full. Requests of all tiers are refused.", refusal=True, shown=SHED)
+NOT_IMPLEMENTED = _code("NOT_IMPLEMENTED", 501, "Not implemented",
+    "The request belongs to another server's API, but this server does not implement it. An example is loading a model.", hopeless=True, native=False)
+INTERNAL = _code("INTERNAL", 500, "Internal server error", "The server has a fault.", native=False)
+BACKEND_ERROR = _code("BACKEND_ERROR", 502, "The model failed", "The model failed for reasons unrelated to the input, and no retries are left.")
 SERVICE_OVERLOADED = _code("SERVICE_OVERLOADED", 503, "No capacity in time",
-    "The request could not be answered in time, or too many connections are open; Retry-After is computed from how fast the queue "
+    "The request could not be answered in time, or too many connections are open. Retry-After is computed from how fast the queue "
     "drains.", refusal=True)
 NO_WORKERS = _code("NO_WORKERS", 503, "No healthy worker", "No worker is healthy.", refusal=True)
-DRAINING = _code("DRAINING", 503, "Shutting down", "This process is shutting down; another one may serve.", refusal=True)
-DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Too late",
-    "The deadline in the queue, on the GPU or in all has passed; the message says which.")
+DRAINING = _code("DRAINING", 503, "Shutting down", "This process is shutting down. Another one may be serving.", refusal=True)
+DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Deadline exceeded",
+    "The deadline for the queue, for the GPU, or for the entire request has passed. The message says which.")
 # fmt: on
-# Code of a request whose client left, or that was cancelled. No client reads it; records have it.
+# Code of a request that was cancelled or whose client disconnected. It appears in records only.
 CANCELLED = "CANCELLED"
 
 STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}  # HTTP status of each error code.
 
-TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}  # One short title for each error code.
+TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}  # Title of each error code.
 
 # Codes that clients see instead of others. Clients tell the two apart by status or title.
 SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}
@@ -117,7 +118,7 @@ SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if cod
 # Codes after which the same request will fail again.
 HOPELESS = frozenset(name for name, code in CODES.items() if code.hopeless)
 
-# Codes of requests that were refused before they were admitted.
+# Codes of requests that weren't admitted.
 REFUSALS = frozenset(name for name, code in CODES.items() if code.refusal)
 
 
@@ -126,8 +127,8 @@ class HeadwayError(Exception):
 
 
 class SettingError(HeadwayError):
-    """A setting has a value that cannot be used. The text names the setting as the user wrote it, its value, what is wrong with it,
-    and what to write instead."""
+    """A setting has an unusable value. The message contains the setting as the user wrote it, its value, what is wrong with it, and
+    what to write instead."""
 
     def __init__(self, setting: str, value: object, reason: str, hint: str) -> None:
         super().__init__(f"{setting} = {value!r}: {reason.rstrip('.')}. {hint}")
@@ -135,7 +136,7 @@ class SettingError(HeadwayError):
 
 
 class TargetError(HeadwayError):
-    """The target cannot be loaded, or broke the rules when it was tried. `trace` is a traceback of user code, for the log."""
+    """The target can't be loaded, or broke the rules when it was tried. `trace` is a traceback of user code, for the log."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -143,37 +144,37 @@ class TargetError(HeadwayError):
 
 
 class StartKilled(TargetError):
-    """A worker process was killed from outside while it started, for example by an operator or for lack of memory."""
+    """A worker process was killed from outside while it was starting, for example by an operator or for lack of memory."""
 
 
 class BrokerUnavailable(HeadwayError):
-    """The broker cannot be reached, or does not answer in time. The call may have taken effect anyway. Every method of a broker is
-    safe to repeat, so try again."""
+    """The broker is unreachable, or doesn't answer in time. The call may have taken effect nevertheless. Every method of a broker can
+    be repeated safely, so try again."""
 
 
 class StoreUnavailable(HeadwayError):
-    """The database of ledger or keys cannot be reached, or does not answer in time."""
+    """The ledger or key database is unreachable, or doesn't answer in time."""
 
 
 class StoreCorrupted(StoreUnavailable):
-    """The database of ledger or keys is damaged. None of its answers can be trusted, not even "nothing has changed"."""
+    """The ledger or key database is damaged. None of its answers can be trusted, not even "nothing has changed"."""
 
 
 class FolderUnavailable(StoreUnavailable):
-    """The folder of bulk jobs is missing, or its disk is full or failing."""
+    """The bulk job folder is missing, or its disk is full or failing."""
 
 
 class FileLost(FolderUnavailable):
-    """A file in the folder of bulk jobs is missing, although the folder is there."""
+    """A file in the bulk job folder is missing, although the folder exists."""
 
 
 class FailoverAborted(HeadwayError):
-    """A failover of the broker's server never began, or was given up. The text says why, and whether writes continue."""
+    """A failover of the broker's server didn't begin, or was abandoned. The message says why, and whether writes continue."""
 
 
 class BackendError(HeadwayError):
-    """The black box failed on a whole batch. The message is for operators, as it may hold what a worker wrote while it ran earlier
-    batches. Clients read `shown`, by default all of it. `trace` is a traceback of user code, for the log."""
+    """The target failed on an entire batch. The message is for operators, because it may contain what a worker wrote while it ran
+    earlier batches. Clients see `shown`, by default the entire message. `trace` is a traceback of user code, for the log."""
 
     cause = Cause.RAISED
 
@@ -184,9 +185,8 @@ class BackendError(HeadwayError):
 
 
 class BatchRaised(BackendError):
-    """User code raised. The message has the exception's type and text.
-
-    If the batch was cut into several calls, `places` are the inputs of the call that raised; empty: all inputs."""
+    """User code raised an exception. The message contains its type and text. If the batch was split into several calls, `places` are
+    the positions of the inputs of the call that raised. Empty for all inputs."""
 
     def __init__(self, message: str, shown: str = "", trace: str = "", places: Sequence[int] = ()) -> None:
         super().__init__(message, shown, trace=trace)
@@ -194,7 +194,7 @@ class BatchRaised(BackendError):
 
 
 class WorkerCrashed(BackendError):
-    """The worker process died while it held the batch."""
+    """The worker process died while it was running the batch."""
 
     cause = Cause.CRASHED
 
@@ -204,13 +204,13 @@ class WorkerAbsent(WorkerCrashed):
 
 
 class BatchTimeout(BackendError):
-    """The black box gave no answer by the GPU deadline, so the worker was killed."""
+    """The target didn't return by the GPU deadline, so the worker was killed."""
 
     cause = Cause.TIMEOUT
 
 
 class BadOutput(BackendError):
-    """The black box returned the wrong number of outputs, or something other than a list."""
+    """The target returned the wrong number of outputs, or something other than a list."""
 
     cause = Cause.BAD_OUTPUT
 
@@ -226,7 +226,7 @@ class RemoteAbsent(RemoteError):
 
 
 class RemoteExhausted(RemoteError):
-    """The remote API has no capacity for the batch. It doesn't say whether that is temporary, or the batch is too large."""
+    """The remote API has no capacity for the batch. It is unknown whether that is temporary or the batch is too large."""
 
 
 class RemoteRefused(BackendError):
@@ -236,8 +236,8 @@ class RemoteRefused(BackendError):
 
 
 class RequestError(HeadwayError):
-    """One request is answered with an error. The message is for the client. `retry_after` is in seconds; None if a retry makes no
-    sense, or the time is unknown. `reason` is a short metrics label."""
+    """One request is answered with an error. The message is for the client. `retry_after` is in seconds, or None if a retry makes no
+    sense or the time is unknown. `reason` is a short metrics label."""
 
     code = INTERNAL
 
@@ -262,13 +262,13 @@ class BadRequest(RequestError):
 
 
 class Unauthenticated(RequestError):
-    """The request has no credential, or a bad one."""
+    """The request has no credential, or an invalid one."""
 
     code = UNAUTHENTICATED
 
 
 class Forbidden(RequestError):
-    """The credential is good, but does not allow this."""
+    """The credential is valid, but doesn't allow this."""
 
     code = FORBIDDEN
 
@@ -285,10 +285,10 @@ class PayloadTooLarge(RequestError):
     code = PAYLOAD_TOO_LARGE
 
 
-# Pattern of metrics labels that clients may see, for example as the reason of a refusal.
+# Pattern of metrics labels that clients may see, for example as the reason for a refusal.
 LABEL = re.compile(r"[a-z0-9_-]{1,40}")
 
-AnyError = RequestError | Failure  # Error in an answer: of the request itself, or of its entry.
+AnyError = RequestError | Failure  # Error in an answer, either of the request itself or of its entry.
 
 # Message for clients when the server raised an unexpected exception.
-UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
+UNFORESEEN = "unexpected server error; see the server's log for this request's id"

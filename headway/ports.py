@@ -1,7 +1,7 @@
 """Protocols between services and adapters. Each is small, and has a contract test suite.
 
 Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process,
-so any of their methods may raise `BrokerUnavailable`. The step may have been done anyway."""
+so any of their methods may raise `BrokerUnavailable`, even if the step was carried out."""
 
 from __future__ import annotations
 
@@ -52,32 +52,31 @@ class QueueCondition(Protocol):
 
     @property
     def linger(self) -> float:
-        """Seconds to gather entries before a call of `enqueue`, while calls follow each other closely."""
+        """Seconds to gather entries before calling `enqueue`, while such calls follow each other closely."""
 
     @property
     def epoch(self) -> str:
         """Opaque id of the broker's state; empty until a call has succeeded. It changes when the state may have been lost, for
-        example by a restart without data. The cursors of `replies` then start at 0 again."""
+        example because the broker restarted without its data. The cursors of `replies` then start at 0 again."""
 
     @property
     def memory_pressure(self) -> bool:
-        """True if the broker's memory was nearly full at the last look. It then admits nothing new."""
+        """True if the broker's memory was nearly full when last measured. The broker then admits nothing new."""
 
     @property
     def apart_from(self) -> float:
-        """Input length above which an entry gets a call of `enqueue` of its own, as no other entry should wait for a long call;
-        infinite for none."""
+        """Input length above which an entry needs its own call to `enqueue`, so that other entries don't wait for a long call.
+        Infinite if there is no such length."""
 
     @property
     def kept(self) -> KeptLimits:
         """Byte budgets of kept outcomes.
 
-        One tenant's kept outcomes never displace another tenant's, and never keep an entry from being admitted. An outcome that is
-        too large for the budgets is not kept. If it is the outcome of a task, a failure that says so is
-        kept instead."""
+        One tenant's kept outcomes never displace another tenant's, and never prevent an entry from being admitted. An outcome that
+        is too large for the budgets is not kept. In place of a task's outcome, a failure that says so is kept."""
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """Return the least seconds until the full burst is available, as far as this process knows."""
+        """Return the minimum number of seconds until the full burst is available, as far as this process knows."""
 
 
 class Held(Protocol):
@@ -88,117 +87,116 @@ class Held(Protocol):
 
 
 class NearQueue(Protocol):
-    """Broker in the gateway's own process. Its calls return at once. The gateway needn't ask for replies, as the broker
-    delivers them."""
+    """Broker in the gateway's own process. Its calls return immediately, and it delivers replies without being asked."""
 
     def take(self, entry: Entry) -> Failure | None:
         """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """Fast path of `take`, for an entry without version, weight and shape, whose id no other entry has. `held` comes back with
-        the output."""
+        """Fast path of `take` for an entry that has no version, weight or shape, and whose id no other entry has. `held` is
+        returned along with the output."""
 
     def knows(self, tenant: str, id: str) -> bool: ...
 
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
-        """Deliver replies to `gateway` from now on, in the loop's next turn after their outcomes. They count as acknowledged.
+        """Deliver replies to `gateway` from now on, one turn of the event loop after their outcomes. They count as acknowledged.
 
-        If the replies answer a whole batch of entries that came by `enter`, all with plain outputs, the second argument of
-        `deliver` has what is held for each of them. Otherwise it is empty."""
+        The second argument of `deliver` is usually empty. If the replies answer an entire batch of entries submitted through
+        `enter`, and all outputs are plain, it contains the `held` of each entry."""
 
 
 class RequestQueue(QueueCondition, Protocol):
-    """Gateway's side of a broker: entries go in, replies come out."""
+    """A broker as gateways see it: entries go in, replies come out."""
 
     @property
     def near(self) -> NearQueue | None:
-        """View of this queue whose calls return at once. None if the broker is in another process."""
+        """View of this queue whose calls return immediately. None if the broker is in another process."""
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Admit or refuse each entry. The result has None for each admitted entry, in the same order.
+        """Admit or refuse each entry. Returns the failures in the same order, with None for each admitted entry.
 
-        An entry that joins another's answer is admitted too, and gets its own reply. A new entry is judged by its rate limits, then
-        by its dedup keys, and then, if it has to run, by whether it can be answered in time. Only an admitted entry is charged, to
-        all its limits. An entry for a model without a queue is refused.
+        An entry that shares another entry's answer is admitted too, and gets its own reply. For a new entry, its rate limits are
+        checked first, then its dedup keys, and then, if it has to run, whether it can be answered in time. Only an admitted entry
+        is charged, to all its limits. An entry for a model without a queue is refused.
 
-        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply, which is the task's outcome, or
-        a failure if the task is forgotten or the entry's own time is over. If its tenant has no such task, it is refused. Its model
-        is empty if unknown."""
+        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply: the task's outcome, or a failure
+        if the task is forgotten or the entry itself times out. If its tenant has no such task, it is refused. Its model is empty if
+        unknown."""
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions of this process that nobody at `gateway` waits for any more, and free their ids.
+        """Drop submissions from this process that nobody at `gateway` is waiting for any more, and free their ids.
 
-        A queued entry then never reaches a GPU, and a running one gets no reply. But it runs on if others have joined it, or if it
-        is the first under an idempotency key, for later requests with that key. Submissions that have their outcomes, and
-        submissions of other gateways under the same id, are unaffected."""
+        A queued entry then never reaches a GPU, and a running one gets no reply. There are two exceptions: an entry whose answer
+        others share still runs, and so does the first entry with an idempotency key, for later requests with that key. Submissions
+        that already have an outcome, and other gateways' submissions with the same id, are unaffected."""
 
     async def probe(self, gateway: str) -> None:
-        """Check that the broker accepts changes by a gateway, without making one."""
+        """Check that the broker accepts changes from a gateway, without making any."""
 
     async def takes_reads_only(self) -> bool:
         """Return True if the broker answers but accepts no changes, for example while a replica takes over. Never raises."""
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task. If it has not run, it never will. Its outcome is not kept, and entries that follow it get a failure."""
+        """Forget a task. If it hasn't run yet, it never will. Its outcome isn't kept, and entries that follow it get a failure."""
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """Wait for replies to `gateway` after cursor `after`, which starts at 0. Returns them with the new cursor.
+        """Wait for replies to `gateway` that come after the cursor `after`. Returns them with the new cursor. Cursors start at 0.
 
-        The call acknowledges all replies up to its cursor. A call with the same cursor gets the same replies again."""
+        The call acknowledges all replies up to `after`. Another call with the same cursor returns the same replies again."""
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        """Return the state of an entry, of any tenant for None; None if the entry has its outcome or is unknown."""
+        """Return the state of an entry, or None if it has an outcome or is unknown. If `tenant` is None, search all tenants."""
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Return the kept outcome of a task, or its state before it has one; None if the task is unknown."""
+        """Return the kept outcome of a task, its state if it has no outcome yet, or None if it is unknown."""
 
 
 class BulkQueue(Protocol):
-    """Bulk side of a broker: entries that fill empty seats, see `headway.core.bulk`."""
+    """A broker's queue of bulk entries, which fill empty seats; see `headway.core.bulk`."""
 
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse bulk entries, as `RequestQueue.enqueue` does. Entries beyond the limit are refused.
 
-        Their tier is the number of tiers. An entry of a shape other than 0 rides only with others of that shape. Bulk entries have
-        no rate limits and no dedup keys. They never expire, so their sender withdraws them. If a batch fails, its bulk entries get
-        a failure with the cause as its reason, and leave no dead letter."""
+        Their tier is the number of tiers. An entry whose shape isn't 0 is only batched with entries of the same shape. Bulk entries
+        have no rate limits and no dedup keys. They never expire, so their sender must withdraw them. If a batch fails, each of its
+        bulk entries gets a failure whose reason is the cause, and leaves no dead letter."""
 
 
 class WorkSource(Protocol):
-    """Batcher's side of a broker: batches go out, their outcomes come in."""
+    """A broker as batchers see it: batches go out, their outcomes come in."""
 
-    # True if each call takes a round trip. A batcher then sends its next claim along with the outcome of its last batch.
+    # True if each call takes a round trip. A batcher then sends its next claim together with the outcome of its last batch.
     remote: bool = False
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim the batch that leaves now for `slot`, or return when to claim again."""
+        """Claim the batch that `slot` should run now, or return when to claim again."""
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Wait until `slot` should claim again, which is at a wake-up or at `until`, the answer to its last claim.
+        """Wait until `slot` should claim again: at the time `until`, which its last claim returned, or earlier if it is woken.
 
-        A wake-up wakes one of several idle slots. A cancelled call passes its wake-up on."""
+        A wake-up is for one of several idle slots. If a call is cancelled, its wake-up goes to another slot."""
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """Return the next batch of each of the slots that share a GPU, for `core.locality`. Each must have claimed before."""
+        """Return the next batch of each slot, for slots that share a GPU; see `core.locality`. Each must have claimed before."""
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """End a lease with one item per entry, in order. A broker may answer entries with large outputs in atomic steps of their
-        own, before the step that ends the lease."""
+        """End a lease with one item per entry, in order. A broker may answer entries with large outputs in separate atomic steps,
+        before the step that ends the lease."""
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """End a lease without outputs. Returns False if the lease was no longer valid.
 
-        Without a failure the work never started, and nothing is charged. With one, the retry plan decides about each entry."""
+        Without a failure, the batch never started, and no attempt is charged. Otherwise the retry plan decides about each entry."""
 
     async def extend(self, lease: Lease) -> bool:
-        """Renew a lease by its full length from now. Returns False if it was no longer valid."""
+        """Renew a lease for its full length from now. Returns False if it was no longer valid."""
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """Record a heartbeat. Only healthy workers count as capacity."""
 
 
 class Registry(Protocol):
-    """Figures of the workers and the queues. A queue of bulk entries is listed once it has had any."""
+    """Information about the workers and the queues. A bulk queue is listed once it has had an entry."""
 
     async def workers(self) -> Sequence[WorkerInfo]: ...
 
@@ -207,59 +205,60 @@ class Registry(Protocol):
     async def bulk_queues(self) -> Sequence[BulkDepth]: ...
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """Return arrivals, pace and slots of each queue of this broker."""
+        """Return the arrivals, pace and slots of each of this broker's queues."""
 
 
 class Maintenance(Protocol):
-    """Upkeep of a broker, by one process of a fleet at a time."""
+    """Maintenance of a broker, done by one process of a fleet at a time."""
 
     async def reap(self, rest: float = 0.0) -> float:
-        """Expire overdue entries and take back expired leases. Returns the seconds until the next call is due.
+        """Expire overdue entries, and reclaim the entries of expired leases. Returns the seconds until the next call is due.
 
-        If nothing is due, the caller rests for about `rest` seconds. What comes meanwhile and is due sooner is reaped by then."""
+        If nothing is due, the caller rests for about `rest` seconds. Anything that arrives while it rests, and is due earlier, is
+        reaped in time nevertheless."""
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """Add queues for these models, or change their limits. Queues with entries stay. With `others`, models that aren't listed
-        also have a queue from now on while they have entries."""
+        """Add queues for these models, or change their limits. Queues that have entries stay. If `others` is set, models that
+        aren't listed also have a queue from now on, as long as they have entries."""
 
 
 class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):
-    """Holds waiting entries, hands out the best batch at each instant, and returns the answers.
+    """Holds waiting entries, grants the best batch for each moment, and returns the answers.
 
-    Every broker keeps these laws:
+    Every broker obeys these laws:
 
         1. An admitted entry gets exactly one outcome: answered, failed with a reason, or expired. (A withdrawn entry gets no reply.)
         2. Attempts are counted when a batch is claimed.
         3. A lease has an owner, a fence and an end. A completion with an outdated fence changes nothing.
         4. Releasing work that was never dispatched charges no attempt.
         5. Replies survive a gateway's reconnect.
-        6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges a limit once. A second submission under an id in use
-           is a conflict. A reply has the nonce of the submission that it answers.
+        6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges a limit once. A second submission with an
+           id that is in use is a conflict. A reply has the nonce of the submission that it answers.
         7. All times inside the broker are on the broker's own clock.
-        8. "Nobody waits for this any more" (`withdraw`) and "forget it" (`cancel_task`) differ: only the latter removes a kept outcome.
-           A withdrawn entry frees its id, but under an idempotency key it runs on."""
+        8. `withdraw` ("nobody waits for this any more") differs from `cancel_task` ("forget this"): only the latter removes a kept
+           outcome. A withdrawn entry frees its id, but still runs if it has an idempotency key."""
 
 
 class Fleet(Protocol):
-    """The processes of a fleet, their leader, and the capacities."""
+    """The processes of a fleet, their leader, and each model's capacity."""
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
-        """Record that a process is alive, and return the names of all drains. Some seconds later it is forgotten again."""
+        """Record that a process is alive, and return the names of all drains. A process without heartbeats is soon forgotten."""
 
     async def leave(self, id: str) -> None:
-        """Forget a process at once. If it led, another may take the lead."""
+        """Forget a process immediately. If it was the leader, another one may take the lead."""
 
     async def depart(self, gone: Departed) -> None:
-        """Record the end of a process, for some minutes. If a process falls silent, its end is recorded without this call."""
+        """Record for a few minutes how a process ended. If a process stops reporting, this is recorded without a call."""
 
     async def departed(self) -> Sequence[Departed]:
-        """Return the recorded ends of the last minutes, up to a limit, even of processes that have come back since."""
+        """Return how processes ended in the last few minutes, up to a limit. Includes processes that have come back since."""
 
     async def members(self) -> Sequence[ProcessInfo]:
         """Return the processes with a recent heartbeat."""
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
-        """Take or renew the lead of the controllers. Returns 0 on success, else the seconds until the present lead ends."""
+        """Become or remain the leading controller. Returns 0 on success, otherwise the seconds until the current lead expires."""
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
         """Take or renew the right to load a model for `seconds`. Returns False while another process has it."""
@@ -277,35 +276,36 @@ class Fleet(Protocol):
     async def drains(self) -> Sequence[Drain]: ...
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
-        """Put drains in force. With `seen`, returns False and changes nothing if other drains than these are in force, by name."""
+        """Add drains. If `seen` is given and isn't exactly the names of the current drains, changes nothing and returns False."""
 
     async def undrain(self, names: Collection[str]) -> None: ...
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """Replace the last rollout. If its revision isn't the one before the revision of `rollout`, nothing changes,
-        and the call returns False."""
+        """Replace the last rollout of a model. Changes nothing and returns False unless its revision is one less than that of
+        `rollout`."""
 
 
 class Board(Protocol):
-    """Departure board of a fleet. It is bounded, and the oldest notices go first."""
+    """Departure board of a fleet. Its size is limited, and the oldest notices are dropped first."""
 
     async def post(self, notice: Notice) -> Posted:
-        """Post a notice. An empty notice only asks for the answer."""
+        """Post a notice. An empty notice isn't posted, and only gets the answer."""
 
     async def history(self) -> tuple[Sequence[HistoryRow], News]:
-        """Return the rows of the last half hour, oldest first, and the whole notices of the last minutes, without waiting.
+        """Return the rows of the last half hour, oldest first, and the complete notices of the last few minutes. Doesn't wait.
 
-        The rows count exactly what was posted up to the cursor. The board then counts as watched for some seconds."""
+        The rows include everything posted up to the returned cursor and nothing after it. Calling this marks the board as watched
+        for a few seconds."""
 
     async def read(self, after: str) -> News:
-        """Wait a short while for notices after a cursor, and return any. The board then counts as watched for some seconds."""
+        """Wait briefly for notices after a cursor, and return them. Calling this marks the board as watched for a few seconds."""
 
 
 class DeadLetters(Protocol):
-    """Dead letters, of which the oldest goes if there are too many. An id without a tenant means the entries of all tenants."""
+    """Store of dead letters. If there are too many, the oldest is dropped. Without a tenant, an id matches those of all tenants."""
 
     async def add(self, letter: DeadLetter) -> None:
-        """Keep a dead letter. It replaces an earlier one of the same entry."""
+        """Store a dead letter, in place of an earlier one of the same entry."""
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """Return the newest dead letters, without inputs and parameters."""
@@ -313,74 +313,75 @@ class DeadLetters(Protocol):
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]: ...
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
-        """Remove the dead letters of entry `id`. Returns their number."""
+        """Remove the dead letters of the entry `id`. Returns how many there were."""
 
     async def count(self) -> int: ...
 
     async def counts(self) -> Mapping[str, int]:
-        """Return the number of dead letters by model. Models without any may be missing."""
+        """Return the number of dead letters by model. Models that have none may be missing."""
 
     async def totals(self) -> Mapping[str, int]:
-        """Return the number of dead letters ever added, by model, including replaced letters. The count may restart at 0."""
+        """Return how many dead letters were ever added, by model, including replaced ones. The counts may restart at 0."""
 
 
 class Backend(Protocol):
-    """One slot's way to the black box. It runs one batch at a time."""
+    """How a slot runs the target, one batch at a time."""
 
     @property
     def pid(self) -> int:
-        """Process id of the child that runs batches; 0 if there is none."""
+        """Process id of the child process that runs batches, or 0 if there is none."""
 
     @property
     def signature(self) -> Signature:
-        """Kinds of values that the target takes and returns, and its example; known after the start."""
+        """Kinds of values that the target takes and returns, and its example. Known once the backend has started."""
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Sizes and run times in seconds of the last start's batches after the first warm-up, if any."""
+        """Sizes and run times in seconds of the batches that the last start ran after the first warm-up batch."""
 
     async def start(self) -> float:
-        """Start the backend, including a warm-up batch. Returns the run time in seconds of the first warm-up; 0 without any.
+        """Start the backend, and run warm-up batches. Returns how many seconds the first of them took, or 0 if none ran.
 
-        Raises TargetError if the target cannot be loaded, or fails its warm-up batch."""
+        Raises TargetError if the target can't be loaded, or fails on a warm-up batch."""
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         """Run a batch. Returns one item per entry.
 
-        Raises BackendError if the whole batch failed. After WorkerCrashed or BatchTimeout the backend must be restarted."""
+        Raises BackendError if the entire batch failed. After WorkerCrashed or BatchTimeout the backend must be restarted."""
 
     async def gone(self) -> None:
-        """Wait until the child has died, or should be replaced."""
+        """Wait until the child process has died or should be replaced."""
 
     async def stop(self) -> None:
-        """End the child. Safe to call at any time, and more than once."""
+        """End the child process. Safe to call at any time, and more than once."""
 
 
 class BulkRunner(Protocol):
-    """Runs lines of bulk jobs in otherwise empty seats."""
+    """Runs the lines of bulk jobs in seats that would otherwise be empty."""
 
     async def room(self, model: str) -> int:
-        """Wait until a model can take lines. Returns how many."""
+        """Wait until a model can accept lines. Returns how many."""
 
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
         """Run lines in empty seats. Each gets one reply. The runner handles retries, outages of the broker, and bad lines."""
 
     def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
-        """Drop a job's unfinished lines, or only the lines with these numbers. `done` is not called for them.
+        """Drop a job's unfinished lines or, if `numbers` is given, only those. `done` isn't called for them.
 
-        Drop many in one call, as each call looks through all unfinished lines."""
+        Drop many lines in one call, because each call goes through all unfinished lines."""
 
     def full(self, tenant: str) -> bool:
-        """Return True if a tenant has so many bytes of unfinished lines that it may offer no more."""
+        """Return True if a tenant's unfinished lines have so many bytes that it may not offer any more."""
 
     def paused(self, model: str, tenant: str = "") -> str:
-        """Return why a model or a tenant's lines are paused; "" if they aren't."""
+        """Return why the lines of a model, or of a tenant, are paused. Empty if they aren't."""
 
     async def look(self) -> None:
-        """Find out why offered lines wait, unless that was done a moment ago. Raises BrokerUnavailable."""
+        """Find out why offered lines are waiting, unless this was done a moment ago. Raises BrokerUnavailable."""
 
     def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
-        """Return why lines of a model and tenant wait, and at most how many seconds (infinite if unknown); None if they run."""
+        """Return why a tenant's lines for a model are waiting, and the longest they may still wait in seconds (infinite if
+        unknown). None if they aren't waiting."""
 
 
 class Gpu(Protocol):
@@ -388,56 +389,56 @@ class Gpu(Protocol):
 
     @property
     def settled(self) -> float:
-        """Share of its memory that was in use after the last model had been loaded, 0 to 1; 0 while unknown."""
+        """Share of its memory that was in use once the last model had been loaded, from 0 to 1. 0 while unknown."""
 
     def figures(self) -> GpuFigures | None:
-        """Return the figures that were read last, if recent. Does not wait."""
+        """Return the last stats that were read, or None if they aren't recent. Doesn't wait."""
 
     async def look(self) -> GpuFigures | None:
-        """Read the figures now. Returns the last known figures if that takes longer than a second."""
+        """Read the stats now. Returns the last known stats if that takes longer than a second."""
 
     def loaded(self) -> None:
-        """Note that a model has been loaded, so that the next reading of the memory shows what the models need."""
+        """Record that a model was loaded, so that the next reading shows how much memory the models need."""
 
 
 class Identity(Protocol):
     """Authentication: finds the principal of a credential."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal for the value of an `Authorization` header ("" if none was sent); None if it is not valid.
+        """Return the principal for the value of an `Authorization` header (empty if none was sent), or None if it isn't valid.
 
-        Raises RequestError, which says when to retry, if the credential cannot be checked at present."""
+        Raises RequestError, which says when to retry, if the credential can't be checked at present."""
 
 
 @runtime_checkable
 class WatchedIdentity(Protocol):
-    """Identity that need not check a good credential again while its sender stays connected."""
+    """Identity that needn't check a valid credential again while the client stays connected."""
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a function for this credential. It returns what `Identity.identify` would return at the time of the
-        call. Return None if there is no such function."""
+        """Return a function that returns what `identify` would return for this credential at that time. None if there is no such
+        function."""
 
 
 @runtime_checkable
 class KeyIdentity(Protocol):
-    """Identity of API keys, which can tell what a key sent earlier may do now."""
+    """Identity that authenticates API keys, and can tell what a key that was sent earlier may do now."""
 
     def principal_of(self, key: str) -> Principal | None:
-        """Return the principal of the key with this id; None if it is not valid. Raises RequestError if it cannot be checked at
+        """Return the principal of the key with this id, or None if it isn't valid. Raises RequestError if it can't be checked at
         present."""
 
 
 class KeyMark(msgspec.Struct, frozen=True):
-    """One change in the history of a store of keys. `revision` grows with every change, and is 0 before the first one. `mark` is a
-    random text that distinguishes changes of the same revision, and is empty if unknown."""
+    """One change in the history of a key store. `revision` grows with every change, and is 0 before the first one. `mark` is a
+    random string that distinguishes changes with the same revision. It is empty if unknown."""
 
     revision: int = 0
     mark: str = ""
 
 
 class KeyChanges(msgspec.Struct, frozen=True):
-    """Present state of the keys that changed after some earlier change, in the order of their last changes. `upto` is the last of
-    these changes. `more` is True if there may be further changes."""
+    """Current state of the keys that have changed since an earlier change, in the order of their last changes. `upto` is the last
+    of these changes. `more` is True if there may be further ones."""
 
     keys: Sequence[ApiKey]
     upto: KeyMark
@@ -445,16 +446,16 @@ class KeyChanges(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    """Database of a process. Each method raises StoreUnavailable if it does not answer."""
+    """Database of a process. Each method raises StoreUnavailable if the database doesn't answer."""
 
     async def open(self) -> None:
-        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
+        """Connect to the store, and bring its tables up to date. Raises SettingError if it can't be used."""
 
     async def close(self) -> None: ...
 
 
 class KeyHistory(Protocol):
-    """Read access to API keys and their changes. Each method raises StoreUnavailable if the store does not answer."""
+    """Read access to API keys and their changes. Each method raises StoreUnavailable if the store doesn't answer."""
 
     async def keys(self) -> Sequence[ApiKey]:
         """Return all keys, including expired ones, oldest first."""
@@ -462,7 +463,7 @@ class KeyHistory(Protocol):
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """Return at most `limit` keys that were added or changed after `since`.
 
-        None if that change may not be part of the present store's history. Then read all keys again, from KeyMark()."""
+        Return None if `since` may not be part of this store's history. In that case read all keys again, from KeyMark()."""
 
     async def latest(self) -> KeyMark: ...
 
@@ -471,85 +472,84 @@ class KeyStore(KeyHistory, Store, Protocol):
     """Store of API keys."""
 
     async def add(self, key: ApiKey) -> None:
-        """Add a new key. Raises ValueError if its id is taken, or if the key that it replaces already has a valid replacement."""
+        """Add a key. Raises ValueError if its id is taken, or if the key that it replaces already has a valid replacement."""
 
     async def get(self, id: str) -> ApiKey | None: ...
 
     async def expire(self, id: str, at: float) -> bool:
-        """Let a key expire at Unix time `at`, or earlier if the key already has an earlier end. Returns False for an
-        unknown id."""
+        """Make a key expire at Unix time `at`, unless it expires earlier anyway. Returns False if the id is unknown."""
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove at most `limit` keys that expired, and were last changed, before Unix time `before`. Returns their number.
+        """Remove at most `limit` keys that expired, and were last changed, before Unix time `before`. Returns how many.
 
-        This makes no entry in the history, as these keys were refused already."""
+        The history doesn't record this, because these keys were refused already."""
 
 
 class Ledger(Store, Protocol):
     """Record of every request."""
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
-        """Keep all records or none. A record that is already there, by (tenant, id, completed_at), stays as it is."""
+        """Store all records or none. If a record with the same (tenant, id, completed_at) exists already, it stays as it is."""
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """Forget the open requests `ended`, by tenant and id. Then note `records` as open, in place of earlier notes."""
+        """Forget the open requests `ended`, given by tenant and id. Then store `records` as open, replacing any earlier ones."""
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """Return the records of a request id, of all tenants. Open records come last."""
+        """Return all tenants' records with a request id. Open records come last."""
 
     async def prune(self, before: float, limit: int) -> int:
-        """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""
+        """Remove at most `limit` records completed before Unix time `before`, and open ones of that age. Returns how many."""
 
 
 class BulkStore(Store, Protocol):
-    """Store of bulk jobs and their files' metadata. A tenant can't see other tenants' ids. Leases are on the store's own clock."""
+    """Store of bulk jobs and their files' metadata. A tenant can't see other tenants' ids. Leases follow the store's own clock."""
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
-        """Add a file, or update the size of the one with its id. Returns False if its tenant would exceed `most`, or if another
-        generation than `holder`'s holds the job."""
+        """Add a file, or update the size of the file with its id. Returns False if its tenant would exceed `most`, or if the job
+        is no longer held by the generation of `holder`."""
 
     async def file(self, tenant: str, id: str) -> BulkFile | None: ...
 
     async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
-        """Return a tenant's newest files, of one purpose if given, and older than the file `after` if given."""
+        """Return a tenant's newest files. If given, only those with a purpose, and only those older than the file `after`."""
 
     async def stored(self, tenant: str) -> Stored: ...
 
     async def remove_file(self, tenant: str, id: str) -> bool:
-        """Forget a file. Returns False if it is not there, or if an unfinished job is still reading it."""
+        """Forget a file. Returns False if it doesn't exist, or if an unfinished job is still reading it."""
 
     async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
-        """Return the oldest files from before Unix time `before`, of all tenants, except those that jobs read."""
+        """Return all tenants' oldest files from before Unix time `before`, except those that jobs are reading."""
 
     async def file_ids(self, after: str, limit: int) -> Sequence[str]:
-        """Return the ids of all tenants' files in order, after the id `after`."""
+        """Return the ids of all tenants' files that come after the id `after`, in order."""
 
     async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
-        """Add a job. Returns False if its tenant would have more than `most` unfinished jobs. Of its finished jobs the newest
-        `most_ended` are kept."""
+        """Add a job. Returns False if its tenant would have more than `most` unfinished jobs. Only the newest `most_ended` of its
+        finished jobs are kept."""
 
     async def job(self, tenant: str, id: str) -> BulkJob | None: ...
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
-        """Return a tenant's newest jobs, older than the job `after` if given."""
+        """Return a tenant's newest jobs. If `after` is given, only those older than that job."""
 
     async def open_jobs(self, after: str, limit: int) -> Sequence[BulkJob]:
-        """Return all tenants' unfinished jobs in order of their ids, after the id `after`."""
+        """Return all tenants' unfinished jobs with ids after `after`, in order of their ids."""
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
-        """Note that the client wants a job to end, unless it has ended. Returns the job."""
+        """Record that the client wants to cancel a job, unless the job has ended. Returns the job."""
 
     async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
-        """Take the oldest job that nobody holds, of a tenant with fewer than `share` held jobs. None if there is none. The lease
-        lasts for `seconds`, and the job enters its next generation."""
+        """Take the oldest job that nobody holds and whose tenant has fewer than `share` held jobs. Returns None if there is none.
+        The lease lasts for `seconds`, and the job's generation is incremented."""
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
-        """Write the state of a held job, and hold it for another `seconds` from now; 0 releases it.
+        """Write the state of a held job, and hold it for another `seconds` from now, or release it if `seconds` is 0.
 
-        Returns the job with the client's present wish. If another generation holds it, returns None and writes nothing."""
+        Returns the job as the client now wants it. If another generation holds it, returns None and writes nothing."""
 
     async def remove_jobs(self, before: float, limit: int) -> int:
-        """Forget at most `limit` finished jobs from before Unix time `before`. Returns their number."""
+        """Forget at most `limit` finished jobs from before Unix time `before`. Returns how many."""
 
     async def counts(self) -> Mapping[str, int]:
         """Return the number of jobs by status."""

@@ -48,7 +48,7 @@ class Part:
     but: tuple[str, ...] = ()
 
 
-SERVERS = tuple(f"headway/brokers/redis/{name}.py" for name in ("clients", "cluster", "sentinels", "server"))
+SERVERS = tuple(f"headway/brokers/redis/{name}.py" for name in ("clients", "failover", "link"))
 """Modules that reach one server, Sentinels and clusters."""
 VALKEY = ("-k", "not redis] and not redis-")
 """One kind of server stands for both: the code under test is the same."""
@@ -71,11 +71,7 @@ PARTS = {
     # Sentinels and clusters are many processes, which take seconds for each mutant.
     "servers": Part(SERVERS, ("tests/redis", *VALKEY)),
     "gateway": Part(
-        (
-            "headway/gateway/*.py",
-            "headway/fleet/membership.py",
-            "headway/runtime/availability.py",
-        ),
+        ("headway/gateway/*.py", "headway/fleet/membership.py", "headway/runtime/availability.py"),
         # What is asked for at the doors: where a request or a task stands, and what a caller may still ask.
         (
             "tests/services",

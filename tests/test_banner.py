@@ -127,7 +127,7 @@ def test_the_banner_says_which_gpu_each_worker_has() -> None:
 def test_over_a_broker_it_says_where_that_is_and_what_happens_without() -> None:
     text = shown(broker=URL, shards=16)
     assert "  broker   redis://…@broker:6379/0   keys headway:… in 16 shards\n" in text
-    assert "  fallback none: while the broker is away requests get 503\n" in text
+    assert "  fallback none: while the broker is unavailable, requests get 503\n" in text
 
 
 def test_a_gateway_says_where_it_is_asked() -> None:
@@ -135,7 +135,7 @@ def test_a_gateway_says_where_it_is_asked() -> None:
     assert text.startswith("Headway gateway edge takes requests for model 'default'\n")
     assert "  public   http://127.0.0.1:8000   docs http://127.0.0.1:8000/docs\n" in text
     assert "  admin    http://127.0.0.1:9000/dashboard   health /internal/health" in text
-    assert "  fallback http://spare/batch, 4 batches at once, while the broker is away\n" in text
+    assert "  fallback http://spare/batch, 4 batches at a time, while the broker is unavailable\n" in text
     assert "GPU" not in text
     assert text.splitlines()[-2] == "Try it:"
 

@@ -79,7 +79,7 @@ def _written(folder: Path, text: str | bytes) -> Path:
         ("tls_cert", "is not a certificate", lambda at, by: (_written(at, ""), by.issue()[1], "")),
         ("tls_cert", "is not a certificate", lambda at, by: (_written(at, BROKEN.format("CERTIFICATE")), by.issue()[1], "")),
         ("tls_cert", "is not a certificate", lambda at, by: (_written(at, by.issue()[0].read_bytes()[:-60]), by.issue()[1], "")),
-        ("tls_cert", "holds a key, and no certificate", lambda at, by: (*by.issue()[::-1], "")),
+        ("tls_cert", "holds a key, but no certificate", lambda at, by: (*by.issue()[::-1], "")),
         ("tls_cert", "--tls-key", lambda at, by: (by.issue()[0], "", "")),
         ("tls_cert", "ee key too small", lambda at, by: (*by.issue(key=rsa.generate_private_key(65537, 1024)), "")),
         ("tls_key", "no such file", lambda at, by: (by.issue()[0], at / "no", "")),
@@ -145,7 +145,7 @@ def test_a_key_that_others_may_read_is_warned_of(authority: Authority) -> None:
 
 @pytest.mark.parametrize(
     ("days", "event"),
-    [(30, ""), (10, "the certificate ends soon"), (-1, "the certificate is not valid now, and clients refuse it")],
+    [(30, ""), (10, "the certificate expires soon"), (-1, "the certificate is not valid now, and clients refuse it")],
 )
 def test_the_end_of_a_certificate_is_told_each_day(authority: Authority, days: float, event: str) -> None:
     now = [datetime.now(UTC).timestamp()]
@@ -299,8 +299,9 @@ API = RemoteTarget("https://localhost/batch")
 
 
 def test_a_key_without_its_certificate_is_refused() -> None:
-    with pytest.raises(SettingError, match="has no effect without `remote_cert`"):
-        Settings(remote_key="client.key")
+    for name, cert in (("remote_key", "remote_cert"), ("tls_key", "tls_cert"), ("tls_client_ca", "tls_cert")):
+        with pytest.raises(SettingError, match=f"{name} = .* has no effect without `{cert}`"):
+            Settings(**{name: "client.pem"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["remote_ca", "remote_cert"])

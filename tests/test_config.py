@@ -57,6 +57,7 @@ def test_settings_are_read_from_the_environment_and_from_a_file(
     assert load({}).port == 8765
 
 
+TO_ZERO = {"min_workers": 0, "scale_to_zero_after_s": 60}
 BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_batch_size": "4097"}, "--max-batch-size = 4097:", "between 1 and 4096 inputs"),
     ({"max_batch_size": "4.5"}, "--max-batch-size = '4.5':", "is not a whole number"),
@@ -76,10 +77,10 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"tiers": "gold,silver"}, "--default-tier (its default) = 'paid':", "tiers gold,silver of --tiers"),
     ({"default_tier": "fre"}, "--default-tier = 'fre':", "Use free."),
     ({"devices": "0,1", "workers": "3"}, "--devices = '0,1':", "2 devices for 3 workers (--workers)"),
-    ({"devices": "first"}, "--devices = 'first':", "'first' is no id of a GPU"),
-    ({"devices": "cuda:0"}, "--devices = 'cuda:0':", "'cuda:0' is no id of a GPU"),
+    ({"devices": "first"}, "--devices = 'first':", "'first' is not the id of a GPU"),
+    ({"devices": "cuda:0"}, "--devices = 'cuda:0':", "'cuda:0' is not the id of a GPU"),
     ({"devices": "-1"}, "--devices = '-1':", "nvidia-smi -L"),
-    ({"devices": "GPU-"}, "--devices = 'GPU-':", "is no id of a GPU"),
+    ({"devices": "GPU-"}, "--devices = 'GPU-':", "is not the id of a GPU"),
     ({"devices": "0,", "workers": "2"}, "--devices = '0,':", "empty id"),
     ({"queue_timeout_ms": "5000"}, "--queue-timeout-ms = 5000.0:", "longer than --request-timeout-ms (4000 ms)"),
     ({"max_wait_ms": "2500"}, "--max-wait-ms = 2500.0:", "longer than --queue-timeout-ms (2000 ms)"),
@@ -94,6 +95,15 @@ BAD_FLAGS: list[tuple[dict[str, Any], str, str]] = [
     ({"admin_token": "a,"}, "--admin-token = '…':", "NEW,OLD"),
     ({"admin_token": "hw_live_x"}, "--admin-token = '…':", "client's key"),
     ({"log_json": "perhaps"}, "--log-json = 'perhaps':", "must be true or false"),
+    ({"autoscale": "kubernetes"}, "--autoscale = 'kubernetes':", "is not known"),
+    ({"scale_policy": "plans"}, "--scale-policy = 'plans':", "Did you mean plan?"),
+    ({"min_workers": 3, "max_workers": 2}, "--min-workers = 3:", "is more than --max-workers (2)"),
+    ({"min_workers": -1}, "--min-workers = -1:", "between 0"),
+    ({"scale_to_zero_after_s": 60}, "--scale-to-zero-after-s = 60", "needs --min-workers 0, but it is 1"),
+    ({**TO_ZERO, "models_per_gpu": 2}, "--scale-to-zero-after-s = 60", "already make room for others"),
+    ({"autoscale": "local", "models_per_gpu": 2}, "--autoscale = 'local':", "--models-per-gpu"),
+    ({"scale_rules": "[]"}, "--scale-rules = ", "0 rules"),
+    ({"scale_rules": '[{"queue_above": 1}]'}, "--scale-rules = ", "For example"),
     ({"remote_format": "xml"}, "--remote-format = 'xml':", f"Use auto or {' or '.join(dialects.NAMES)}."),
 ]
 
@@ -148,13 +158,16 @@ BAD_FILES: list[tuple[str, str]] = [
     ("max_batch_size = 0", r"some\.toml: max_batch_size = 0: must lie between"),
     ('port = "80"', r"some\.toml: port = '80': must be a whole number"),
     ("port = true", r"some\.toml: port = True: must be a whole number"),
-    ("model_version = 2", r"some\.toml: model_version = 2: must be text\. Put it in quotes"),
+    ("model_version = 2", r"some\.toml: model_version = 2: must be a string\. Put it in quotes"),
     ("max_wait_ms = [1]", r"some\.toml: max_wait_ms = \[1\]: must be a number"),
     ("max_batchsize = 4", r"some\.toml: max_batchsize = 4: there is no such setting\. Did you mean max_batch_size"),
     ("modells = 4", r"some\.toml: modells = 4: there is no such setting\. Did you mean models\?"),
     ("[modells.a]", r"some\.toml: modells = '…': there is no such setting\. Did you mean models\?"),
-    ("[model.a]\nx = 1", r"some\.toml: model = '…': is a table, but must be text\. Write \[models\.a\]; `model` is"),
-    ("model = {}", r"some\.toml: model = '…': is a table, but must be text\. Write \[models\.NAME\]; `model` is"),
+    (
+        "[model.a]\nx = 1",
+        r"some\.toml: model = '…': is a table, but must be a string\. Write \[models\.a\]; `model` is",
+    ),
+    ("model = {}", r"some\.toml: model = '…': is a table, but must be a string\. Write \[models\.NAME\]; `model` is"),
     ("[models.a]\ntaget = 4", r"some\.toml: \[models\.a\] taget = 4: there is no such setting\. Did you mean target\?"),
     ("[models.a]\nversoin = 4", r"\[models\.a\] versoin = 4: there is no such setting\. Did you mean version\?"),
     (
@@ -202,12 +215,12 @@ def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkey
     assert load({}, {}) == Settings()
     Path("headway.toml").mkdir()
     with pytest.raises(
-        SettingError, match=r"^the file of settings = '/.*headway\.toml': is not a regular file.*remove it"
+        SettingError, match=r"^the settings file = '/.*headway\.toml': is not a regular file.*remove it"
     ):
         load({}, {})
     Path("headway.toml").rmdir()
     Path("headway.toml").symlink_to("nowhere")
-    with pytest.raises(SettingError, match=r"^the file of settings = '/.*headway\.toml': no such file.*remove it"):
+    with pytest.raises(SettingError, match=r"^the settings file = '/.*headway\.toml': no such file.*remove it"):
         load({}, {})
 
 
@@ -304,37 +317,67 @@ def test_a_url_of_each_kind_of_broker_and_database_is_taken(setting: str, url: s
 
 
 @pytest.mark.parametrize(
-    ("url", "reason", "hint"),
+    ("setting", "url", "reason", "hint"),
     [
-        ("127.0.0.1:6379", "is not the URL of a Redis or Valkey", "Begin it with redis://, rediss://"),
-        ("http://broker", "is not the URL of a Redis or Valkey", "Begin it with redis://, "),
-        ("REDIS://broker", "is not the URL of a Redis or Valkey", "redis://"),
-        ("redis://", "names no host and port", "For example redis://127.0.0.1:6379/0."),
-        ("redis://broker:99999", "names no host and port", "For example"),
-        ("redis://broker:0", "names no host and port", "For example"),
-        ("redis://broker:port", "names no host and port", "For example"),
-        ("redis://:se/cret@broker", "names no host and port", "%2F"),
-        ("redis://bro ker", "holds a space", "Percent-encode it."),
-        ("redis://bröker", "beyond ASCII", "Percent-encode it."),
-        ("redis://a,b", "names several hosts", "redis+sentinel:// or redis+cluster://"),
-        ("redis://broker/zero", "names a database that is not a number", "For example"),
-        ("redis://broker/2147483648", "names a database with too high a number", "For example"),
-        (f"redis://broker/{'9' * 5000}", "names a database with too high a number", "For example"),
-        ("redis+sentinel://a,b/master/2147483648", "names a database with too high a number", "For example"),
-        ("redis+sentinel://a,b", "names no service", "/mymaster."),
-        ("redis+sentinel://a,b/", "names no service", "/mymaster."),
-        ("redis+cluster://a,b/3", "names a database, but a cluster has only one", "Leave it out."),
-        ("redis://broker?decode_responses=true", "has an unknown option", "ssl_ca_certs, ssl_certfile"),
-        ("redis://broker?ssl_ca_certs=ca.pem", "does not use TLS", "Begin it with rediss://."),
-        ("rediss://broker?ssl_ca_certs=ca.pem&sentinel_password=p", "names no Sentinels", "Leave it out."),
-        ("redis://broker#1", "holds a #", "%23"),
+        *(
+            ("HEADWAY_BROKER", *row)
+            for row in (
+                ("127.0.0.1:6379", "is not the URL of a Redis or Valkey", "Begin it with redis://, rediss://"),
+                ("http://broker", "is not the URL of a Redis or Valkey", "Begin it with redis://, "),
+                ("REDIS://broker", "is not the URL of a Redis or Valkey", "redis://"),
+                ("redis://", "names no host and port", "For example redis://127.0.0.1:6379/0."),
+                ("redis://broker:99999", "names no host and port", "For example"),
+                ("redis://broker:0", "names no host and port", "For example"),
+                ("redis://broker:port", "names no host and port", "For example"),
+                ("redis://:se/cret@broker", "names no host and port", "%2F"),
+                ("redis://bro ker", "contains a space", "Percent-encode it."),
+                ("redis://bröker", "non-ASCII", "Percent-encode it."),
+                ("redis://a,b", "names several hosts", "redis+sentinel:// or redis+cluster://"),
+                ("redis://broker/zero", "names a database that is not a number", "For example"),
+                ("redis://broker/2147483648", "names a database with too high a number", "For example"),
+                (f"redis://broker/{'9' * 5000}", "names a database with too high a number", "For example"),
+                ("redis+sentinel://a,b/master/2147483648", "names a database with too high a number", "For example"),
+                ("redis+sentinel://a,b", "names no service", "/mymaster."),
+                ("redis+sentinel://a,b/", "names no service", "/mymaster."),
+                ("redis+cluster://a,b/3", "names a database, but a cluster has only one", "Leave it out."),
+                ("redis://broker?decode_responses=true", "has an unknown option", "ssl_ca_certs, ssl_certfile"),
+                ("redis://broker?ssl_ca_certs=ca.pem", "does not use TLS", "Begin it with rediss://."),
+                ("rediss://broker?ssl_ca_certs=ca.pem&sentinel_password=p", "names no Sentinels", "Leave it out."),
+                ("redis://broker#1", "contains a #", "%23"),
+            )
+        ),
+        *(
+            ("HEADWAY_LEDGER", *row)
+            for row in (
+                ("headway.db", "is not the URL of a database", "For example sqlite:///headway.db or postgresql://"),
+                ("sqlite:///a?mode=canary", "contains a ? or #", "Write only the path"),
+                ("sqlite:///a#1", "contains a ? or #", "Write only the path"),
+                ("sqlite:///", "is not the URL of a database", "For example"),
+                ("mysql://canary@h/x", "is not the URL of a database", "For example"),
+                (
+                    "postgresql://a:canary@127.0.0.1:99999/x",
+                    "names a port that is not a number from 1 to 65535",
+                    "HOST:PORT",
+                ),
+                ("postgresql://a:canary@127.0.0.1:0/x", "names a port", "HOST:PORT"),
+                ("postgresql://a:canary@127.0.0.1:-1/x", "names a port", "HOST:PORT"),
+                ("postgresql://a:canary@127.0.0.1:port/x", "names a port", "HOST:PORT"),
+                ("postgresql://a,[::1]:65536/x", "names a port", "HOST:PORT"),
+                ("postgresql://a/x?port=5432,70000", "names a port", "HOST:PORT"),
+                ("postgresql://a/x?host=b:70000", "names a port", "HOST:PORT"),
+                ("postgresql://a:can/ary@127.0.0.1/x", "names a port", "In a password / is written %2F"),
+                ("postgresql://a:1#canary@127.0.0.1/x", "contains a #", "# %23"),
+                ("postgresql://a:can@ary@127.0.0.1/x", "contains more than one @", "@ %40"),
+            )
+        ),
     ],
 )
-def test_a_url_that_is_no_brokers_is_refused(url: str, reason: str, hint: str) -> None:
+def test_a_url_that_is_no_brokers_or_databases_is_refused(setting: str, url: str, reason: str, hint: str) -> None:
     with pytest.raises(SettingError) as caught:
-        load({}, {"HEADWAY_BROKER": url})
-    assert caught.value.setting == "HEADWAY_BROKER"
+        load({}, {setting: url})
+    assert caught.value.setting == setting
     assert reason in caught.value.reason and hint in caught.value.hint
+    assert "canary" not in str(caught.value) and "ary@" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -365,36 +408,6 @@ def test_a_brokers_password_is_never_shown(url: str, shown: str) -> None:
             told = str(exc)
         assert "canary" not in told
         assert "ary@" not in told
-
-
-@pytest.mark.parametrize(
-    ("url", "reason", "hint"),
-    [
-        ("headway.db", "is no URL of a database", "For example sqlite:///headway.db or postgresql://"),
-        ("sqlite:///a?mode=canary", "holds a ? or #", "Write only the path"),
-        ("sqlite:///a#1", "holds a ? or #", "Write only the path"),
-        ("sqlite:///", "is no URL of a database", "For example"),
-        ("mysql://canary@h/x", "is no URL of a database", "For example"),
-        ("postgresql://a:canary@127.0.0.1:99999/x", "names a port that is not a number from 1 to 65535", "HOST:PORT"),
-        ("postgresql://a:canary@127.0.0.1:0/x", "names a port", "HOST:PORT"),
-        ("postgresql://a:canary@127.0.0.1:-1/x", "names a port", "HOST:PORT"),
-        ("postgresql://a:canary@127.0.0.1:port/x", "names a port", "HOST:PORT"),
-        ("postgresql://a,[::1]:65536/x", "names a port", "HOST:PORT"),
-        ("postgresql://a/x?port=5432,70000", "names a port", "HOST:PORT"),
-        ("postgresql://a/x?host=b:70000", "names a port", "HOST:PORT"),
-        ("postgresql://a:can/ary@127.0.0.1/x", "names a port", "In a password / is written %2F"),
-        ("postgresql://a:1#canary@127.0.0.1/x", "holds a #", "# %23"),
-        ("postgresql://a:can@ary@127.0.0.1/x", "holds more than one @", "@ %40"),
-    ],
-)
-def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, hint: str) -> None:
-    with pytest.raises(SettingError) as caught:
-        load({}, {"HEADWAY_LEDGER": url})
-    assert caught.value.setting == "HEADWAY_LEDGER"
-    assert reason in caught.value.reason
-    assert hint in caught.value.hint
-    assert "canary" not in str(caught.value)
-    assert "ary@" not in str(caught.value)
 
 
 def test_a_setting_that_does_nothing_without_another_one_is_told() -> None:

@@ -43,9 +43,9 @@ def test_the_environment_says_which_gpus_there_are(text: str, ids: tuple[str, ..
         (
             "x,y",
             (),
-            "CUDA_VISIBLE_DEVICES=x,y: 'x' is no id of a GPU, and CUDA ignores the rest: workers run on the CPU",
+            "CUDA_VISIBLE_DEVICES=x,y: 'x' is not a GPU id, and CUDA ignores it and what follows: workers run on the CPU",
         ),
-        ("1,x,0", ("1",), "'x' is no id of a GPU, and CUDA ignores the rest: only GPU 1 is used"),
+        ("1,x,0", ("1",), "'x' is not a GPU id, and CUDA ignores it and what follows: only GPU 1 is used"),
     ],
 )
 def test_an_environment_without_a_gpu_is_told_of(text: str, ids: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_every_error_is_in_the_page_of_grpc_with_its_status() -> None:
 
 
 def test_every_refusal_is_in_the_page_of_the_ledger() -> None:
-    told = content("ledger").split("\nCounted so are ", 1)[1].split(". ", 1)[0]
+    told = content("ledger").split("\nThis applies to ", 1)[1].split(". ", 1)[0]
     assert set(re.findall(r"`([A-Z_]+)`", told)) == {errors.SHOWN.get(code, code) for code in errors.REFUSALS}
 
 

@@ -84,7 +84,7 @@ HIDDEN = wrapped(upper)
         (len, "it is neither"),
         (None, "target NoneType: it is neither"),
         (functools.partial(upper, ["a"]), "target partial: it is neither"),
-        (functools.partial(Model, "!"), "positional arguments. Give them by name"),
+        (functools.partial(Model, "!"), "positional arguments. Pass them by name"),
         (functools.partial(dict, end=object()), "cannot get these arguments"),
         (HIDDEN, f"target upper: it is not the object that {__name__}:upper names"),
         ("nonsense", "TARGET 'nonsense'"),

@@ -1,7 +1,6 @@
 """Settings of the autoscaler and times: what was left out fits, and each wrong one is refused with its reason."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,31 +23,6 @@ def test_rules_are_tables_of_the_file_or_json_elsewhere(tmp_path: Path) -> None:
     assert read(served["other"].scale_rules) == (ScaleRule(QUEUE_ABOVE, 20, 2, 1),)
     text = '[{"queue_above": 20, "for_s": 2, "add": 1}]'
     assert read(load({"scale_rules": text}, {}).scale_rules) == read(served["other"].scale_rules)
-
-
-@pytest.mark.parametrize(
-    ("flags", "setting", "part"),
-    [
-        ({"autoscale": "kubernetes"}, "--autoscale", "is not known"),
-        ({"scale_policy": "plans"}, "--scale-policy", "Did you mean plan?"),
-        ({"min_workers": 3, "max_workers": 2}, "--min-workers", "is more than --max-workers (2)"),
-        ({"min_workers": -1}, "--min-workers", "between 0"),
-        ({"scale_to_zero_after_s": 60}, "--scale-to-zero-after-s", "needs --min-workers 0, but it is 1"),
-        (
-            {"min_workers": 0, "scale_to_zero_after_s": 60, "models_per_gpu": 2},
-            "--scale-to-zero-after-s",
-            "make room for others anyway",
-        ),
-        ({"autoscale": "local", "models_per_gpu": 2}, "--autoscale", "--models-per-gpu"),
-        ({"scale_rules": "[]"}, "--scale-rules", "0 rules"),
-        ({"scale_rules": '[{"queue_above": 1}]'}, "--scale-rules", "For example"),
-    ],
-)
-def test_a_wrong_setting_is_refused_with_the_mend(flags: dict[str, Any], setting: str, part: str) -> None:
-    with pytest.raises(SettingError) as found:
-        load(flags, {})
-    assert found.value.setting == setting
-    assert part in str(found.value)
 
 
 def test_rules_of_the_file_that_are_none_are_named_with_their_key(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.client import PATIENCE, process_state, wait_until
 from tests.test_floors import ROOT
 
 pytestmark = pytest.mark.processes
@@ -43,13 +43,6 @@ def test_fine(number):
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the mutex is Linux's, as is the list of processes")
 def test_tests_that_hang_are_named_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
@@ -70,4 +63,4 @@ def test_tests_that_hang_are_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert told.count("Timeout (0:00:03)!") == 1, told
     assert re.search(r'File "\S*test_hanging.py", line \d+ in test_in_a_call_of_c', told), "stacks are shown"
     child = int((tmp_path / "child").read_text())
-    wait_until(lambda: not alive(child))
+    wait_until(lambda: process_state(child) in "ZX")

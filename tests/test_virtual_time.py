@@ -3,18 +3,16 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tests.servers.redis import RedisServer, SharedServers, client
-from tests.virtual_time import ServedLoop, VirtualLoop, run
+from tests.servers.redis import SharedServers
+from tests.virtual_time import ServedLoop, run
 
 T = TypeVar("T")
 
@@ -31,51 +29,12 @@ def served(url: str, main: Callable[[ServedLoop, Any], Coroutine[Any, Any, T]]) 
         return runner.run(connected())
 
 
-def test_timers_fire_in_order_and_nobody_waits() -> None:
-    async def main(clock: Callable[[], float]) -> list[float]:
-        start = clock()
-        seen = []
-
-        async def sleep(seconds: float) -> None:
-            await asyncio.sleep(seconds)
-            seen.append(clock() - start)
-
-        await asyncio.gather(*(sleep(seconds) for seconds in (3600.0, 1.0, 60.0)))
-        return seen
-
-    assert run(main) == [1.0, 60.0, 3600.0]
-
-
 def test_to_wait_for_nothing_is_an_error() -> None:
     async def main(clock: Callable[[], float]) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(RuntimeError, match="stands still"):
         run(main)
-
-
-def test_settling_lets_everything_run_and_no_time_pass() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        ran, start = 0, loop.time()
-
-        async def spin() -> None:
-            nonlocal ran
-            for _ in range(100):
-                await asyncio.sleep(0)
-                ran += 1
-            await asyncio.sleep(0.001)
-            ran += 1
-
-        spinning = asyncio.create_task(spin())
-        await asyncio.gather(loop.settle(), loop.settle())
-        assert (ran, loop.time()) == (100, start)
-        await spinning
-        assert (ran, loop.time()) == (101, start + 0.001)
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(main())
 
 
 @pytest.mark.processes
@@ -128,60 +87,3 @@ def test_who_is_woken_by_another_is_woken_before_time_passes(servers: SharedServ
         assert loop.time() == start
 
     served(servers.of("valkey").url, main)
-
-
-@pytest.mark.processes
-def test_without_a_timer_what_comes_later_is_waited_for(servers: SharedServers) -> None:
-    server = servers.of("valkey")
-
-    async def main(loop: ServedLoop, asked: Any) -> None:
-        with client(server.url) as other:
-            pushing = loop.run_in_executor(None, other.rpush, "list", "1")
-            assert await asked.execute_command("BLPOP", "list", 0)
-            await pushing
-
-    served(server.url, main)
-
-
-@pytest.mark.processes
-def test_not_even_a_server_is_waited_for_for_ever(servers: SharedServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(loop: ServedLoop, asked: Any) -> None:
-        await asked.execute_command("BLPOP", "nothing", 0)
-
-    monkeypatch.setattr(ServedLoop, "patience", 0.01)
-    with pytest.raises(RuntimeError, match="stands still"):
-        served(servers.of("valkey").url, main)
-
-
-@pytest.mark.processes
-def test_time_goes_on_when_the_server_is_killed_and_when_it_is_back(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path, password="secret") as server:
-
-        async def main(loop: ServedLoop, asked: Any) -> None:
-            waiting = asyncio.create_task(asked.execute_command("BLPOP", "list", 0))
-            await asyncio.sleep(60.0)
-            server.kill()
-            with pytest.raises(redis.ConnectionError):
-                await waiting
-            await asyncio.sleep(60.0)
-            server.start()
-            assert await asyncio.wait_for(asked.ping(), 0.001)
-
-        served(server.url, main)
-
-
-@pytest.mark.processes
-def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RedisServer("valkey", tmp_path) as server:
-
-        async def main(loop: ServedLoop, asked: Any) -> None:
-            await asyncio.sleep(1.0)
-            server.pause()
-            loop.forget()
-            with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="does not answer"):
-                patch.setattr("tests.virtual_time.PATIENCE", 0.05)
-                loop.hear()
-            loop.forget()
-            server.resume()
-
-        served(server.url, main)

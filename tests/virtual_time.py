@@ -14,13 +14,12 @@ question.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import selectors
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from headway.brokers.redis.link import Link
 
@@ -127,13 +126,9 @@ class ServedLoop(VirtualLoop):
         # A server has sent a large answer once its kernel has all of it. On a busy machine the last of it may take a moment longer to come.
         return not any(map(_is_half_read, self._transports.values())) and all(line.hear() for line in self._lines)
 
-    def forget(self) -> None:
-        """Ask over other connections from now on."""
+    def close(self) -> None:
         for line in self._lines:
             line.close()
-
-    def close(self) -> None:
-        self.forget()
         super().close()
 
 
@@ -155,7 +150,9 @@ class _Line:
     def hear(self) -> bool:
         try:
             if self._socket is None:
-                self._socket = self._opened()
+                place = self._url.hostname or "", self._url.port or 6379
+                self._socket = socket.create_connection(place, PATIENCE)
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._ask(self._socket, b"PING\r\n")
             return not _UNDER_WAY.search(self._ask(self._socket, b"CLIENT LIST\r\n"))
         except TimeoutError:
@@ -168,17 +165,6 @@ class _Line:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    def _opened(self) -> socket.socket:
-        line = socket.create_connection((self._url.hostname or "", self._url.port or 6379), PATIENCE)
-        with contextlib.ExitStack() as undone:
-            undone.callback(line.close)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._url.password:
-                user, password = unquote(self._url.username or "default"), unquote(self._url.password)
-                self._ask(line, f'AUTH "{user}" "{password}"\r\n'.encode())
-            undone.pop_all()
-        return line
 
     def _ask(self, line: socket.socket, question: bytes) -> bytes:
         line.sendall(question)

@@ -15,9 +15,9 @@ import contextlib
 import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -118,20 +118,17 @@ def _memory(pid: int, name: str) -> int:
 
 def _load(url: str, request: Request, seconds: float) -> int:
     """Send requests in a closed loop; how many were answered."""
-    until, done = time.monotonic() + seconds, [0] * IN_HAND
+    until = time.monotonic() + seconds
 
-    def run(place: int) -> None:
+    def run(done: int) -> int:
         with contextlib.closing(_client(url)) as client:
             while time.monotonic() < until:
                 _ask(client, request)
-                done[place] += 1
+                done += 1
+        return done
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(IN_HAND)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(done)
+    with ThreadPoolExecutor(IN_HAND) as threads:
+        return sum(threads.map(run, [0] * IN_HAND))
 
 
 def _client(url: str) -> HTTPConnection:

@@ -201,13 +201,13 @@ def _shared(findings: Findings, chosen: Sequence[str], options: argparse.Namespa
 def _compare(findings: Findings, chosen: Sequence[str], runs: Mapping[str, Sequence[Run]]) -> None:
     """Three gateways with one, and two hosts with one process."""
     if "B2" in chosen:
-        findings.figure("B2: mean batch through one gateway", _fill(runs[ONE]))
-        findings.figure("B2: mean batch through three gateways", _fill(runs[THREE]))
-        for what, value in (("mean fill", _fill), ("batches per second", _batches)):
-            apart = abs(value(runs[THREE]) / value(runs[ONE]) - 1.0)
+        findings.figure("B2: mean batch through one gateway", _mean("fill", runs[ONE]))
+        findings.figure("B2: mean batch through three gateways", _mean("fill", runs[THREE]))
+        for what, figure in (("mean fill", "fill"), ("batches per second", "batches")):
+            apart = abs(_mean(figure, runs[THREE]) / _mean(figure, runs[ONE]) - 1.0)
             findings.at_most(f"B2: {what}, three gateways against one: difference", 100 * apart, 100 * APART, "%")
     if "hosts" in chosen:
-        later = _p95(runs[TWO_HOSTS]) - _p95(runs[SINGLE])
+        later = _mean("p95", runs[TWO_HOSTS]) - _mean("p95", runs[SINGLE])
         findings.at_most("p95 on two hosts, less that of the single process", later, LATER_MS, "ms")
 
 
@@ -240,16 +240,8 @@ def _in_batches(service: Server | Fleet) -> tuple[float, float]:
     return service.total("headway_batch_size_sum"), service.total("headway_batch_size_count")
 
 
-def _fill(turns: Sequence[Run]) -> float:
-    return statistics.fmean(run.fill for run in turns)
-
-
-def _batches(turns: Sequence[Run]) -> float:
-    return statistics.fmean(run.batches for run in turns)
-
-
-def _p95(turns: Sequence[Run]) -> float:
-    return statistics.fmean(run.p95 for run in turns)
+def _mean(figure: str, turns: Sequence[Run]) -> float:
+    return statistics.fmean(getattr(run, figure) for run in turns)
 
 
 def _row(case: Case, name: str, turns: Sequence[Run]) -> dict[str, object]:
@@ -260,10 +252,10 @@ def _row(case: Case, name: str, turns: Sequence[Run]) -> dict[str, object]:
         "GPUs": case.workers,
         "requests": sum(total.requests for total in totals),
         "failed": sum(run.failures for run in turns),
-        "fill": _fill(turns),
-        "batches/s": _batches(turns),
+        "fill": _mean("fill", turns),
+        "batches/s": _mean("batches", turns),
         "p50": statistics.fmean(total.latency_ms.p50 for total in totals),
-        "p95": _p95(turns),
+        "p95": _mean("p95", turns),
         "p99": statistics.fmean(total.latency_ms.p99 for total in totals),
         "max": max(total.latency_ms.max for total in totals),
         "ideal p95": round(case.ideal_ms, 1),

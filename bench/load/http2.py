@@ -46,11 +46,3 @@ def message(number: int, body: bytes, *, end: bool = True, length: int | None = 
 def reset(number: int) -> bytes:
     """Return the cancellation of a call."""
     return frame(RESET, 0, stream_of(number), _CANCEL.to_bytes(4, "big"))
-
-
-def ping() -> bytes:
-    return frame(PING, 0, 0, b"8 octets")
-
-
-def settings(number: int) -> bytes:
-    return frame(SETTINGS, 0, 0, b"\x00\x04" + (65_535 + number % 1000).to_bytes(4, "big"))

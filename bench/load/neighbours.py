@@ -28,6 +28,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -174,11 +175,8 @@ def _count_charged(findings: Findings, where: str) -> dict[str, object]:
             answers.append(bool(_call(door, keys["listed"], "POST", "/v1/inference", body).get("outputs")))
 
         begun, ran = time.monotonic(), _ran(made)
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(lists)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(lists) as threads:
+            list(threads.map(ask, range(lists)))
         elapsed = time.monotonic() - begun
         time.sleep(1.0)  # What was refused late may be on its way yet.
         ran = _ran(made) - ran

@@ -80,6 +80,10 @@ def _post(body: bytes, *fields: str, path: str = "/v1/inference", method: str = 
     return "\r\n".join([*lines, f"Authorization: Bearer {KEY.decode()}", *fields, "", ""]).encode() + body
 
 
+def _members(path: str, **members: Any) -> bytes:
+    return _post(json.dumps(members).encode(), path=path)
+
+
 def _label(number: int) -> bytes:
     """Something else that a metric could be labelled with, each time."""
     name = f"x{number}"
@@ -92,12 +96,7 @@ def _label(number: int) -> bytes:
 
 
 _UNENDED = _ask("b" * 1_000_000)[:-1]
-_HALF = _ask("h" * 5_000_000)[:2_500_000]
 _UNWANTED = _post(b"u" * 5_000_000, path="/v1/inference", method="PUT")
-_ROOMY = ("--max-body-bytes", "8000000")
-_CHUNKED = _post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-_TINY = _CHUNKED + b"1\r\na\r\n" * 50_000
-_EMPTY = _CHUNKED + (b"1000\r\n" + b"\r\n" * 2048 + b"\r\n") * 100
 
 WORST: dict[str, Worst] = {
     "queue": Worst("asks more than there is capacity", lambda n: _ask(f"flood {n}"), 300, limited=False),
@@ -109,9 +108,6 @@ WORST: dict[str, Worst] = {
     "memory": Worst("inputs of 0.9 MB", lambda n: _ask("m" * 900_000 + str(n)), 64, limited=False),
     "connections": Worst("as many connections as it gets, idle", lambda n: _ask(f"c {n}"), 3000, every=600.0),
     "bodies": Worst("1 MB of a body, never ended", lambda n: _UNENDED, 300, waits=False),
-    "half bodies": Worst("half of 5 MB, and away", lambda n: _HALF, 100, limited=False, leaves=1, gateway_flags=_ROOMY),
-    "refused bodies": Worst("5 MB that nobody wants, and away", lambda n: _UNWANTED, 100, limited=False, leaves=1),
-    "chunks": Worst("bodies in chunks of one byte, and of empty lines", lambda n: (_TINY, _EMPTY)[n % 2], 16, limited=False),
     "ledger": Worst("an unknown model, as fast as it goes", lambda n: _ask("x", model="none"), 50),
     "metric labels": Worst("other models, tiers, routes and methods", _label, 50),
     "dead letters": Worst("inputs that the model refuses", lambda n: _ask(f"REJECT {n}"), 16, every=0.5),
@@ -124,8 +120,6 @@ WORST: dict[str, Worst] = {
 _PREDICT = f"/{protos.HEADWAY}/Predict"
 _INFER = f"/{protos.OPEN_INFERENCE}/ModelInfer"
 STREAM = f"/{protos.OPEN_INFERENCE}/ModelStreamInfer"
-_WATCH = f"/{protos.HEALTH}/Watch"
-_REFLECT = f"/{protos.REFLECTION}/ServerReflectionInfo"
 _AUTHORIZATION = (("authorization", f"Bearer {KEY.decode()}"),)
 _INPUT = protos.message("headway.v1.PredictRequest")
 _TENSOR = protos.message("inference.ModelInferRequest")
@@ -135,25 +129,8 @@ def _input(text: str) -> bytes:
     return bytes(_INPUT(input_data=text.encode()).SerializeToString())
 
 
-def _call(number: int, method: str, body: bytes, more: http2.Fields = _AUTHORIZATION, *, end: bool = True) -> bytes:
-    return http2.headers(number, method, more) + http2.message(number, body, end=end)
-
-
-def _liar(number: int) -> bytes:
-    """Tensor whose lengths or shape aren't true."""
-    asked = _TENSOR(model_name="default")
-    asked.inputs.add(name="x", datatype="BYTES", shape=((1 << 62,), (1024,), (2,), (1,) * 1000)[number % 4])
-    asked.raw_input_contents.append((b"\xff\xff\xff\xff", b"", b"\x01\0\0\0a" * 9)[number % 3])
-    return bytes(asked.SerializeToString())
-
-
-def _trickle(number: int) -> bytes:
-    """Streams that begin, and then a byte of a message on each of them in turn."""
-    if number < _STREAMS:
-        return http2.headers(number, STREAM, _AUTHORIZATION) + http2.frame(
-            http2.DATA, 0, http2.stream_of(number), b"\0\0\x0f\xff\xff"
-        )
-    return http2.frame(http2.DATA, 0, http2.stream_of(number % _STREAMS), b"a")
+def _call(number: int, method: str, body: bytes) -> bytes:
+    return http2.headers(number, method, _AUTHORIZATION) + http2.message(number, body)
 
 
 def _large(number: int) -> bytes:
@@ -161,61 +138,6 @@ def _large(number: int) -> bytes:
     asked = _TENSOR(model_name="default", id=str(number), raw_input_contents=[pack([b"s" * 60_000])])
     asked.inputs.add(name="x", datatype="BYTES", shape=[1])
     return bytes(asked.SerializeToString())
-
-
-_STREAMS = 900
-_FILE = protos.message("grpc.reflection.v1.ServerReflectionRequest")(
-    file_containing_symbol=protos.OPEN_INFERENCE
-).SerializeToString()
-_HUGE = tuple((f"x-{number}", "m" * 1000) for number in range(15))
-
-WORST |= {
-    "calls": Worst(
-        "calls that are cancelled at once", lambda n: _call(n, _PREDICT, _input(f"c {n}")) + http2.reset(n), 8, every=0.002,
-        grpc=True, limited=False,
-    ),
-    "rapid reset": Worst(
-        "streams that are reset as soon as they begin",
-        lambda n: b"".join(http2.headers(at, _PREDICT) + http2.reset(at) for at in range(100 * n, 100 * n + 100)), 4,
-        every=0.01, grpc=True,
-    ),
-    "watches": Worst(
-        "as many calls of Watch as it gets", lambda n: _call(n, _WATCH, b"", ()), 20, grpc=True, once=_STREAMS,
-    ),
-    "reflection": Worst(
-        "questions to the reflection service", lambda n: _call(n, _REFLECT, _FILE, ()), 8, every=0.002, grpc=True,
-    ),
-    "questions": Worst(
-        "a stream of questions to the reflection service",
-        lambda n: (http2.headers(0, _REFLECT) if n == 0 else b"") + http2.message(0, _FILE, end=False) * 20, 8, every=0.01,
-        grpc=True,
-    ),
-    "silent streams": Worst(
-        "streams that are opened and never written", lambda n: http2.headers(n, STREAM, _AUTHORIZATION), 20, grpc=True,
-        once=_STREAMS,
-    ),
-    "streams": Worst(
-        "a stream of messages of 60 kB, as fast as they are taken", _large, 8, grpc=True, limited=False, streams=1,
-    ),
-    "many streams": Worst(
-        "20 streams of messages of 60 kB, as fast as they are taken", _large, 8, grpc=True, limited=False, streams=20,
-    ),
-    "slow streams": Worst("streams that send a byte at a time", _trickle, 20, every=0.001, grpc=True),
-    "malformed calls": Worst(
-        "messages that are none, or cut off",
-        lambda n: http2.headers(n, _INFER, _AUTHORIZATION)
-        + http2.message(n, b"\xff" * 200, length=(200, 100, 1 << 20, (1 << 32) - 1)[n % 4]),
-        8, every=0.002, grpc=True,
-    ),
-    "metadata": Worst(
-        "15 kB of metadata", lambda n: _call(n, _PREDICT, b"", (*_AUTHORIZATION, *_HUGE)), 8, every=0.002, grpc=True,
-    ),
-    "pings": Worst("pings, a hundred at a time", lambda n: http2.ping() * 100, 8, every=0.01, grpc=True),
-    "settings": Worst(
-        "settings, a hundred at a time", lambda n: b"".join(map(http2.settings, range(100))), 8, every=0.01, grpc=True,
-    ),
-    "tensors": Worst("tensors of lying lengths, over gRPC", lambda n: _call(n, _INFER, _liar(n)), 8, every=0.002, grpc=True),
-}  # fmt: skip
 
 
 # Lengths and parameters of a call.
@@ -242,40 +164,6 @@ FITTING: dict[str, Worst] = {
     ),
 }  # fmt: skip
 WORST |= FITTING
-
-
-# Over HTTP, in other APIs.
-
-_ZEROS = gzip.compress(b" " * 200_000_000, 9)
-"""200 kB that unpack to 200 MB."""
-_INFER_PATH = "/v2/models/default/infer"
-
-
-def _members(path: str, *fields: str, **members: Any) -> bytes:
-    return _post(json.dumps(members).encode(), *fields, path=path)
-
-
-def _nested(number: int) -> bytes:
-    """JSON that is nested far deeper than any reader follows."""
-    deep = b"[" * 400_000
-    return (
-        _post(b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":' + deep, path=_INFER_PATH),
-        _post(b'{"model":"default","prompt":"x","more":' + deep, path="/v1/completions"),
-    )[number % 2]
-
-
-_TALK = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 20}] * 800
-_DEEP = _members("/v1/chat/completions", model="default", messages=_TALK)
-_FULL = _members("/v1/completions", model="default", prompt=["p"] * 4096)
-_CHOICES = _members("/v1/completions", model="default", prompt=["p"] * 8, n=128)
-_BOMB = _post(_ZEROS, "Content-Encoding: gzip", path=_INFER_PATH)
-
-WORST |= {
-    "bombs": Worst("gzip of 200 MB of spaces", lambda n: _BOMB, 8),
-    "nesting": Worst("JSON nested 400,000 deep", _nested, 8),
-    "prompts": Worst("4,096 prompts, and 8 prompts of 128 choices", lambda n: (_FULL, _CHOICES)[n % 2], 16, limited=False),
-    "chats": Worst("chats of 800 messages of 20 parts", lambda n: _DEEP, 16),
-}  # fmt: skip
 
 
 # Large bodies, answers and lists, and floods that others of the tier should not feel.
@@ -395,8 +283,14 @@ NEIGHBOURS: dict[str, Worst] = {
         "300 new connections at once, again and again", lambda n: _ask(f"c {n}"), 300, every=0.5, limited=False, leaves=1,
         newcomers=True,
     ),
+    "streams": Worst(
+        "a stream of messages of 60 kB, as fast as they are taken", _large, 8, grpc=True, limited=False, streams=1,
+    ),
+    "many streams": Worst(
+        "20 streams of messages of 60 kB, as fast as they are taken", _large, 8, grpc=True, limited=False, streams=20,
+    ),
+    "refused bodies": Worst("5 MB that nobody wants, and away", lambda n: _UNWANTED, 100, limited=False, leaves=1),
 }  # fmt: skip
-NEIGHBOURS |= {name: WORST[name] for name in ("streams", "many streams", "refused bodies")}
 WORST |= NEIGHBOURS | {
     "half messages": Worst(
         "messages of 1 MB over gRPC, never ended",

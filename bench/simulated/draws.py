@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from headway.simulator.scenario import Kill, Scenario, Step
+from headway.simulator.scenario import Faults, Kill, QueueRules, Scenario, Step
 
 REQUESTS, WARM_UP_REQUESTS = 15_000, 5_000
-PATIENCE = 30.0
-"""Seconds of all deadlines, so that latencies tell all."""
+PATIENT = QueueRules(queue_timeout=30.0, timeout=30.0, max_queue=100_000)
+"""Deadlines so late that latencies tell all."""
 CLIENTS = (4, 16, 64)
 KINDS = ("poisson", "poisson", "poisson", "death", "steps", "bursts", "closed", "cold")
 """Kinds of loads, in turn."""
@@ -39,7 +39,7 @@ def full_seconds(scenario: Scenario) -> float:
 
 def capacity(scenario: Scenario) -> float:
     """Return the most requests per second, the slow GPU's included."""
-    return (scenario.workers - 1 + 1 / scenario.slow) * scenario.max_batch / full_seconds(scenario)
+    return (scenario.workers - 1 + 1 / scenario.faults.slow) * scenario.max_batch / full_seconds(scenario)
 
 
 def draw(seed: int, number: int, traces: Traces) -> Drawn:
@@ -52,8 +52,7 @@ def draw(seed: int, number: int, traces: Traces) -> Drawn:
     slow = rng.choice((1.0, 1.0, 1.0, 1.0, 1.2, 1.5, 2.0, 3.0))
     fleet = Scenario(
         rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, jitter=rng.choice((0.0, 0.3)),
-        slow=1.0 if workers == 1 else slow, queue_timeout=PATIENCE, timeout=PATIENCE, max_queue=100_000,
-        seed=rng.randrange(1 << 30),
+        faults=Faults(slow=1.0 if workers == 1 else slow), queue=PATIENT, seed=rng.randrange(1 << 30),
     )  # fmt: skip
     return with_load(str(number), kind, fleet, rng, traces)
 
@@ -72,8 +71,8 @@ def with_load(name: str, kind: str, fleet: Scenario, rng: random.Random, traces:
     changes: dict[str, object] = {"rate": rate, "warmup": warmup, "duration": duration}
     traffic, length = "", duration - warmup
     if kind == "death":
-        changes["kills"] = (Kill(warmup + length / 3, 1),)
-        changes["restart"] = length / 3
+        kills = (Kill(warmup + length / 3, 1),)
+        changes["faults"] = replace(fleet.faults, kills=kills, restart=length / 3)
     elif kind == "steps":
         shares = [rng.uniform(0.05, 0.95) for _ in range(2)]
         steps = [Step(warmup + length * (at + 1) / 3, share * capacity(fleet)) for at, share in enumerate(shares)]
@@ -124,8 +123,7 @@ def _changed(fleet: Scenario, changes: Mapping[str, object]) -> Scenario:
 
 def _fleet(workers: int, alpha: float, beta: float = 0.0, max_batch: int = 64, slow: float = 1.0) -> Scenario:
     return Scenario(
-        rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, slow=slow, queue_timeout=PATIENCE,
-        timeout=PATIENCE, max_queue=100_000, seed=1,
+        rate=1.0, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, faults=Faults(slow=slow), queue=PATIENT, seed=1,
     )  # fmt: skip
 
 

@@ -10,9 +10,7 @@ first served. A ratio is a figure of latency with fit over that of first come, o
 bound, the mean over more seeds counts.
 """
 
-import argparse
 import csv
-import os
 import random
 import statistics
 import sys
@@ -24,11 +22,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.simulated.traces import TRACES
+from bench.simulated import traces
 from bench.stand.findings import Findings
 from headway.simulator.engine import simulate
 from headway.simulator.report import percentile
-from headway.simulator.scenario import EVERYBODY, USUAL_MIX, Scenario
+from headway.simulator.scenario import EVERYBODY, USUAL_MIX, QueueRules, Scenario
 
 BOUNDS = {"p95": 1.05, "p99": 1.05, "longest": 1.25}
 """Most that each ratio may be."""
@@ -67,7 +65,9 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    options = _options()
+    parser = traces.parser("Inputs of like length together, beside first come, first served.")
+    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these configurations alone")
+    options = parser.parse_args()
     findings = Findings("fit", configurations=options.configurations, seed=options.seed)
     recorded = read_lengths(options.traces)
     begun = time.monotonic()
@@ -104,8 +104,8 @@ def draw(seed: int, number: int, recorded: Lengths) -> tuple[str, str, float, fl
     warmup = max(WARM_UP_REQUESTS / rate, WARM_UP_CYCLES * padded)
     scenario = replace(
         fleet, rate=rate, first_come=False, jitter=rng.choice((0.0, 0.1)), mix=USUAL_MIX if rng.random() < 0.5 else {EVERYBODY: 1.0},
-        tenants=rng.choice((1, 2, 10)), warmup=warmup, duration=warmup + max(REQUESTS / rate, CYCLES * padded), queue_timeout=PATIENCE, timeout=PATIENCE,
-        max_queue=100_000, seed=rng.randrange(1 << 30),
+        tenants=rng.choice((1, 2, 10)), warmup=warmup, duration=warmup + max(REQUESTS / rate, CYCLES * padded),
+        queue=QueueRules(queue_timeout=PATIENCE, timeout=PATIENCE, max_queue=100_000), seed=rng.randrange(1 << 30),
     )  # fmt: skip
     return str(number), kind, load, share, scenario
 
@@ -154,7 +154,7 @@ def synthetic(kind: str, rng: random.Random) -> tuple[int, ...]:
 def read_lengths(folder: Path | None) -> dict[str, tuple[int, ...]]:
     """Return the lengths of the inputs of the Azure traces, as far as they are there."""
     lengths = {}
-    for name, file in TRACES.items():
+    for name, file in traces.TRACES.items():
         path = folder / file if folder is not None else None
         if path is not None and path.is_file():
             with path.open(encoding="utf-8", newline="") as lines:
@@ -188,18 +188,6 @@ def _shown(row: Row) -> dict[str, object]:
         **{f"{name} first come": row.first_come[name] for name in BOUNDS},
         **{f"{name} ratio": f"{row.ratios[name]:.3f}" for name in BOUNDS},
     }
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Inputs of like length together, beside first come, first served.")
-    parser.add_argument("--configurations", type=int, default=500, metavar="N", help="how many (default %(default)d)")
-    parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these configurations alone")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (default %(default)d)")
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
-    parser.add_argument(
-        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)"
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -13,22 +13,19 @@ their answers per second over that of `paced`. So above 1 is worse. Where chance
 over more seeds counts.
 """
 
-import argparse
 import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
 from bench.simulated import draws
 from bench.simulated.draws import Drawn
-from bench.simulated.traces import traffic
+from bench.simulated.traces import parser, traffic
 from bench.stand.findings import Findings
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
@@ -63,10 +60,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    options = _options()
+    options = parser("The default policy beside the usual ones, on random services and loads.").parse_args()
     findings = Findings("never_worse", configurations=options.configurations, seed=options.seed)
     try:
-        traces = {name: trace for name, trace in traffic(options.traces, findings).items() if trace}
+        traces = traffic(options.traces, findings)
     except SettingError as exc:
         print(exc, file=sys.stderr)
         return 2
@@ -97,7 +94,7 @@ def compared(drawn: Drawn) -> Row:
     fleet = drawn.scenario
     return Row(
         drawn.name, drawn.kind, fleet.workers, fleet.alpha * 1000, fleet.beta * 1000, fleet.max_batch, drawn.load, fleet.clients,
-        fleet.jitter, fleet.slow, drawn.traffic, p95, answers, ratio,
+        fleet.jitter, fleet.faults.slow, drawn.traffic, p95, answers, ratio,
     )  # fmt: skip
 
 
@@ -185,19 +182,6 @@ def _shown(row: Row) -> dict[str, object]:
         **figures,
         "ratio": f"{row.ratio:.3f}",
     }
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="The default policy beside the usual ones, on random services and loads."
-    )
-    parser.add_argument("--configurations", type=int, default=500, metavar="N", help="how many (default %(default)d)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (default %(default)d)")
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
-    parser.add_argument(
-        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)"
-    )
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from bench.simulated.fit import read_lengths
 from headway.simulator.engine import simulate
 from headway.simulator.report import percentile
-from headway.simulator.scenario import Scenario
+from headway.simulator.scenario import QueueRules, Scenario
 
 RATES = range(100, 1_250, 50)
 ALPHA, SECONDS, MAX_BATCH = 0.008, 0.05, 32
@@ -32,7 +32,7 @@ def main() -> int:
     beta = (SECONDS - ALPHA) / MAX_BATCH / statistics.fmean(lengths)
     scenario = Scenario(
         rate=1.0, workers=2, alpha=ALPHA, beta=beta, max_batch=MAX_BATCH, weights=lengths, padded=True, warmup=20.0, duration=35.0,
-        queue_timeout=60.0, timeout=60.0, max_queue=100_000,
+        queue=QueueRules(queue_timeout=60.0, timeout=60.0, max_queue=100_000),
     )  # fmt: skip
     before, after = _p95(replace(scenario, first_come=True)), _p95(scenario)
     _draw(before, after)

@@ -4,7 +4,7 @@
 
 What all processes ask in common keeps one Redis node busy. One fleet goes as far as that node carries it; beyond, models are cut over fleets
 (docs/fleet.md). Costs are CPU time per request, measured over Redis at 2,000 requests/s on two cores; at higher rates each costs less. So this is
-enough, not the least. A batch takes 100 ms and holds at most 100. Latency and spacing in shards are asked by tests/simulator/test_sharding.py.
+enough, not the least. A batch takes 100 ms and holds at most 100. Latency and spacing in shards are asked by tests/simulator/test_engine.py.
 """
 
 import math

@@ -1,9 +1,11 @@
-"""Recorded traffic that simulations replay.
+"""Recorded traffic that simulations replay, and the command line of those that draw services at random.
 
 The Azure LLM inference traces of 2023, from the folder `data` of the repository Azure/AzurePublicDataset on GitHub (CC-BY 4.0; Patel et al.,
 "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024). They are not part of this repository.
 """
 
+import argparse
+import os
 from pathlib import Path
 
 from bench.stand.findings import Findings
@@ -13,8 +15,8 @@ TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceT
 
 
 def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, ...]]:
-    """Return instants by name of the traffic, none for Poisson. Says which trace is left out for want of its file."""
-    traces: dict[str, tuple[float, ...]] = {"poisson": ()}
+    """Return instants by name of the trace. Says which one is left out for want of its file."""
+    traces: dict[str, tuple[float, ...]] = {}
     for name, file in TRACES.items():
         path = None if folder is None else folder / file
         if path is not None and path.is_file():
@@ -23,3 +25,14 @@ def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, .
         else:
             findings.say(f"Left out: {file} is not in {folder or '--traces DIR, which is not given'}.")
     return traces
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return the command line of a program that draws configurations."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--configurations", type=int, default=500, metavar="N", help="how many (default %(default)d)")
+    made.add_argument("--seed", type=int, default=1, help="of the draw (default %(default)d)")
+    made.add_argument("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
+    cores = len(os.sched_getaffinity(0))
+    made.add_argument("--jobs", type=int, default=cores, help="processes (default: one a core)")
+    return made

@@ -36,25 +36,10 @@ class Measured:
     core: float
 
     @property
-    def server_us(self) -> float:
-        return sum(self.cpu_us.values())
-
-    @property
     def failures(self) -> int:
         """Requests without a right answer."""
         total = self.report.total
         return total.requests - total.answered + (self.report.mismatches or 0)
-
-    @property
-    def answered(self) -> float:
-        """Share of the requests that were answered."""
-        return self.report.total.answered / self.report.total.requests
-
-    def row(self, name: str) -> dict[str, object]:
-        """Return a row of a table, latencies in ms."""
-        total, latency = self.report.total, self.report.total.latency_ms
-        counts = {"what": name, "requests": total.requests, "answered": total.answered}
-        return {**counts, "p50": latency.p50, "p95": latency.p95, "p99": latency.p99}
 
 
 def open_loop(server: Service, rate: float, seconds: float, *flags: str, path: str = "") -> Measured:

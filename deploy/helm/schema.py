@@ -17,9 +17,7 @@ from headway.config.target import SHORT
 
 SCHEMA = Path(__file__).with_name("headway") / "values.schema.json"
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-OTHERWISE: dict[str, dict[str, Any]] = {
-    "scale_rules": {"type": ["string", "array"]},
-}
+OTHERWISE: dict[str, dict[str, Any]] = {"scale_rules": {"type": ["string", "array"]}}
 """Values that a file may have in another form than a flag."""
 MANY = frozenset(("admin_names", "admin_token", "remote_token"))
 """Settings whose pattern repeats more than the 1000 times that Helm's regular expressions can."""

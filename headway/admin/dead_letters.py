@@ -1,4 +1,4 @@
-"""Routes of the dead letters: list, show, replay, purge. Lists don't show inputs."""
+"""Dead letter routes: list, show, replay and purge. Lists don't include inputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from headway.http.routing import Request, Route, RouteAnswer, as_json, refusal
 from headway.model import DeadLetter, InferenceRequest, Principal, RequestOptions, Tensors, Value
 from headway.runtime.request_id import new_id
 
-LISTED = 100  # Number of dead letters in a listing unless `?limit=` says otherwise.
+LISTED = 100  # Default number of dead letters in a list.
 MOST_LISTED = 10_000
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
 async def _shown(value: Value) -> str | msgspec.Raw:
-    """Return a value for the JSON encoder. Other tasks get turns while numbers are written."""
+    """Return a value for the JSON encoder. Yields to other tasks while numbers are written."""
     if not isinstance(value, Tensors):
         return embedded(value)
     pieces = []
@@ -40,7 +40,7 @@ async def _shown(value: Value) -> str | msgspec.Raw:
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Make the routes `/internal/dlq` and below."""
+    """Return the routes at and below `/internal/dlq`."""
     on = _Routes(process)
     return [
         Route("/internal/dlq", on.listing),
@@ -84,20 +84,22 @@ class _Routes:
     async def replay(self, request: Request) -> RouteAnswer:
         gateway = self._process.gateway
         if gateway is None:
-            raise NotFound(f"a {self._process.role.value} takes no requests; replay it at the admin port of a gateway")
+            raise NotFound(
+                f"a {self._process.role.value} accepts no requests; replay it at the admin port of a gateway"
+            )
         letter = await self._find(request)
         entry, fresh = letter.entry, new_id()
         begun = self._process.clock()
         principal = Principal(user="dead letter replay", tenant=entry.tenant, tier=entry.tier)
         longest = self._process.settings.longest_request_s
-        # The replay links to the span of the dead request, if that was sampled.
+        # The replay links to the span of the failed request, if that was sampled.
         died = carried.context if (carried := read_carried(entry.trace)) is not None else None
         options = RequestOptions(longest, entry.tier, origin="", way="replay", replays=died)
         reply = await gateway.ask(
             InferenceRequest(principal, fresh, options, entry.model, entry.input, entry.parameters)
         )
         if reply.failure is not None:
-            # The replay may have left a dead letter of its own. Only the first one stays.
+            # The replay may have left a dead letter of its own. Only the original one is kept.
             await within_answer_time(self._letters.remove(fresh, entry.tenant))
             return refusal(ID_PREFIX + fresh, reply.failure)
         await within_answer_time(self._letters.remove(entry.id, entry.tenant))
@@ -118,7 +120,7 @@ class _Routes:
 
 
 def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
-    """Return the only dead letter, or None without any. Raises BadRequest if several tenants have one with this id."""
+    """Return the only dead letter, or None if there is none. Raises BadRequest if several tenants have one with this id."""
     if len(letters) > 1:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(
@@ -147,5 +149,5 @@ def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
 def _no_letter(id: str, tenant: str | None) -> NotFound:
     of = "" if tenant is None else " of this tenant"
     return NotFound(
-        f"no dead letter {ID_PREFIX}{id}{of}; it was replayed or purged, pushed out by newer ones, or never was"
+        f"no dead letter {ID_PREFIX}{id}{of}; it was replayed, purged or displaced by newer ones, or never existed"
     )

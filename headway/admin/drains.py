@@ -1,4 +1,4 @@
-"""Routes of drains: list, start, end. Each process learns of a drain with its next heartbeat."""
+"""Drain routes: list, start and end drains. Each process learns about a drain with its next heartbeat."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-NEAR = 3  # Limit on the similar names listed for an unknown one.
+NEAR = 3  # Maximum number of similar names to suggest for an unknown one.
 
 
 class NoDrain(Exception):
-    """The drain is impossible. The text gives the reason."""
+    """The drain is impossible. The message says why."""
 
 
 class UnknownName(NoDrain):
-    """No worker, process or host has the name."""
+    """No worker, process or host has this name."""
 
 
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
-    """Return the drains of the worker, or of all workers of the process or host, with a name.
+    """Return drains for the worker with this name, or for all workers of the process or host with this name.
 
-    An offline worker counts if its process can start it again. It then starts without a backend until the drain ends. Raises
-    UnknownName, with similar names, if no worker, and no process or host with workers, has the name."""
+    This includes an offline worker if its process can restart it; until the drain ends, it then starts without a backend. Raises
+    UnknownName, with similar names, if there is no such worker, and no such process or host that has workers."""
     homes = {
         worker.worker_id: home
         for worker in workers
@@ -53,13 +53,13 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
 def ended(
     name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
 ) -> list[Drain]:
-    """Return the drains to end for the worker, process or host with a name.
+    """Return the drains to end for the worker, process or host with this name.
 
-    Raises UnknownName, with similar names, if no drain has the name, and NoDrain for a worker whose whole process is drained."""
+    Raises UnknownName, with similar names, if it isn't drained, or NoDrain if it is a worker whose entire process is drained."""
     home = _home(name, members) if any(worker.worker_id == name for worker in workers) else None
     process = name.partition("/")[0] if home is None else home.id
     if name != process and any(drain.name == drain.process == process for drain in drains):
-        raise NoDrain(f"worker {name!r} is drained with its whole process; undrain {process!r}")
+        raise NoDrain(f"worker {name!r} is drained with its entire process; undrain {process!r}")
     if meant := [drain for drain in drains if name in (drain.name, drain.process, drain.host)]:
         return meant
     names = {name for drain in drains for name in (drain.name, drain.process, drain.host)}
@@ -67,13 +67,13 @@ def ended(
 
 
 def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]) -> set[str]:
-    """Return the ids of the workers that drains cover."""
+    """Return the ids of the workers that these drains apply to."""
     names, ids = {drain.name for drain in drains}, [worker.worker_id for worker in workers]
     return {id for id in ids if id in names or ((home := _home(id, members)) is not None and home.id in names)}
 
 
 def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
-    """Return, in words, the models and versions whose healthy workers are all drained."""
+    """Describe the models and versions whose healthy workers are all drained."""
     serving: dict[QueueName, bool] = {}
     for worker in workers:
         if worker.status is WorkerStatus.HEALTHY:
@@ -92,8 +92,7 @@ def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[st
 
 
 def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    """Return the process of a worker, if known. A worker's name tells its process only in a fleet. Outside a
-    fleet there is only one process."""
+    """Return the process of a worker, if known. In a fleet, the worker's name contains it; otherwise there is only one."""
     process = worker.partition("/")[0]
     alone = members[0] if len(members) == 1 else None
     return next((member for member in members if member.id == process), alone)
@@ -101,14 +100,14 @@ def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
 
 def _near(name: str, names: Collection[str]) -> str:
     near = nearest(name, sorted(names), NEAR, 0.5) or sorted(names)[:NEAR]
-    return f"; near are {', '.join(near)}" if near else ""
+    return f"; similar names are {', '.join(near)}" if near else ""
 
 
-MOST_LOOKS = 20  # Maximum number of attempts at one drain. An attempt fails if another drain has come in between.
+MOST_LOOKS = 20  # Maximum number of attempts to drain. An attempt fails if the drains have changed in the meantime.
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Make the routes `/internal/drains` and below. Arguments are in the query."""
+    """Return the routes at and below `/internal/drains`. Arguments are in the query."""
     on = _Routes(process)
     return [
         Route("/internal/drains", on.listing),
@@ -137,7 +136,7 @@ class _Routes:
             if without and not force:
                 raise BadRequest(
                     f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
-                    "drain it all the same with --force"
+                    "use --force to drain it anyway"
                 )
             stale = outlived(drains, members)
             await within_answer_time(self._fleet.undrain(stale))
@@ -145,7 +144,7 @@ class _Routes:
             if await within_answer_time(self._fleet.drain(named, known)):
                 log.info("draining workers", name=name, drains=[drain.name for drain in named], bares=without)
                 return self._shown(named, workers, members)
-        raise BrokerUnavailable("others keep changing the drains; ask again")
+        raise BrokerUnavailable("other callers keep changing the drains; try again")
 
     async def end(self, request: Request) -> RouteAnswer:
         name = _named(request)
@@ -179,5 +178,5 @@ class _Routes:
 def _named(request: Request) -> str:
     name = request.param("name")
     if not name:
-        raise BadRequest("name is missing in the query: of a worker, a process or a host")
+        raise BadRequest("the query lacks a name: that of a worker, a process or a host")
     return name

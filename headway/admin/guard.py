@@ -1,17 +1,17 @@
-"""Guard of the admin port. It checks the caller, the name that the port was asked under, and the page that asks.
+"""Guard of the admin port, which checks the caller, the host name used to reach the port, and the page that sent the request.
 
-It checks all routes but `/livez`, `/readyz` and `/healthz`:
+It checks requests to all routes except `/livez`, `/readyz` and `/healthz`:
 
     token in the URL         refused, because URLs end up in logs and histories
-    client's key             refused: it is only for the public port
-    name in `Host`           loopback, an IP address, or one of `admin_names`; without a service token only loopback. This
-                             stops web pages whose own name resolves to this machine (DNS rebinding)
-    page of another site     may change nothing: browsers tell the site of a page, and pages can't forge that
-    credential               the service token, or the session of a browser that has signed in. Without a service token the
-                             port listens on loopback only, and needs no credential
-    wrong Authorization      limited by address and logged, like wrong sign-ins; see `Tries`
+    client's key             refused, because it is only for the public port
+    name in `Host`           must be loopback, an IP address, or one of `admin_names`; only loopback if there is no service
+                             token. This stops web pages whose own name resolves to this machine (DNS rebinding)
+    page of another site     can't change anything: browsers send the site of a page, which pages can't forge
+    credential               must be the service token, or the session of a browser that has signed in. Without a service
+                             token, no credential is needed, and the port listens on loopback only
+    wrong Authorization      limited by address and logged, like failed sign-ins; see `Tries`
 
-The dashboard's own files are not secret and need no credential, because nobody could sign in otherwise.
+The dashboard's files aren't secret, and need no credential, because otherwise nobody could sign in.
 """
 
 from __future__ import annotations
@@ -36,28 +36,27 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-
 LIFETIME = 12 * 3600.0  # Seconds after which a browser has to sign in again.
-MOST = 256  # Maximum number of sessions. The oldest makes room for a new one.
-TRIES = 5  # Number of wrong tokens in a row from one address before it must wait.
+MOST = 256  # Maximum number of sessions. The oldest is dropped to make room for a new one.
+TRIES = 5  # Number of wrong tokens in a row from one address, after which it must wait.
 PAUSE = 10.0  # Seconds until that address gets another try.
-TRIES_OF_ALL = 50  # Number of wrong tokens in a row from all addresses before everybody must wait.
-PAUSE_OF_ALL = 1.0  # Seconds until everybody gets another try.
-_ADDRESSES = 1024  # Maximum number of addresses whose tries are counted. The least recent are forgotten.
-_KNOWN = 256  # Maximum number of addresses known to have sent a right token. The least recent are forgotten.
+TRIES_OF_ALL = 50  # Number of wrong tokens in a row from all addresses, after which everyone must wait.
+PAUSE_OF_ALL = 1.0  # Seconds until everyone gets another try.
+_ADDRESSES = 1024  # Maximum number of addresses whose attempts are counted. The least recent are forgotten.
+_KNOWN = 256  # Maximum number of addresses known to have sent the right token. The least recent are forgotten.
 
 
 class Sessions:
     """Sessions of browsers that have signed in with the service token. `clock` returns monotonic seconds.
 
-    A session is a random text in a cookie. Scripts can't read the cookie (`HttpOnly`), and pages of other sites don't send it
-    (`SameSite=Strict`). The process keeps the SHA-256 of the text in memory. So signing out also ends copies of the cookie, and a
-    restart ends all sessions. The cookie's name contains the port, because browsers share cookies between the ports of a host.
+    A session is a random string in a cookie. Scripts can't read the cookie (`HttpOnly`), and pages of other sites don't send it
+    (`SameSite=Strict`). The process only keeps the string's SHA-256, in memory. So signing out also invalidates copies of the
+    cookie, and a restart ends all sessions. The cookie's name contains the port, because the ports of a host share cookies.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # SHA-256 of each session's text to its end in monotonic seconds, oldest first.
+        # Maps the SHA-256 of each session to its end in monotonic seconds, oldest first.
         self._ends: OrderedDict[bytes, float] = OrderedDict()
 
     def begin(self) -> str:
@@ -76,23 +75,22 @@ class Sessions:
 
 
 class Tries:
-    """Limit on wrong tokens, for each address and for all together. `clock` returns monotonic seconds.
+    """Limit on wrong tokens per address and in total. `clock` returns monotonic seconds.
 
-    The limit protects tokens that somebody could guess. But the attempts of others must not lock out the owner of the
-    right token. So the right token is always accepted if nobody can guess it, or if the client's address has sent it
-    before."""
+    The limit protects tokens that could be guessed. But others' attempts must not lock out the owner of the right token. So the
+    right token is always accepted if it can't be guessed, or if the client's address has sent it before."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._all = 0.0
-        # Address to the instant when it has all its tries again.
+        # Maps each address to the time when it has all its attempts again.
         self._of: OrderedDict[str, float] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, address: str, *, right: bool, guessable: bool) -> float:
-        """Count a token from an address. Return 0 if the caller may judge this token, or else the seconds until the next try.
+        """Count a token from an address. Return 0 if the token may be used, or else the seconds until the next attempt.
 
-        `right` is True for the right token, and `guessable` if somebody could guess the right token."""
+        `right` is True if it is the right token, and `guessable` if the right token could be guessed."""
         wait = self.wait(address)
         if right and not (wait and guessable and address not in self._known):
             self._passed(address)
@@ -102,7 +100,7 @@ class Tries:
         return wait
 
     def wait(self, address: str) -> float:
-        """Return the seconds until an address may try."""
+        """Return the seconds until an address may try again."""
         now = self._clock()
         own = self._of.get(address, now) - now - (TRIES - 1) * PAUSE
         everybody = self._all - now - (TRIES_OF_ALL - 1) * PAUSE_OF_ALL
@@ -116,7 +114,7 @@ class Tries:
             self._of.popitem(last=False)
 
     def _passed(self, address: str) -> None:
-        """Forget an address's wrong tokens, and remember that it sent a right one."""
+        """Forget the wrong tokens of an address, and remember that it has sent the right one."""
         self._of.pop(address, None)
         self._known[address] = None
         self._known.move_to_end(address)
@@ -125,13 +123,13 @@ class Tries:
 
 
 def cookie_name(host: str) -> str:
-    """Return the name of a port's session cookie, given the Host header."""
+    """Return the name of the session cookie for the port in a Host header."""
     port = host.rpartition(":")[2]
     return f"headway-session-{port}" if port.isascii() and port.isdigit() else "headway-session"
 
 
 def cookie_of(header: str, name: str) -> str:
-    """Return the value of a cookie in a Cookie header, or empty."""
+    """Return the value of a cookie in a Cookie header, or an empty string."""
     for part in header.split(";"):
         key, _, value = part.strip().partition("=")
         if key == name:
@@ -140,7 +138,7 @@ def cookie_of(header: str, name: str) -> str:
 
 
 def set_cookie(name: str, value: str, secure: bool) -> str:
-    """Return the Set-Cookie header of a session; an empty value removes the cookie."""
+    """Return the Set-Cookie header for a session. An empty value removes the cookie."""
     age = f"{LIFETIME:.0f}" if value else "0"
     return f"{name}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
 
@@ -155,7 +153,7 @@ def _digest(text: str) -> bytes:
 
 
 _OPEN = ("/livez", "/readyz", "/healthz")
-_EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")  # Routes that answer while the process starts.
+_EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")  # Routes that work while the process starts.
 _PAGES = "/dashboard"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -165,7 +163,7 @@ _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", 
 
 class ServiceTokens:
     """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`. `guessable` is True
-    if somebody could find a token by trial and error."""
+    if a token could be found by trial and error."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
@@ -175,13 +173,13 @@ class ServiceTokens:
         return bool(self._tokens)
 
     def match(self, credential: bytes) -> bool:
-        """Return True if a credential is one of the tokens, in constant time."""
+        """Return True if a credential is one of the tokens. The comparison takes constant time."""
         return any([hmac.compare_digest(credential, token) for token in self._tokens])  # noqa: C419 - compare with all
 
 
 class Guard:
-    """Guard before the admin routes. `router` answers the requests that pass. Requests may address the port by one of `names`, or
-    by an IP address. `starting` returns True until the process is up."""
+    """Checks requests before they reach the admin routes in `router`. Requests may address the port by one of `names`, or by an IP
+    address. `starting` returns True until the process has started."""
 
     def __init__(
         self,
@@ -202,7 +200,7 @@ class Guard:
         if path not in _OPEN:
             refused = self._refusal(request)
             if refused is None and self._starting() and path not in _EARLY and not _is_page(path):
-                message = "this process is starting; ask again when /readyz says 200"
+                message = "this process is starting; try again when /readyz returns 200"
                 refused = refusal(request.id, Failure(errors.NO_WORKERS, message))
             if refused is not None:
                 return refused
@@ -213,20 +211,20 @@ class Guard:
         host = headers.get("host", "")
         if any(name.lower() in _TELLTALE for name, _ in parse_qsl(request.raw_query)):
             message = (
-                "credentials in a URL are refused, because logs and histories keep URLs: send the service token as "
-                "Authorization: Bearer …, or sign in at /dashboard; and change a token that was sent like this"
+                "credentials in a URL are refused, because URLs end up in logs and histories: send the service token as "
+                "Authorization: Bearer …, or sign in at /dashboard; replace any token that was sent like this"
             )
             return refusal(id, Failure(errors.BAD_REQUEST, message))
         scheme, _, text = headers.get("authorization", "").partition(" ")
         credential = text.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
         if credential.startswith(LIVE):
-            message = "this is a client's key, which is good on the public port only: send the service token"
+            message = "this is a client's key, which is only valid on the public port: send the service token"
             return refusal(id, Failure(errors.FORBIDDEN, message))
         if problem := self._host_problem(host):
             return refusal(id, Failure(errors.FORBIDDEN, problem))
         foreign = _foreign(headers, host)
         if foreign and request.method not in _SAFE:
-            message = "a page of another site can't change anything: the request's Sec-Fetch-Site or Origin names one"
+            message = "a page of another site can't change anything, and Sec-Fetch-Site or Origin names one"
             return refusal(id, Failure(errors.FORBIDDEN, message))
         if not self._tokens or _is_page(request.path):
             return None
@@ -234,43 +232,41 @@ class Guard:
         if session and not foreign and self._sessions.valid(session):
             request.session = session
             return None
-        if headers.get("authorization", "").strip().partition(" ")[2]:  # A scheme alone is no guess.
+        if headers.get("authorization", "").strip().partition(" ")[2]:  # A scheme without a token isn't an attempt.
             address, right = shown_address(request.client), self._tokens.match(credential)
             if wait := self._tries.check(address, right=right, guessable=self._tokens.guessable):
                 return too_many_tries(id, wait)
             if right:
                 return None
             log.warning("a wrong service token was sent", address=address, path=request.path[:100])
-        message = (
-            "this route needs the service token: Authorization: Bearer …, or a browser that signed in at /dashboard"
-        )
+        message = "this route needs the service token: send Authorization: Bearer …, or sign in at /dashboard"
         return refusal(id, Failure(errors.UNAUTHENTICATED, message))
 
     def _host_problem(self, header: str) -> str:
-        """Return why a request with this Host header is refused; empty if it may pass."""
+        """Return why a request with this Host header is refused, or an empty string if it isn't."""
         match = _AUTHORITY.fullmatch(header)
         host = match[1].strip("[]") if match is not None else ""
         if is_loopback(host):
             return ""
         if not self._tokens:
-            return "without a service token this port answers to 127.0.0.1 and localhost only; set HEADWAY_ADMIN_TOKEN"
+            return "without a service token, this port only answers to 127.0.0.1 and localhost; set HEADWAY_ADMIN_TOKEN"
         if _is_address(host) or (host and host.lower().rstrip(".") in self._names):
             return ""
         return (
-            f"this port answers to loopback, IP addresses and the names in --admin-names, and was asked as "
+            f"this port answers to loopback, IP addresses and the names in --admin-names, but not to "
             f"{excerpt(header)!r}; set HEADWAY_ADMIN_NAMES if that is its name"
         )
 
 
 def too_many_tries(id: str, wait: float) -> RouteAnswer:
-    """Refuse a token from an address that has sent too many wrong tokens. The next try is in `wait` seconds."""
+    """Refuse a token, because of too many wrong ones. The next attempt is allowed in `wait` seconds."""
     seconds = math.ceil(wait)
-    message = f"too many wrong tokens; the next try is in {seconds} s"
+    message = f"too many wrong tokens; try again in {seconds} s"
     return refusal(id, Failure(errors.RATE_LIMITED, message, float(seconds), "sign_in"))
 
 
 def _is_page(path: str) -> bool:
-    """Return True for a path of the dashboard's files or its sign-in, and for `/`, which redirects there."""
+    """Return True if a path belongs to the dashboard or its sign-in, or is `/`, which redirects there."""
     return path in ("/", _PAGES) or path.startswith(_PAGES + "/")
 
 
@@ -283,7 +279,7 @@ def _is_address(host: str) -> bool:
 
 
 def _foreign(headers: Mapping[str, str], host: str) -> bool:
-    """Return True if a browser sends a request on behalf of a page from another host. Other clients don't tell."""
+    """Return True if a browser sent a request for a page of another site. Other clients don't send these headers."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")

@@ -1,4 +1,4 @@
-"""View of the process that all admin routes share, and the forms of ids, instants and tiers."""
+"""View of the process shared by all admin routes, and how ids, times and tiers are formatted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 class ProcessView(msgspec.Struct, frozen=True):
     """The admin port's view of its process.
 
-    `now` returns the broker's time, to which the broker's instants refer. `clock` is this process's monotonic clock. `gateway`
-    replays dead letters; None in other roles. `ledger` is None if requests aren't recorded. `expected` is the intended number of
-    healthy workers, 0 if unknown. `memory` returns the bytes that the broker's servers use, and their limit; None for a broker in
-    this process. `troubles` returns the consequences for each store that doesn't answer, by the store's name."""
+    `now` returns the broker's time, on which all times from the broker are based. `clock` is this process's monotonic clock.
+    `gateway` replays dead letters; it is None in other roles. `ledger` is None if requests aren't recorded. `expected` is the
+    intended number of healthy workers, or 0 if unknown. `memory` returns the bytes used by the broker's servers, and their limit;
+    it is None if the broker is in this process. `troubles` returns the name of each store that doesn't respond, with the
+    consequences."""
 
     settings: Settings
     role: Role
@@ -67,7 +68,7 @@ def id_in(request: Request) -> str:
 
 
 def instant(seconds: float) -> str:
-    """Format Unix time as in RFC 3339."""
+    """Format Unix time according to RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 

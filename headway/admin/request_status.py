@@ -1,10 +1,10 @@
 """Status of a request by its id: `/internal/requests/{id}`.
 
 The answer comes from the first source that knows the request:
-1. the gateway, which knows its pending requests and the last requests that it answered;
+1. the gateway, which knows its pending requests and those that it answered recently;
 2. the broker, which knows the state of other gateways' requests;
-3. the ledger, which has all requests with an outcome and, if configured, requests without an outcome.
-If several tenants have a request with this id, the newest is shown unless `?tenant=` names a tenant.
+3. the ledger, which has all finished requests and, if configured, unfinished ones.
+If several tenants have a request with this id, the newest is shown. `?tenant=` selects one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from headway.http.routing import Request, Route, RouteAnswer, as_json
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
-LOST_AFTER = 60.0  # Seconds after the deadline from which a request without an outcome counts as lost.
+LOST_AFTER = 60.0  # Seconds after its deadline until an unfinished request counts as lost.
 _OPTIONAL = (
     "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
     "failed_part",
 )  # fmt: skip
-"""Members of an answer that are null if unknown."""
+"""Fields that are null if unknown."""
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Make the route of a request's status."""
+    """Return the route for the status of a request."""
     return [Route("/internal/requests/{id}", _Requests(process).request)]
 
 
@@ -62,10 +62,10 @@ class _Requests:
     def _unknown(self, id: str, tenant: str | None) -> str:
         process = self._process
         if process.gateway is None and process.ledger is None:
-            message = f"a {process.role.value} remembers no requests and has no ledger, and {ID_PREFIX}{id} neither waits nor runs"
+            message = f"a {process.role.value} does not remember requests and has no ledger, and {ID_PREFIX}{id} is neither waiting nor running"
             return f"{message}; ask the admin port of its gateway"
         of = "" if tenant is None else " of this tenant"
-        held = "is held, and none among the last ones answered" if process.gateway is not None else ""
+        held = "is pending or was answered recently" if process.gateway is not None else ""
         recorded = "is recorded" if process.ledger is not None else ""
         return f"no request {ID_PREFIX}{id}{of} {', and none '.join(filter(None, (held, recorded)))}"
 
@@ -75,10 +75,10 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
         async with asyncio.timeout(ANSWER_WITHIN):
             return await ledger.find(id)
     except TimeoutError:
-        reason = f"it did not answer within {ANSWER_WITHIN * 1000:.0f} ms"
+        reason = f"it did not respond within {ANSWER_WITHIN * 1000:.0f} ms"
     except (StoreUnavailable, SettingError) as exc:
         reason = str(exc)
-    raise StoreUnavailable(f"the request is not known here, and the ledger cannot be asked now: {reason}")
+    raise StoreUnavailable(f"the request is not known here, and the ledger cannot be read now: {reason}")
 
 
 def _answer(id: str, known: dict[str, Any]) -> RouteAnswer:
@@ -113,7 +113,7 @@ def _shown(id: str) -> str | None:
 
 
 def _of_record(record: LedgerRecord) -> dict[str, Any]:
-    """Describe a request in the ledger. Without an outcome LOST_AFTER its deadline, it counts as lost."""
+    """Describe a request in the ledger. It counts as lost if it is still unfinished LOST_AFTER its deadline."""
     known = {
         "tenant": record.tenant,
         "user": record.user,
@@ -125,7 +125,7 @@ def _of_record(record: LedgerRecord) -> dict[str, Any]:
     }
     if record.status == EntryState.QUEUED.value:
         lost = time.time() > record.completed_at + LOST_AFTER
-        message = "its gateway has ended, or could not reach the ledger, before it recorded the outcome"
+        message = "its gateway stopped, or could not reach the ledger, before it recorded the outcome"
         status = (EntryState.FAILED if lost else EntryState.QUEUED).value
         error = {"error": INTERNAL, "message": message} if lost else None
         return {**known, "status": status, "latency_ms": None, "error": error}

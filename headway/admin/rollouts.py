@@ -1,4 +1,4 @@
-"""Routes of rollouts: list, start, promote, abort. The leading controller takes a rollout through its steps."""
+"""Rollout routes: list, start, promote and abort. The leading controller takes each rollout through its steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestErro
 from headway.http.routing import Request, Route, RouteAnswer, as_json
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo
 
-TRIES = 5  # Number of attempts at a change while the leader changes the same rollout.
+TRIES = 5  # Maximum number of attempts to change a rollout while the leader also changes it.
 
 _Change = Callable[[Rollout | None, Sequence[WorkerInfo]], Rollout]
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Make the routes at and under `/internal/rollouts`. Arguments are in the query."""
+    """Return the routes at and below `/internal/rollouts`. Arguments are in the query."""
     on = _Routes(process)
     return [
         Route("/internal/rollouts", on.listing),
@@ -79,7 +79,7 @@ class _Routes:
                 raise BadRequest(str(exc)) from None
             if await within_answer_time(fleet.keep_rollout(after)):
                 return as_json(_shown(after))
-        message = f"the rollout of {model!r} is being changed by others; ask again"
+        message = f"the rollout of {model!r} is being changed by others; try again"
         raise RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0)
 
 

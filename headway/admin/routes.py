@@ -1,7 +1,7 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
-`guard.py` decides who may use the port. While the broker is out of reach, every route still answers, with 503 or with this
-process's own knowledge. While the process starts, most routes answer 503.
+`guard.py` decides who may use the port. While the broker is unreachable, every route still responds, either with 503 or with
+what this process itself knows. While the process is starting, most routes return 503.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from headway.version import __version__
 
 _HINTS = {
     ("/health",): "; /healthz and /internal/health are",
-    ("/v1/", "/v2", "/api/", "/docs", "/openapi.json"): "; this is the admin port: ask the public one, whose port is "
-    "--port, 8000 unless set",
+    ("/v1/", "/v2", "/api/", "/docs", "/openapi.json"): "; this is the admin port: use the public one, which is "
+    "--port (8000 by default)",
 }
 
 
@@ -120,14 +120,14 @@ class _Routes:
         })  # fmt: skip
 
     async def scaling(self, request: Request) -> RouteAnswer:
-        """Answer with the scaling of all models, and apart from that with the requested or only model's."""
+        """Return the scaling of all models and, on the top level, that of the requested model or of the only one."""
         capacities = await within_answer_time(self._process.fleet.capacities())
         lines = {known.model: snapshot.scaling_line(known.scaling) for known in capacities if known.scaling is not None}
         model = request.param("model")
         if model is None:
             model = next(iter(lines)) if len(lines) == 1 else ""
         if model and model not in lines:
-            raise NotFound(f"no number of workers is known for model {model!r}")
+            raise NotFound(f"the number of workers is not known for model {model!r}")
         own = msgspec.structs.asdict(lines[model]) if model else {}
         return as_json({"model": model, **own, "models": lines})
 

@@ -1,5 +1,5 @@
-"""Snapshots of the fleet, as the JSON routes, `headway status` and the dashboard show it. While the broker is out of reach, they
-show the last snapshot."""
+"""Snapshots of the fleet for the JSON routes, `headway status` and the dashboard. While the broker is unreachable, these show the
+last snapshot."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from headway.model import (
 from headway.runtime.periodic import Periodic, PeriodicResource
 
 KEEP_EVERY = 16.0
-"""Maximum seconds between snapshots in case the broker goes away. The first pause is 1 s, and each pause doubles the last one,
-because a fleet changes most while it starts."""
+"""Maximum seconds between the snapshots taken in case the broker becomes unreachable. The first pause is 1 s, and each pause is
+twice the previous one, because a fleet changes most while it starts."""
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
 _PLACES = {
     "utilisation": 4, "memory": 4, "share": 4, "failed": 4, "items_per_second": 2, "usable_per_second": 2, "requests_per_second": 2,
 }  # fmt: skip
 """Decimal places of measured values."""
-_TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])  # Fields that may hold lone surrogates.
+_TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])  # Fields that may contain lone surrogates.
 
 
 class QueueLine(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class QueueLine(msgspec.Struct, frozen=True):
 
 
 class BulkQueueLine(msgspec.Struct, frozen=True):
-    """Bulk lines in one queue: how many wait for empty seats, and how many requests had to wait for running lines."""
+    """Bulk lines in one queue: how many are waiting for empty seats, and how many requests had to wait for running lines."""
 
     model: str
     version: str
@@ -63,14 +63,14 @@ class BulkQueueLine(msgspec.Struct, frozen=True):
 
 
 class LineOfWeight(msgspec.Struct, frozen=True):
-    """Estimate of a weight function."""
+    """Estimated weight function."""
 
     fixed: float
     by_octet: float
 
 
 class LineOfCost(msgspec.Struct, frozen=True):
-    """Estimate of a call's run time; see `CostLine`."""
+    """Estimated run time of a call; see `CostLine`."""
 
     shape: str
     alpha: float
@@ -80,7 +80,7 @@ class LineOfCost(msgspec.Struct, frozen=True):
 
 
 class GpuLine(msgspec.Struct, frozen=True):
-    """GPU of a worker; see `GpuFigures`. The keys of `xids` are codes as text."""
+    """GPU of a worker; see `GpuFigures`. The keys of `xids` are the codes as strings."""
 
     uuid: str
     name: str
@@ -95,7 +95,7 @@ class GpuLine(msgspec.Struct, frozen=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
-    """One worker; see `WorkerInfo`. `version` and `target` belong to its model."""
+    """One worker; see `WorkerInfo`. `version` and `target` are those of its model."""
 
     worker_id: str
     model: str
@@ -139,7 +139,7 @@ class MemberLine(msgspec.Struct, frozen=True):
 
 
 class DepartedLine(msgspec.Struct, frozen=True):
-    """Process or worker that has ended; see `Departed`."""
+    """Process or worker that has stopped; see `Departed`."""
 
     id: str
     role: str
@@ -151,7 +151,7 @@ class DepartedLine(msgspec.Struct, frozen=True):
 
 
 class CapacityLine(msgspec.Struct, frozen=True):
-    """Capacity of one model; see `Capacity`. `rollout` is a text, or empty."""
+    """Capacity of one model; see `Capacity`. `rollout` describes a rollout, or is empty."""
 
     model: str
     healthy: int
@@ -166,7 +166,7 @@ class CapacityLine(msgspec.Struct, frozen=True):
 
 
 class ScalingLine(msgspec.Struct, frozen=True):
-    """Workers that a model should have; see `Scaling`."""
+    """Number of workers that a model should have; see `Scaling`."""
 
     desired: int
     current: int
@@ -186,10 +186,11 @@ class ScalingLine(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The fleet at the broker's time `now`, `age_seconds` ago.
+    """State of the fleet at the broker's time `now`, which was `age_seconds` ago.
 
-    `departed` lists processes and workers that ended in the last minutes and haven't come back, newest first. `away` is the reason
-    why the broker is out of reach; empty while it answers. `scaling` is by model. `bulk` lists queues that have had bulk entries."""
+    `departed` lists processes and workers that stopped in the last few minutes and haven't come back, newest first. `away` says
+    why the broker is unreachable, and is empty while it isn't. `scaling` is by model. `bulk` lists queues that have had bulk
+    entries."""
 
     now: float
     queues: list[QueueLine]
@@ -205,7 +206,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
-    """Ask the broker for the state of the fleet, and pass the workers to `learn`. Raises BrokerUnavailable if it doesn't answer."""
+    """Read the state of the fleet from the broker, and pass the workers to `learn`. Raises BrokerUnavailable."""
     (depths, bulk), workers, letters, (members, departed), capacities, now = await asyncio.gather(
         asyncio.gather(process.broker.depths(), process.broker.bulk_queues()),
         process.broker.workers(),
@@ -229,7 +230,7 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
 
 
 def aged(last: Snapshot, age: float, away: str) -> Snapshot:
-    """Return a snapshot with all ages increased by `age` seconds. `away`: reason why there is no newer snapshot."""
+    """Return a copy of a snapshot with all ages increased by `age` seconds. `away` says why there is no newer snapshot."""
 
     def older(lines: list[_Aging]) -> list[_Aging]:
         return [replace(line, age_seconds=round(line.age_seconds + age, 3)) for line in lines]
@@ -246,7 +247,7 @@ def aged(last: Snapshot, age: float, away: str) -> Snapshot:
 
 
 class SnapshotSource(PeriodicResource):
-    """Source of one process's snapshots. `learn` is called with the workers of each snapshot."""
+    """Takes the snapshots of one process. `learn` is called with the workers of each snapshot."""
 
     def __init__(self, process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> None:
         self._process, self._learn = process, learn
@@ -261,7 +262,8 @@ class SnapshotSource(PeriodicResource):
         return self._last
 
     async def latest(self) -> Snapshot:
-        """Return a fresh snapshot or, if the broker is out of reach, the last one, aged. Raises BrokerUnavailable without either."""
+        """Return a fresh snapshot or, if the broker is unreachable, the last one; see `aged`. Raises BrokerUnavailable if there is
+        neither."""
         try:
             return await self.fresh()
         except BrokerUnavailable as exc:
@@ -271,7 +273,7 @@ class SnapshotSource(PeriodicResource):
             return known
 
     def known(self, away: str) -> Snapshot | None:
-        """Return the last snapshot, aged, or None if there is none; see `aged`."""
+        """Return the last snapshot, or None if there is none; see `aged`."""
         if self._last is None:
             return None
         age = self._process.clock() - self._taken_at
@@ -286,7 +288,7 @@ class SnapshotSource(PeriodicResource):
 
 
 def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
-    """Describe the queues. `tiers` are tier names, highest first."""
+    """Describe queues. `tiers` contains the tier names, highest first."""
     return [
         QueueLine(tier.model, tier.version, tier_name(tier.tier, tiers), tier.depth, round(tier.oldest_seconds, 4))
         for tier in depths
@@ -364,7 +366,7 @@ def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
 
 
 def _rollout(rollout: Rollout | None) -> str:
-    """Describe a running or rolled-back rollout; empty for any other."""
+    """Describe a rollout that is running or was rolled back. Return an empty string for any other."""
     if rollout is None or rollout.state not in (RolloutState.RUNNING, RolloutState.ROLLED_BACK):
         return ""
     state = f"at {rollout.percent:g} %" if rollout.running else f"rolled back: {rollout.reason}"
@@ -372,7 +374,7 @@ def _rollout(rollout: Rollout | None) -> str:
 
 
 def scaling_line(scaling: Scaling) -> ScalingLine:
-    """Describe the workers that a model should have."""
+    """Describe the number of workers that a model should have."""
     return _line(
         ScalingLine,
         scaling,
@@ -385,7 +387,7 @@ def scaling_line(scaling: Scaling) -> ScalingLine:
 
 
 def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
-    """Make a line from `own` values, and take the other fields from `source` by name."""
+    """Create a line from the values in `own`. Take its other fields from `source`, by name."""
     for name in kind.__struct_fields__:
         if name not in own:
             value = getattr(source, name)
@@ -400,5 +402,5 @@ def _cost(line: CostLine | None) -> LineOfCost | None:
 
 
 def _age(instant: float, now: float) -> float:
-    """Return the seconds since an instant, at least 0 because the clocks of shards may differ a little."""
+    """Return the seconds since a time, at least 0, because the clocks of shards may differ a little."""
     return max(now - instant, 0.0)

@@ -1,6 +1,6 @@
 """The application: builds a process, starts it, and shuts it down in order.
 
-roles         the roles, and the parts of a process of each role
+roles         the roles, and the parts of a process in each role
 wiring        connects the parts of a process
 runner        runs a process until a signal ends it
 serving       `headway.serve`, for programs, with targets given as Python objects

@@ -1,4 +1,4 @@
-"""Choice of the backend by the kind of target, and the target's code. No other module knows all backends."""
+"""Chooses the backend by the kind of target, and finds the target's code. No other module knows all backends."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-BREAKER_THRESHOLD = 5  # Failed batches in a row after which a backend rests.
-BREAKER_COOLDOWN = 0.5  # Seconds of a backend's first rest.
+BREAKER_THRESHOLD = 5  # Consecutive failed batches after which a backend rests.
+BREAKER_COOLDOWN = 0.5  # Length in seconds of a backend's first rest.
 
 
 def source_folder(target: Target) -> Path | None:
-    """Return the folder of the user's target file or package, or None for an installed package or a remote API."""
+    """Return the folder that contains the user's target file or package, or None for an installed package or a remote API."""
     match target:
         case FileTarget():
             return target.path.parent
@@ -53,8 +53,8 @@ def source_folder(target: Target) -> Path | None:
 
 
 def target_digest(target: Target, *, stamps: bool = False) -> str:
-    """Return the first 12 hexadecimal digits of a SHA-256 of the target's name and the Python files in and below its folder. With
-    `stamps`, the digest also covers their write times. Reading all files may take a while."""
+    """Return the first 12 hexadecimal digits of a SHA-256 of the target's name and the Python files in and below its folder. If
+    `stamps`, the digest also covers their modification times. Reading all files may take a while."""
     match target:
         case FileTarget():
             parts: list[str | bytes] = [target.path.name, target.attribute, target.arguments]
@@ -62,7 +62,7 @@ def target_digest(target: Target, *, stamps: bool = False) -> str:
             parts = [f"{target.module}:{target.attribute}", target.arguments]
         case RemoteTarget():
             parts = [target.url]
-        case _:  # The code of an observed target is unknown here.
+        case _:  # The code of an observed target isn't known here.
             return ""
     folder = source_folder(target)
     if folder is not None:
@@ -98,11 +98,11 @@ def _installed(package: str) -> tuple[Path, Sequence[Path]]:
 
 
 class SlotPlan(msgspec.Struct, frozen=True):
-    """Plan of one slot. `make_backend` builds the slot's backend from it.
+    """Plan for one slot, from which `make_backend` builds its backend.
 
-    With `warms_up`, the slot measures batches at its start. With `cuts`, it may split a batch into several calls to save time.
-    `pace` limits the calls of all slots of a remote API together. `shared` is the object that the kind's `check` built for all
-    slots. If it is None, the slot builds its own.
+    If `warms_up`, the slot measures batches when it starts. If `cuts`, it may split a batch into several calls to save time. `pace`
+    limits the calls of all slots of a remote API together. `shared` is the object that the kind's `check` built for all slots. If it
+    is None, the slot builds its own.
     """
 
     settings: Settings
@@ -120,21 +120,19 @@ class SlotPlan(msgspec.Struct, frozen=True):
 
     @property
     def start_timeout(self) -> float:
-        """Seconds within which the slot must be ready."""
         return self.settings.start_timeout_ms / 1000
 
     def count_large(self, direction: str, by_arena: bool) -> None:
-        """Count a large value sent (`in`) or received (`out`) through the arena or in a frame."""
         if self.counters is not None:
             self.counters.large_payloads[direction, "arena" if by_arena else "frame"] += 1
 
 
 class BackendKind(msgspec.Struct, frozen=True):
-    """Way to run targets of one kind.
+    """How targets of one kind are run.
 
-    `slot` is the prefix of worker names. It is empty if each slot has a device of this machine; the prefix is then `gpu` or `cpu`.
-    `words` are the banner's words for one slot and for several. With `one_breaker`, all slots share a breaker, because they call
-    the same service. `check` builds the object that all slots share. It raises SettingError if these settings suit no backend.
+    `slot` is the prefix of worker names. It is empty if each slot has a device on this machine; the prefix is then `gpu` or `cpu`.
+    `words` are the banner's words for one slot and for several. If `one_breaker`, all slots share a breaker, because they call the
+    same service. `check` builds the object that all slots share, and raises SettingError if no backend works with these settings.
     """
 
     make: Callable[[Any, SlotPlan], Backend]
@@ -153,7 +151,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         worker=plan.name,
         device=plan.device,
         start_timeout=plan.start_timeout,
-        # With a limit on weight, the time of a batch of many warm-up inputs says nothing about a full batch.
+        # With a weight limit, the run time of many warm-up inputs says nothing about a full batch.
         max_batch=settings.max_batch_size if plan.warms_up and not settings.max_batch_weight else 0,
         max_rows=settings.max_batch_size,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
@@ -190,7 +188,7 @@ def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
             import_grpc_quietly()
             from headway.backends.grpc import GrpcBackend
         return GrpcBackend
-    from headway.backends.http import HttpBackend  # Takes a third of the start-up time.
+    from headway.backends.http import HttpBackend  # This import takes a third of the startup time.
 
     return HttpBackend
 
@@ -208,8 +206,8 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
 def make_remote_certificates(
     settings: Settings, targets: Iterable[Target | None], counts: TlsCounts
 ) -> RemoteCertificates | None:
-    """Read the certificates for the remote APIs among these targets, or None without such targets or certificates. Raises
-    SettingError if a file can't be used, or an API isn't called over TLS."""
+    """Read the certificates for the remote APIs among these targets. Return None if there are no such targets or certificates.
+    Raises SettingError if a file can't be used, or an API isn't called over TLS."""
     apis = [target for target in targets if isinstance(target, RemoteTarget)]
     if not apis or not (settings.remote_ca or settings.remote_cert or settings.remote_key):
         return None
@@ -225,7 +223,7 @@ def make_remote_certificates(
 
 
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
-    from headway.backends.process.observed import ObservedBackend  # Only tests use it.
+    from headway.backends.process.observed import ObservedBackend  # Only needed in tests.
 
     return ObservedBackend(target, plan.name, plan.device, plan.start_timeout, log, plan.guard, plan.weights)
 
@@ -248,7 +246,7 @@ def worker_name(settings: Settings, target: Target, devices: Devices, index: int
 
 
 def make_devices(settings: Settings, target: Target) -> Devices:
-    """Assign each slot of a target its device, unless it calls a remote API. Raises SettingError if there are too few GPUs."""
+    """Assign each slot of a target its device. Slots of a remote API have none. Raises SettingError if there are too few GPUs."""
     if not is_local(target):
         return NO_DEVICES
     gpus = find_gpus()
@@ -258,7 +256,7 @@ def make_devices(settings: Settings, target: Target) -> Devices:
 
 
 def is_local(target: Target) -> bool:
-    """Return True if each slot of a target has a device of this machine."""
+    """Return True if each slot of a target has a device on this machine."""
     return not BACKENDS[type(target)].slot
 
 
@@ -277,14 +275,14 @@ def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict
 
 
 def model_worker_name(model: str, settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Return the name of a slot's worker in a process of several models or versions. `model` is the key of its plan."""
+    """Return the name of a slot's worker in a process that runs several models or versions. `model` is the key of its plan."""
     prefix = f"{settings.name}/" if settings.broker else ""
     return f"{prefix}{model}/{worker_name(settings, target, devices, index).removeprefix(prefix)}"
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for the target's weight function, or None if weights are characters. `most` limits a batch's weight; 0
-    means no limit. Raises SettingError if the target is a remote API, which has no functions."""
+    """Build the estimate for the target's weight function. Return None if weights are characters. `most` limits a batch's weight, 0 for
+    no limit. Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):

@@ -1,4 +1,4 @@
-"""Banner printed at start-up: role, addresses and rules of the process, and a command to try it."""
+"""The banner printed at startup: role, addresses and rules of the process, and a command to try it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from headway.model import Role, Signature, TensorSpec, ValueKind
 
 Model = tuple[Settings, Target, Devices]
 
-READY = "Ready."  # Last line of the banner of a process without clients.
+READY = "Ready."  # Last line of the banner if the process has no clients.
 
 ENOUGH = 256
-"""File descriptors that a gateway needs for its workers, files and outgoing connections, besides its clients' connections."""
+"""File descriptors that a gateway needs for workers, files and outgoing connections, in addition to client connections."""
 MOST_SHOWN = 16
 _LONGEST_EXAMPLE = 200
 
@@ -42,8 +42,8 @@ def banner(
 ) -> str:
     """Return the text of the banner.
 
-    `port` is 0 without a public port. `items_per_second` comes from warm-up batches. `models` is empty unless the process runs
-    several models. `signature` is the first model's. `descriptors` is the limit of file descriptors.
+    `port` is 0 if there is no public port. `items_per_second` comes from warm-up batches. `models` is empty unless the process runs
+    several models. `signature` is that of the first model. `descriptors` is the limit on file descriptors.
     """
 
     def lines() -> Iterator[str]:
@@ -103,7 +103,7 @@ def _connections(settings: Settings, descriptors: int) -> str:
     limit = settings.max_connections
     if descriptors >= limit + ENOUGH:
         return f", enough for {limit} connections (--max-connections)"
-    needed = f"which need {limit + ENOUGH}: raise the hard limit, as with ulimit -Hn or LimitNOFILE="
+    needed = f"which need {limit + ENOUGH}: raise the hard limit, for example with ulimit -Hn or LimitNOFILE="
     return f", too few for {limit} connections (--max-connections), {needed}"
 
 
@@ -153,7 +153,7 @@ def _host(host: str) -> str:
 
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
-"""Loopback address for each address that stands for every interface."""
+"""The loopback address for each address that means all interfaces."""
 
 
 def _near(settings: Settings) -> str:
@@ -213,10 +213,10 @@ def _who(settings: Settings) -> str:
 
 
 def _line_to_try(settings: Settings, port: int, signature: Signature | None, model: str) -> str:
-    """Return a shell command that sends the target's example, or another input that the target accepts if the example is long.
+    """Return a shell command that sends the target's example or, if that is long, another input that the target accepts.
 
-    For tensors without a short example, the command sends a row of zeros, which a Python program prints because it may be long. If
-    the shape is unknown, the command reads the model's metadata instead. `model` is empty if requests needn't name a model.
+    For tensors without a short example, the command sends a row of zeros. It may be long, so a Python program prints it. If the shape
+    is unknown, the command reads the model's metadata instead. `model` is empty if requests needn't name a model.
     """
     curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""
@@ -261,10 +261,10 @@ def _credential(settings: Settings) -> str:
 def _fallbacks(settings: Settings) -> Iterator[str]:
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
-        at_once = fallback_batches(own.fallback)
-        batches = "1 batch" if at_once == 1 else f"{at_once} batches"
+        limit = fallback_batches(own.fallback)
+        batches = "1 batch" if limit == 1 else f"{limit} batches"
         whose = f" for model {model!r}" if len(settings.served) > 1 else ""
-        yield f"{shown_target(own.fallback)}, {batches} at once,{whose} while the broker is away"
+        yield f"{shown_target(own.fallback)}, {batches} at a time,{whose} while the broker is unavailable"
     if len(fallbacks) < len(settings.served):
         others = "requests for other models" if fallbacks else "requests"
-        yield f"none: while the broker is away {others} get 503"
+        yield f"none: while the broker is unavailable, {others} get 503"

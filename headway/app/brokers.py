@@ -1,4 +1,4 @@
-"""Choice of the broker by the scheme of its URL. No other module knows all brokers."""
+"""Chooses the broker by the scheme of its URL. No other module knows all brokers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class BrokerBundle(msgspec.Struct, frozen=True):
-    """Broker of a process, with the dead letters, fleet and board over the same connection. `now` returns the time of their common
-    clock. `memory` returns the used and available bytes on the servers. `connection` and `memory` are None for a broker in this
+    """A process's broker, with the dead letters, fleet and board that share its connection. `now` returns the time on their common
+    clock. `memory` returns how many bytes the servers use and may use. `connection` and `memory` are None for a broker in this
     process."""
 
     broker: Broker
@@ -37,13 +37,13 @@ class BrokerBundle(msgspec.Struct, frozen=True):
 
 
 def make_broker_bundle(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Build the broker at the configured URL, or one in this process."""
+    """Build a client for the broker at the configured URL, or a broker in this process."""
     scheme = settings.broker.partition("://")[0]
     return BROKERS[scheme](settings, counters, clock)
 
 
 async def fail_over(settings: Settings, within: float, say: Callable[[str], None], to: str, only: str) -> None:
-    """Promote replicas of the broker's servers. Raises FailoverAborted, or SettingError if a file in the URL can't be used."""
+    """Promote replicas of the broker's servers. Raises FailoverAborted, or SettingError if a file named in the URL can't be used."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not installed"):
         from headway.brokers.redis import failover
         from headway.brokers.redis.clients import nodes
@@ -58,7 +58,7 @@ def make_memory_broker(
     letters: DeadLetterBox | None = None,
     models: Mapping[str, Settings] | None = None,
 ) -> MemoryBroker:
-    """Build a broker in this process for `models`; None for all models of the settings. It puts dead letters into `letters`."""
+    """Build a broker in this process for `models`, or for all models in the settings. It puts dead letters into `letters`."""
     from headway.brokers.memory.broker import MemoryBroker
     from headway.brokers.memory.dead_letters import DeadLetterBox
 
@@ -97,8 +97,8 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
     broker = RedisBroker(connection, models, counters, rng, shards, lease, kept_limits, room, apart_from)
     fleet = RedisFleet(connection)
 
-    class Whole:
-        """Connection to the broker. Closing it also closes the broker."""
+    class ClosingConnection:
+        """The broker's connection. Closing it also closes the broker."""
 
         async def open(self) -> None:
             await connection.open()
@@ -115,12 +115,12 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
             await connection.renew()
 
     async def now() -> float:
-        """Return the time of the last heartbeat of any process, including this one. It was at most a second ago."""
+        """Return the time of the latest heartbeat of any process, including this one. It was at most a second ago."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)
     board = RedisBoard(connection)
-    return BrokerBundle(broker, letters, fleet, board, now, Whole(), lambda: connection.memory)
+    return BrokerBundle(broker, letters, fleet, board, now, ClosingConnection(), lambda: connection.memory.use)
 
 
 BROKERS: Mapping[str, Callable[[Settings, BrokerCounts, Callable[[], float]], BrokerBundle]] = {
@@ -135,7 +135,7 @@ def _models(settings: Settings) -> dict[str, QueueLimits]:
 
 
 def queue_limits(settings: Settings) -> QueueLimits:
-    """Return the bounds of a model's queue."""
+    """Return the limits of a model's queue."""
     return QueueLimits(
         tiers=len(settings.tier_names),
         max_batch=settings.max_batch_size,

@@ -1,4 +1,4 @@
-"""Builds the parts of a gateway that run bulk jobs: their store and folder, and the feeder and runner of their lines."""
+"""Builds the parts of a gateway that run bulk jobs: their store and folder, and the line feeder and line runner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headway.runtime.request_id import new_id
 def build_runner(
     settings: Settings, gateway: Gateway, broker: Broker, policy: PolicyResource | None, clock: Callable[[], float]
 ) -> SeatRunner:
-    """Build the runner of lines. For the input policy, lines are requests of the lowest tier."""
+    """Build the line runner. The input policy treats lines as requests of the lowest tier."""
     name, gate = f"{settings.name}-bulk-{secrets.token_hex(4)}", None if policy is None else policy.gate
     return SeatRunner(broker, gateway.served, name, len(settings.tier_names), gate, clock, random.random, new_id)
 
@@ -66,7 +66,7 @@ def make_bulk_jobs(
 
 
 def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
-    """Return the models that a job's API key allows now, or as far as known. None means that the key is no longer valid."""
+    """Return the models that a job's API key allows, as far as known, or None if the key is no longer valid."""
     if keys is None or not job.key:
         return job.models
     try:
@@ -77,7 +77,7 @@ def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | 
 
 
 def make_folder(name: str) -> BulkFolder:
-    """Build the folder of bulk files, at a path or at the URL of a bucket."""
+    """Build the folder for bulk files, from a path or the URL of a bucket."""
     if "://" not in name:
         return BulkFolder(name)
     with needing("bucket", "bulk_dir", name, "needs a package that is not installed"):
@@ -92,7 +92,7 @@ def make_folder(name: str) -> BulkFolder:
 
 
 def make_store(settings: Settings) -> BulkStore:
-    """Build the store of jobs, in the ledger's database or else in a file in the bulk folder."""
+    """Build the job store, in the ledger's database or, without one, in a file in the bulk folder."""
     from headway.storage.sqlite import SqliteBulkStore
 
     if not settings.ledger:
@@ -105,7 +105,7 @@ def make_store(settings: Settings) -> BulkStore:
 
 
 def job_record(job: BulkJob, at: float) -> LedgerRecord:
-    """Return the ledger record for all lines of a bulk job, which ended at Unix time `at`."""
+    """Return the ledger record for all lines of a bulk job that ended at Unix time `at`."""
     done = job.status is JobStatus.COMPLETED
     return LedgerRecord(
         id=str(UUID(job.id.removeprefix("batch_"))),

@@ -1,8 +1,8 @@
 """Assignment of GPUs to worker processes.
 
-`CUDA_VISIBLE_DEVICES` names the GPUs that this process may use. On a shared machine, other GPUs belong to other users. Without
-the variable, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the GPU that `devices` names
-for it. Two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
+`CUDA_VISIBLE_DEVICES` lists the GPUs that this process may use, because the other GPUs of a shared machine belong to other users.
+If the variable isn't set, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the GPU that `devices`
+names for it. Two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.config.settings import LOCAL, MOST_WORKERS
 from headway.errors import SettingError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # CUDA's environment variable for the GPUs that a process may use.
-CPU = "cpu"  # Device of a worker that sees no GPU.
+CPU = "cpu"  # Device of a worker that uses no GPU.
 
 _NODE = re.compile(r"nvidia[0-9]+")
 _OTHER_NODES = ("nvidiactl", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
@@ -31,7 +31,7 @@ _NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)  # Values of
 
 class Gpus(msgspec.Struct, frozen=True):
     """GPUs that this process may use. `ids` is None if there are GPUs, but their number is unknown. `allotted` is the value of
-    CUDA_VISIBLE_DEVICES. It is None if the variable isn't set, or names GPUs on a machine without any."""
+    CUDA_VISIBLE_DEVICES, or None if the variable isn't set, or names GPUs on a machine that has none."""
 
     ids: tuple[str, ...] | None
     allotted: str | None = None
@@ -39,12 +39,12 @@ class Gpus(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Phrase for error messages that names the source of the ids."""
+        """Phrase for error messages: where the ids come from."""
         return "this machine has" if self.allotted is None else f"{VISIBLE}={self.allotted} allows"
 
     @property
     def shown(self) -> str:
-        """Phrase for error messages that lists the ids."""
+        """Phrase for error messages: a list of the ids."""
         return f"only GPU {', '.join(self.ids)}" if self.ids else "no GPU"
 
 
@@ -60,12 +60,12 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
     warning = ""
     if wrong:
         effect = f"only GPU {', '.join(ids)} is used" if ids else "workers run on the CPU"
-        warning = f"{VISIBLE}={allotted}: {wrong!r} is no id of a GPU, and CUDA ignores the rest: {effect}"
+        warning = f"{VISIBLE}={allotted}: {wrong!r} is not a GPU id, and CUDA ignores it and what follows: {effect}"
     return Gpus(ids, allotted, warning)
 
 
 def _visible(text: str) -> tuple[tuple[str, ...], str]:
-    """Return the ids that CUDA reads in `text`, and the first invalid id, where CUDA stops; empty if that means "no GPU"."""
+    """Return the ids that CUDA reads in `text`, and the invalid id at which CUDA stops, or "" if there is none or it means no GPU."""
     ids: dict[str, None] = {}
     for part in map(str.strip, text.split(",")):
         if not _GPU.fullmatch(part):
@@ -87,10 +87,10 @@ def _present(root: Path) -> tuple[str, ...] | None:
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Devices of the workers of one process: the id of a GPU or `cpu` for each worker. They allow `most` workers.
+    """Devices of a process's workers: a GPU id or `cpu` for each worker. They allow `most` workers.
 
-    With `counted`, each worker beyond `ids` gets the GPU with its own number. With `shared`, models take turns with these devices,
-    and each device serves one worker at a time.
+    If `counted`, each worker beyond `ids` gets the GPU with its own number. If `shared`, models take turns using these devices, and
+    each device serves one worker at a time.
     """
 
     ids: tuple[str, ...]
@@ -99,18 +99,17 @@ class Devices(msgspec.Struct, frozen=True):
     shared: bool = False
 
     def of(self, index: int) -> str:
-        """Return the device of a worker, counted from 0."""
         if index < len(self.ids):
             return self.ids[index]
         return str(index) if self.counted else CPU
 
     def shown(self, index: int) -> str:
-        """Return the name of a worker's device for users."""
+        """Return the name of a worker's device as users see it."""
         device = self.of(index)
         return "CPU" if device == CPU else f"GPU {device}" if _INDEX.fullmatch(device) else device
 
 
-NO_DEVICES = Devices((), MOST_WORKERS)  # Value for slots that need no device.
+NO_DEVICES = Devices((), MOST_WORKERS)  # For slots that need no device.
 
 
 def allot(settings: Settings, gpus: Gpus) -> Devices:
@@ -132,7 +131,7 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
     """Assign devices to the workers of several models. Models that name no devices get consecutive GPUs.
 
-    If one of these models may scale to zero, they take turns with all GPUs, so that the others can use its free GPUs. Raises
+    If one of these models may scale to zero, they take turns using all GPUs, so that the others can use GPUs that it frees. Raises
     SettingError if there are fewer GPUs than workers, or a model names a GPU that this process may not use.
     """
     devices, assigned = dict[str, Devices](), 0
@@ -162,7 +161,7 @@ def _reserved_for(settings: Settings) -> int:
 
 
 def _needed_by(settings: Settings) -> int:
-    """Return the number of GPUs that a model needs at the start if models take turns; 0 if the model may have no worker."""
+    """Return how many GPUs a model needs at startup if models take turns, or 0 if the model may be without workers."""
     return settings.workers if settings.min_workers else 0
 
 

@@ -1,4 +1,4 @@
-"""Input policy of a process: reads the policy's file and starts its functions, and repeats both on SIGHUP."""
+"""A process's input policy: reads the policy file and starts its functions, and does both again on SIGHUP."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ log = get_logger(__name__)
 
 
 class PolicyResource:
-    """Input policy of a process, as a `Rereadable` resource. `gate` applies the current rules. `counts` counts the effects by rule
-    and effect, `restarts` the restarts by worker. Raises SettingError if the file can't be used."""
+    """A process's input policy, as a `Rereadable` resource. `gate` applies the current rules. `counts` counts effects by rule and
+    effect, and `restarts` counts restarts by worker. Raises SettingError if the file can't be used."""
 
     rereads = "the input policy"
 
@@ -51,8 +51,8 @@ class PolicyResource:
             judge.start(supervisor)
 
     async def reread(self) -> None:
-        """Apply the rules that the file has now, and load their functions again. Requests that wait for a verdict of the former
-        functions still get it. Raises SettingError, and keeps the former rules, if the file can't be used."""
+        """Apply the rules that the file has now, and reload their functions. Requests that wait for a verdict from a previous function
+        still get it. If the file can't be used, keep the previous rules and raise SettingError."""
         policy = self._read()
         await self._open(policy)
         if self._supervisor is not None:
@@ -115,7 +115,7 @@ class PolicyResource:
         if error.trace:
             log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
         reason = f"cannot be used: {str(error).rstrip('.')}"
-        if reason.endswith("?") and ". " in reason:  # The error ends with a suggestion, which becomes the hint.
+        if reason.endswith("?") and ". " in reason:  # The error ends with a suggestion. Use it as the hint.
             reason, hint = reason.rsplit(". ", 1)
             return SettingError(self._where(rule), rule.function, reason, hint)
         return SettingError(self._where(rule), rule.function, reason, _HINT)

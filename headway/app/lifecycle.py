@@ -2,15 +2,15 @@
 
     up     bind addresses → open the admin port → reach the broker → join the fleet → open resources → load the workers
            and run their warm-up batches → start the loops → open the public ports
-    down   report not ready but go on serving for the lame-duck period → give up leadership → accept no new connection on
+    down   report not ready but keep serving for the lame-duck period → give up leadership → accept no new connections on
            the public ports → answer held requests → finish the workers' batches and end the workers → leave
            the fleet → close the admin port → stop the loops → close resources → disconnect from the broker
 
-A process with a fallback doesn't wait for the broker. It starts in direct mode. Once it reaches the broker, it starts all
-parts that need the broker.
+A process with a fallback doesn't wait for the broker. It starts in direct mode, and starts the parts that need the broker once it
+reaches the broker.
 
-A process skips the steps of parts that it lacks: a gateway has no workers, a worker has no public port, a controller has
-neither. On a second signal during shutdown, the process answers held requests with 503 and ends at once.
+A process skips the steps for parts that it lacks: a gateway has no workers, a worker has no public port, a controller has
+neither. On a second signal during shutdown, the process answers held requests with 503 and exits immediately.
 """
 
 from __future__ import annotations
@@ -54,54 +54,54 @@ class PortListener(Protocol):
         """Listen at the bound address. Raises SettingError if another program has begun to listen there."""
 
     def retire(self) -> None:
-        """Close each connection after its next answer, but still accept new connections."""
+        """Close each connection after its next response, but still accept new connections."""
 
     async def drain(self) -> None:
-        """Accept no new connections, and close each open connection as soon as its answer is written."""
+        """Accept no new connections, and close each open connection as soon as its response is written."""
 
     async def close(self) -> None: ...
 
 
 class BrokerConnection(Protocol):
-    """Connection to a broker in another process."""
+    """A connection to a broker in another process."""
 
     async def open(self) -> None:
-        """Reach the broker. Raises BrokerUnavailable if it doesn't answer, SettingError if it can't be used."""
+        """Connect to the broker. Raises BrokerUnavailable if it doesn't answer, SettingError if it can't be used."""
 
     async def close(self) -> None: ...
 
 
 class Resource(Protocol):
-    """Resource of a process, for example its key store. It is open before the first request, and closes after the last answer."""
+    """A resource of a process, for example its key store. It is open before the first request, and closes after the last answer."""
 
     async def open(self) -> None:
-        """Get ready. Raises StoreUnavailable if it isn't ready yet, SettingError if it will never be."""
+        """Get ready. Raises StoreUnavailable if it isn't ready yet, SettingError if it never will be."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops. They end before `close` is called."""
+        """Start the loops. They have ended before `close` is called."""
 
     async def close(self) -> None:
-        """Finish the remaining work in bounded time, and close. Called once after `open`, even if `open` failed."""
+        """Finish the remaining work in limited time, and close. Called once after `open`, even if `open` failed."""
 
 
 @runtime_checkable
 class Rereadable(Protocol):
-    """Resource or broker connection that reads files, which an operator may change."""
+    """A resource or broker connection that reads files that an operator may change."""
 
     @property
     def rereads(self) -> str:
-        """The log's name for the content of the files, or "" if there are no files."""
+        """What the log calls the content of the files, or "" if there are no files."""
 
     async def reread(self) -> None:
-        """Read the files again. Raises HeadwayError, and keeps the former content in force, if they can't be used."""
+        """Reread the files. If they can't be used, keep the previous content and raise HeadwayError."""
 
 
 class Service:
-    """Service of one process: its parts and listeners over one broker. `up` is True once it has started.
+    """The service of one process: its parts and listeners, with one broker. `up` is True once it has started.
 
-    Listeners close in order. If there is a gateway, the public listener is the first, and the `further` listeners open and close
-    with it. Resources open in order and close in reverse. The connection opens first and closes last. `workers` reads the state
-    of the workers once before the public port opens. `every` returns the seconds between two reaps while nothing is due.
+    Listeners close in order. If there is a gateway, the public listener comes first, and the `further` listeners open and close with
+    it. Resources open in order and close in reverse order. The connection opens first and closes last. `workers` reads the state of
+    the workers once before the public port opens. `every` returns the seconds between two reaps while nothing is due.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Service:
         self._every = every
         self._opened: list[Resource] = []
         self._joined = False
-        """True once the process has joined the fleet. Before, it must not report its slots, because another process may have its
-        name."""
+        """True once the process has joined the fleet. Until then, it must not report its slots, because another process may have the
+        same name."""
         self._supervisor = Supervisor()
 
     async def start(self) -> None:
@@ -167,7 +167,7 @@ class Service:
             if connected:
                 self._take_part()
             else:
-                self._supervisor.start("late broker", self._meet_late)
+                self._supervisor.start("late broker", self._connect_late)
             if connected and self._workers is not None:
                 await self._workers.look()
             for listener in self._public:
@@ -180,12 +180,12 @@ class Service:
             raise
 
     def ends(self, reason: str) -> None:
-        """Set the reason that the fleet reports for the end of this process."""
+        """Set the reason that the fleet reports for this process ending."""
         if self._membership is not None:
             self._membership.reason = reason
 
     async def drain(self) -> None:
-        """Drain the process without failing a request: first the lame-duck period, then at most the drain time-out."""
+        """Drain the process without failing a request. This takes the lame-duck period and at most the drain time-out."""
         if self._membership is not None:
             self._membership.leaving = True
         if self._gateway is not None and self._settings.lame_duck_ms:
@@ -213,7 +213,7 @@ class Service:
             log.warning("drain time-out: answering the remaining requests with 503", held=held)
 
     async def stop(self) -> None:
-        """End at once: answer pending requests with 503, kill the workers, close the ports."""
+        """End immediately: answer pending requests with 503, kill the workers, close the ports."""
         if self._gateway is not None:
             self._gateway.closed = True
             self._gateway.refuse_all(Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining"))
@@ -234,15 +234,15 @@ class Service:
             await self._connection.close()
 
     async def replace_workers(self) -> None:
-        """Replace the workers one after the other. Stop if a new worker fails to start."""
+        """Replace the workers one by one. Stop if a new worker fails to start."""
         if self._pool is not None:
             await self._pool.replace()
-        if self._workers is not None:  # The new code may accept other inputs, and clients may send them at once.
+        if self._workers is not None:  # The new code may accept other inputs, which clients may send right away.
             with contextlib.suppress(BrokerUnavailable):
                 await self._workers.look()
 
     async def reread(self) -> None:
-        """Read the files of the resources and of the broker connection again. If a file can't be used, keep its former content."""
+        """Reread the files of the resources and the broker connection. If a file can't be used, keep its previous content."""
         resources: list[object] = [*self._resources, self._connection]
         for resource in resources:
             if isinstance(resource, Rereadable) and resource.rereads:
@@ -250,10 +250,11 @@ class Service:
                     await resource.reread()
                     log.info("read again", what=resource.rereads)
                 except HeadwayError as exc:
-                    log.error("reading again failed; the former content stays", what=resource.rereads, error=str(exc))
+                    event = "rereading failed; the previous content stays in use"
+                    log.error(event, what=resource.rereads, error=str(exc))
 
     async def _connect(self) -> bool:
-        """Connect to the broker and join the fleet. With a fallback, don't wait, but return False if the broker doesn't answer."""
+        """Connect to the broker and join the fleet. With a fallback, don't wait: return False if the broker doesn't answer."""
         if self._fallback is None:
             await _patiently(self._enter)
             return True
@@ -278,7 +279,7 @@ class Service:
         if self._controller is not None:
             self._controller.start(self._supervisor)
 
-    async def _meet_late(self) -> None:
+    async def _connect_late(self) -> None:
         logged = ""
         while self._membership is None or not self._membership.leaving:
             try:
@@ -323,6 +324,6 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await asyncio.sleep(CONNECT_EVERY)
 
 
-CONNECT_WITHIN = 30.0  # Seconds for which a starting process waits for its broker or store.
+CONNECT_WITHIN = 30.0  # How many seconds a starting process waits for its broker or store.
 CONNECT_EVERY = 0.5  # Seconds between two attempts to connect.
-MEND_WITHIN = 5.0  # Seconds between two attempts while the broker answers but can't be used.
+MEND_WITHIN = 5.0  # Seconds between two attempts if the broker answers but can't be used.

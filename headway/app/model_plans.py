@@ -1,4 +1,4 @@
-"""Plans of the models and versions that a process runs: settings, target and devices of each. Also weights of versions."""
+"""Plans for the models and versions that a process runs: settings, target and devices of each. Also version weights."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from headway.runtime.periodic import BareResource
 if TYPE_CHECKING:
     from headway.gateway.served_models import ServedModels
 
-Given = (
-    str | Target | Mapping[str, str | Target]
-)  # Target, or text that names a target, or a mapping of these by model name.
+Given = str | Target | Mapping[str, str | Target]
+"""A target, a string that names a target, or a mapping of model names to these."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
-    """Plan of one model or version that a process runs."""
+    """Plan for one model or version that a process runs."""
 
     settings: Settings
     target: Target
     devices: Devices
 
     def versioned(self, name: str) -> bool:
-        """Return True if other workers may run another version, so that these must claim only entries for their version."""
+        """Return True if these workers must claim only entries for their version, because others may run another version."""
         return bool(self.settings.broker) or name != self.settings.model
 
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
-    """Plan each model that the settings name, or each of its versions, in order. The keys are those of `Settings.runs`.
+    """Plan each model in the settings, or each of its versions, in order. The keys are those of `Settings.runs`.
 
-    `given` is the target of the only model, or a mapping with the targets of models without a target in the settings.
+    `given` is the target of the only model, or a mapping with the targets of the models that have none in the settings.
 
     Raises:
         TargetError: a target is invalid or missing.
@@ -62,8 +61,8 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Raise SettingError if an unknown version has a weight above 0. With a broker, other processes may serve it, so no version is
-    unknown. `texts` has the weights of each model with its own weights by name, and at "" the weights of all other models."""
+    """Raise SettingError if an unknown version has a weight above 0. With a broker, other processes may serve it, so every version is
+    accepted. `texts` has the weights of each model that has its own, by name, and under "" the weights of all other models."""
     if settings.broker:
         return
     for model in settings.models:
@@ -77,15 +76,15 @@ def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 class WeightsResource(BareResource):
-    """Resource that rereads the weights of versions for a gateway, and then calls `changed`."""
+    """Resource that rereads the version weights for a gateway, and then calls `changed`."""
 
-    rereads = "the weights of versions"
+    rereads = "the version weights"
 
     def __init__(self, settings: Settings, served: ServedModels, changed: Callable[[], None]) -> None:
         self._settings, self._served, self._changed = settings, served, changed
 
     async def reread(self) -> None:
-        """Apply the weights that the file has now. Raises SettingError, and keeps the former weights, if it can't be used."""
+        """Apply the weights that the file has now. If it can't be used, keep the previous weights and raise SettingError."""
         weights = read_weights_again(self._settings)
         check_weights(self._settings, weights)
         self._served.weigh({model: read_weights(text) for model, text in weights.items()})

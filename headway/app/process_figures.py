@@ -1,4 +1,4 @@
-"""Figures of a process for its metrics, and the description of the process for the fleet."""
+"""The numbers of a process for its metrics, and its description for the fleet."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from headway.worker.pool import Workers
 
 
-KEYS_OLD = 5.0  # Age of the API keys in seconds from which their store counts as unavailable. A gateway reads them every second.
+KEYS_OLD = 5.0  # Age of API keys in seconds from which their store counts as unavailable. They are read every second.
 
 
 class OpenPort(Protocol):
-    """Port with a count of open connections."""
+    """A port that counts its open connections."""
 
     @property
     def open_connections(self) -> int: ...
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
-    """Source of the figures of one process. Each scrape calls it. Parts that the process lacks are None. `process_name` is the name
-    of the process if it was generated. Labels of workers then have `host` in its place."""
+    """Returns the numbers of one process for each scrape. Parts that the process lacks are None. `process_name` is the name of the
+    process if that was generated; worker labels then contain `host` instead."""
 
     settings: Settings
     models: Callable[[], Collection[str]]
@@ -81,12 +81,12 @@ class FigureSource(msgspec.Struct, kw_only=True):
         )
 
     def troubles(self) -> dict[str, str]:
-        """Return the problem of each unavailable store, by its name: `ledger`, `keys` or `bulk_folder`."""
+        """Return what is wrong with each unavailable store, by its name: `ledger`, `keys` or `bulk_folder`."""
         ledger = self.ledger_writer.trouble() if self.ledger_writer is not None else ""
         age = self.counters.store.keys_age or 0.0
-        keys = f"as of {age:.0f} s ago, as their store does not answer" if age >= KEYS_OLD else ""
+        keys = f"as of {age:.0f} s ago, because their store does not answer" if age >= KEYS_OLD else ""
         jobs, folder = ("", "") if self.bulk is None else (self.bulk.store_trouble, self.bulk.folder_trouble)
-        if self.ledger_writer is None:  # Then the database of jobs is in the bulk folder.
+        if self.ledger_writer is None:  # Then the job database is in the bulk folder.
             folder = folder or jobs
         elif jobs and not ledger:
             ledger = f"does not answer: {jobs}"
@@ -94,14 +94,14 @@ class FigureSource(msgspec.Struct, kw_only=True):
         return {store: trouble for store, trouble in troubles.items() if trouble}
 
     def _worker_label(self, worker: str) -> str:
-        """Return a worker's id without the process id in it. With it, each restart would add new labels."""
+        """Return a worker's id without the process id, with which each restart would add new labels."""
         own = f"{self.process_name}/"
         return f"{self.host}/{worker.removeprefix(own)}" if self.process_name and worker.startswith(own) else worker
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Return the number of healthy workers that the fleet should have, or 0 if unknown. A process that is the whole fleet knows it
-    without a setting, unless its GPUs hold several models, some of which are cold, or the autoscaler changes it."""
+    """Return the number of healthy workers that the fleet should have, or 0 if unknown. A process that is the whole fleet can tell
+    without the setting, except if its GPUs hold several models (some are then cold) or the autoscaler changes the number."""
     scaled = settings.autoscale != NONE
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
@@ -118,7 +118,7 @@ def describe_process(
     scalable: Mapping[str, tuple[int, int]],
     every: float,
 ) -> ProcessInfo:
-    """Describe the present state of a process for the fleet. `admin_port` is 0 until the port is open."""
+    """Describe the current state of a process for the fleet. `admin_port` is 0 until the port is open."""
     throttles = gateway.limiter.throttles if gateway is not None else {}
     arrivals = {model: throttle.rates for model, throttle in throttles.items()}
     model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
@@ -152,7 +152,7 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Return the settings of each model that must be the same on all gateways. Workers report a setting only if it is on."""
+    """Return each model's settings that must be the same on all gateways. Workers report a setting only if it is on."""
     if not (parts.gateway or parts.batchers):
         return {}
     values = {

@@ -1,6 +1,6 @@
-"""Roles, and the parts of a process of each role. No other module depends on the role of a process.
+"""Roles, and the parts of a process in each role. No other module depends on the role of a process.
 
-A process of any role has an admin port, a place in the fleet, and the loop that reaps the broker.
+A process in any role has an admin port, joins the fleet, and runs the loop that reaps the broker.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from headway.model import Role
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Parts of a process of one role. Batchers need a TARGET. With `alone`, the process works without a shared broker, because
-    no other process needs its queue. `headline` is the first line of the banner."""
+    """The parts of a process in one role. Batchers need a TARGET. If `alone`, the process works without a shared broker, because no
+    other process needs its queue. `headline` is the first line of the banner."""
 
     headline: str
     gateway: bool = False
@@ -26,7 +26,7 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings of this role."""
+        """Names of the settings that apply to this role."""
         has = {RolePart.GATEWAY: self.gateway, RolePart.BATCHERS: self.batchers, RolePart.CONTROLLER: self.controller}
         return tuple(
             name for name, field in FIELDS.items() if field.parts is None or any(has[part] for part in field.parts)

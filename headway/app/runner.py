@@ -1,11 +1,11 @@
-"""Runs a process from its start until a signal ends it. Shows progress and the banner, and reloads changed targets.
+"""Runs a process until a signal ends it. Shows progress and the banner, and reloads changed targets.
 
-    SIGTERM, SIGINT    drain and end; a second signal ends the drain
-    SIGHUP             reopen the log, and read keys, issuers, the input policy and certificates again. If the terminal
-                       that the process logs to was closed, which sends the same signal: drain and end
+    SIGTERM, SIGINT    drain and exit; a second signal ends the drain
+    SIGHUP             reopen the log, and reread keys, issuers, the input policy and certificates. Closing the terminal that
+                       the process logs to sends the same signal; the process then drains and exits
     SIGUSR1, SIGUSR2   nothing
 
-Before the process is up, and during its shutdown, SIGHUP only reopens the log.
+During startup and shutdown, SIGHUP only reopens the log.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _CLEAR = "\x1b[2K"
 
 
 class ServiceManager:
-    """Service manager that started this process, for example systemd. Without one, notices are dropped.
+    """The service manager that started this process, for example systemd. If there is none, notices are dropped.
 
     `NOTIFY_SOCKET` names its datagram socket. The constructor removes the variable from the environment, so that target processes
-    can't send notices for this process.
+    can't send notices on behalf of this process.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -85,7 +85,7 @@ class ServiceManager:
 
 class Progress:
     """Shows which workers are loading: on a line of the terminal, or in the log if standard error isn't a terminal. The cursor stays
-    at the start of the line, so a log line overwrites it. `stream` replaces standard error."""
+    at the start of the line, so that log lines overwrite it. `stream` replaces standard error."""
 
     def __init__(self, pool: Workers, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
         self._pool, self._clock = pool, clock
@@ -95,7 +95,6 @@ class Progress:
         self._pause = WRITE_LINE_EVERY
 
     def begin(self) -> None:
-        """Show progress at intervals until `end`."""
         live = self._terminal.isatty()
         self._pause = WRITE_LINE_EVERY if live else SILENT
         self._timer = asyncio.get_running_loop().call_later(self._pause, self._tick if live else self._log)
@@ -135,21 +134,17 @@ class Progress:
 
 
 COLLECT_AFTER = (20_000, 20, 50)
-"""Garbage collector thresholds while serving. Requests make no reference cycles, so rare collections suffice and save time."""
+"""Garbage collector thresholds while serving. Requests create no reference cycles, so rare collections suffice and save time."""
 
 
 async def run(
     settings: Settings, role: Role, target: Given = "", reopen_log: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run a process of a role until a signal ends it, and return the exit code.
+    """Run a process in a role until a signal ends it, and return the exit code.
 
-    `target` is the target of a process that runs batches, or the text that names it. For several models, it is a mapping of targets
-    for the models without a target in the settings. `reopen_log` returns False if the log doesn't go to a file.
-
-    Raises:
-        SettingError: a setting can't be met, for example because a port is taken.
-        TargetError: the target can't be loaded or breaks the rules.
-        BrokerUnavailable: the broker doesn't answer.
+    `target` is the target of a process that runs batches, or a string that names it. For several models, it is a mapping with the
+    targets of the models that have none in the settings. `reopen_log` returns False if the log doesn't go to a file. Raises the same
+    errors as `headway.serve`.
     """
     reuse_large_blocks(kept_by_host(HostMemory(monotonic).limit()))
     manager = ServiceManager()
@@ -168,7 +163,7 @@ async def run(
             if progress is not None:
                 progress.end()
             gc.collect()
-            gc.freeze()  # Later collections then skip the objects from the start-up.
+            gc.freeze()  # Later collections then skip the objects created during startup.
             gc.set_threshold(*COLLECT_AFTER)
             announce(shown(process))
             manager.tell_ready()
@@ -205,22 +200,22 @@ def _files_of(target: Target) -> FileWatcher | None:
 
 
 async def _replace_on_change(service: Service, target: str, files: FileWatcher) -> None:
-    """Replace the workers whenever a file changes. If the new code fails to load, the old workers go on serving."""
+    """Replace the workers whenever a file changes. If the new code fails to load, the old workers keep serving."""
     async for _ in files.changes():
         try:
             await service.replace_workers()
             log.info("target reloaded", target=target)
         except HeadwayError as exc:
-            log.error("the changed target does not load; the former workers go on serving", error=str(exc))
+            log.error("the changed target does not load; the previous workers keep serving", error=str(exc))
 
 
 def announce(text: str) -> None:
-    """Print `text`. A closed output or a full disk is no reason to stop the service."""
+    """Print `text`. The service keeps running if the output is closed or the disk is full."""
     try:
         click.echo(text)
     except OSError as exc:
         log.warning("the banner cannot be printed", error=str(exc))
-        # The text left in the buffer would fail again at exit and change the exit code.
+        # Otherwise, flushing the rest at exit would fail again and change the exit code.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -231,7 +226,7 @@ _STDERR = 2
 
 
 def ignore_until_ready() -> None:
-    """Ignore all signals but those that end a process, until `until_signalled` handles them."""
+    """Ignore all signals except those that end a process, until `until_signalled` handles them."""
     for number in (signal.SIGHUP, *_IDLE):
         signal.signal(number, signal.SIG_IGN)
 
@@ -244,8 +239,8 @@ async def until_signalled(
 ) -> None:
     """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, and drain. A second signal ends the drain.
 
-    Afterwards, ignore signals, because a late signal must not change the exit code. `reopen_log` returns False if the log doesn't go
-    to a file. Raises HeadwayError if the service fails to start.
+    Afterwards, signals are ignored, because a late one must not change the exit code. `reopen_log` returns False if the log doesn't
+    go to a file. Raises HeadwayError if the service fails to start.
     """
     first, second = asyncio.Event(), asyncio.Event()
     hangups = _Hangups(service, reopen_log, first.set)
@@ -258,7 +253,7 @@ async def until_signalled(
         _listen(number, partial(on_signal, number))
     _listen(signal.SIGHUP, hangups.came)
     for number in _IDLE:
-        does = "does nothing; SIGHUP reopens the log and reads files again, SIGTERM ends the process"
+        does = "does nothing; SIGHUP reopens the log and rereads files, SIGTERM ends the process"
         _listen(number, partial(log.info, f"{number.name} {does}"))
     try:
         if await _unless(first, service.start()):
@@ -269,7 +264,7 @@ async def until_signalled(
             stopping()
             log.info("draining")
             if not await _unless(second, service.drain()):
-                log.info("a second signal: ending at once")
+                log.info("got a second signal: ending immediately")
     finally:
         await hangups.end()
         await service.stop()
@@ -278,13 +273,13 @@ async def until_signalled(
 
 
 def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
-    # Not loop.add_signal_handler: removing its handler restores the default action for an instant, when a signal would kill us.
+    # Not loop.add_signal_handler: removing its handler briefly restores the default action, and then a signal would kill us.
     loop = asyncio.get_running_loop()
     signal.signal(number, lambda *_: loop.call_soon_threadsafe(react))
 
 
 class _Hangups:
-    """Handler of SIGHUP. `up` is True while the process serves, but not during its start and shutdown."""
+    """Handles SIGHUP. `up` is True while the process is serving, but not during startup and shutdown."""
 
     def __init__(self, service: Service, reopen_log: Callable[[], bool], end: Callable[[], None]) -> None:
         self.up = False
@@ -292,7 +287,7 @@ class _Hangups:
         self._reopen_log = reopen_log
         self._end = end
         self._on_terminal = os.isatty(_STDERR)
-        self._asked = 0
+        self._signals = 0
         self._task: asyncio.Task[None] | None = None
 
     def came(self) -> None:
@@ -303,7 +298,7 @@ class _Hangups:
         reopened = self._reopen_log()
         log.info("SIGHUP", log="reopened" if reopened else "not a file", files="read again" if self.up else "")
         if self.up:
-            self._asked += 1
+            self._signals += 1
             if self._task is None or self._task.done():
                 self._task = asyncio.get_running_loop().create_task(self._reread())
 
@@ -311,12 +306,12 @@ class _Hangups:
         await end(self._task)
 
     async def _reread(self) -> None:
-        while self._asked:
-            self._asked = 0  # One reading serves all signals that came before it began.
+        while self._signals:
+            self._signals = 0  # All signals that came before this point share one reading.
             try:
                 await self._service.reread()
             except Exception:
-                log.exception("reading the files again failed")
+                log.exception("rereading the files failed")
 
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -1,4 +1,4 @@
-"""Wiring of the autoscaler and its limits, and of the follower in processes that scale their own workers."""
+"""Builds the autoscaler with its limits, and finds out what processes that scale their own workers can scale."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_to_zero(settings: Settings) -> None:
-    """Raise SettingError if a model may scale to zero but no setting says when. Only controllers need that setting."""
+    """Raise SettingError if a model may scale to zero, but no setting says when. Only controllers need that setting."""
     for own in settings.served.values():
         if not own.min_workers and not own.scale_to_zero_after_s:
             reason = "is 0, but no setting says when to remove the last worker"
@@ -48,7 +48,7 @@ def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Worker
 
 
 def most_local(plan: ModelPlan) -> int:
-    """Return the most workers that a model can have in this process, by its devices, or by the cores for workers on the CPU."""
+    """Return how many workers a model can have in this process at most: by its devices or, for workers on the CPU, by its cores."""
     settings, most = plan.settings, plan.devices.most
     if settings.max_workers:
         return min(settings.max_workers, most)
@@ -57,7 +57,7 @@ def most_local(plan: ModelPlan) -> int:
 
 
 def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) -> dict[str, tuple[int, int]]:
-    """Return each model's number of workers in this process, and the most that it could have if other models released devices."""
+    """Return each model's number of workers in this process, and how many it could have if other models released devices."""
     most = {model: most_local(plans[model]) for model in pools}
     turns = {model: pool for model, pool in pools.items() if plans[model].devices.shared}
     if turns:
@@ -74,7 +74,7 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Build the autoscaler of a controller. `fleet_models` is None if this process alone defines the models."""
+    """Build a controller's autoscaler. `fleet_models` is None if this process alone defines the models."""
     from headway.controller.autoscaler import Autoscaler, LocalScaling
 
     cached: dict[str, tuple[Settings, ScaleLimits]] = {}
@@ -93,7 +93,7 @@ def make_autoscaler(
 
 
 def scale_limits(settings: Settings) -> ScaleLimits:
-    """Return the bounds and times of scaling a model."""
+    """Return the bounds and times for scaling a model."""
     return ScaleLimits(
         policy=settings.scale_policy,
         least=max(settings.min_workers, 1),

@@ -1,12 +1,12 @@
-"""`headway.serve`: run everything in one process, as `headway serve` does, from a Python program.
+"""`headway.serve`: run everything in one process from a Python program, as `headway serve` does.
 
 With `block=False`, the service runs in a thread of the program, for notebooks and tests:
 
     with headway.serve(upper, port=0, block=False) as server:
         print(headway.Client(server.url).infer("hello").output)
 
-A worker is a separate process that imports its target, so a target given as an object must have a name. A worker finds objects of
-the running script by the script's file, and other objects by their module.
+A worker is a separate process that imports its target, so a target given as an object must be importable by name. A worker finds
+objects of the running script through the script's file, and other objects through their module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from headway.runtime.race import end_all
 
 __all__ = ["BackgroundService", "serve"]
 
-TargetLike = str | Callable[..., Any]  # Function, class, `functools.partial` of a class, or text that names a target.
+TargetLike = str | Callable[..., Any]  # Function, class, `functools.partial` of a class, or string naming a target.
 
 _RUN_AS = ("__main__", "__mp_main__")
 """Names of the program's own module. The second is its name in a process that `multiprocessing` spawned."""
@@ -53,7 +53,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def target_of(given: TargetLike) -> Target:
-    """Return the target for an object or text. Raises TargetError if worker processes couldn't import it."""
+    """Return the target that an object or string names. Raises TargetError if worker processes couldn't import it."""
     if isinstance(given, str):
         return parse_target(given)
     if isinstance(given, functools.partial) and isinstance(given.func, type):
@@ -72,29 +72,29 @@ def target_of(given: TargetLike) -> Target:
     if name in _RUN_AS:
         return _of_program(given, module)
     if module is None or _resolve(module, qualified) is not given:
-        hint = "Pass the object with this name, or text: module:name."
+        hint = "Pass the object with this name, or a string: module:name."
         raise _unfit(qualified, f"is not the object that {name}:{qualified} names", hint)
     return ModuleTarget(name, qualified, folder=_folder(module, name))
 
 
 def _with_arguments(given: functools.partial[Any]) -> Target:
     if given.args:
-        raise _unfit(given.func.__qualname__, "has positional arguments", "Give them by name.")
+        raise _unfit(given.func.__qualname__, "has positional arguments", "Pass them by name.")
     try:
         text = arguments.write(given.keywords)
     except arguments.NoArguments as exc:
-        hint = "Arguments go to another process, so they must be text, numbers, True, False, lists or dicts."
+        hint = "Arguments go to another process, so they must be strings, numbers, True, False, lists or dicts."
         raise _unfit(given.func.__qualname__, f"cannot get these arguments: {exc}", hint) from None
     named = target_of(given.func)
     return dataclasses.replace(named, arguments=text) if isinstance(named, ModuleTarget | FileTarget) else named
 
 
 def _of_program(given: Any, module: ModuleType | None) -> Target:
-    """Return a target in the running program: a script, a module run by `python -m`, a notebook or an interactive session."""
+    """Return a target from the running program: a script, a module run by `python -m`, a notebook or an interactive session."""
     qualified = given.__qualname__
     file = getattr(module, "__file__", None)
     if module is None or file is None or not Path(file).is_file() or _source(given) != Path(file).resolve():
-        hint = "Write it to a file (in a notebook with %%writefile upper.py), and pass text: 'upper.py:upper'."
+        hint = "Write it to a file (in a notebook with %%writefile upper.py), and pass a string: 'upper.py:upper'."
         raise _unfit(
             qualified, "is defined in a notebook or an interactive session, where workers cannot import it", hint
         )
@@ -123,7 +123,7 @@ def _resolve(module: ModuleType, qualified: str) -> object:
 
 
 def _folder(module: ModuleType, name: str) -> str:
-    """Return the folder from which a module was imported, or "" if workers find the module without it."""
+    """Return the folder that a module was imported from, or "" if workers find the module without it."""
     file = getattr(module, "__file__", None)
     if file is None:
         return ""
@@ -142,13 +142,8 @@ T = TypeVar("T")
 
 
 class BackgroundService:
-    """Service in its own thread. It is up when the constructor returns. Only that thread may use the parts of `process`.
-
-    Raises:
-        SettingError: a setting can't be met, for example because a port is taken.
-        TargetError: the target can't be loaded or breaks the rules.
-        BrokerUnavailable: the broker doesn't answer.
-    """
+    """A service in its own thread. It is up when the constructor returns, which raises the same errors as `serve`. Only that thread
+    may use the parts of `process`."""
 
     def __init__(self, settings: Settings, role: Role, target: Given, listener: type[Listener] = Listener) -> None:
         self._settings, self._target = settings, target
@@ -186,8 +181,8 @@ class BackgroundService:
         return self._thread.is_alive()
 
     def stop(self, *, drain: bool = True) -> None:
-        """End the service and wait until it has ended. Safe to call more than once. With `drain`, the service first answers the
-        requests that it holds, within the drain time-out. Without `drain`, they get 503."""
+        """End the service and wait until it has ended. Safe to call more than once. If `drain`, the service first answers the requests
+        that it holds, within the drain time-out. Otherwise, they get 503."""
         self._stopping = True
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
@@ -253,8 +248,8 @@ def _url(settings: Settings, host: str, port: int) -> str:
     return f"{settings.scheme}://[{address}]:{port}" if ":" in address else f"{settings.scheme}://{address}:{port}"
 
 
-Value = str | int | float | bool | os.PathLike[str] | None  # Value of a setting; None for the default.
-TargetsLike = TargetLike | Mapping[str, TargetLike]  # Target, or a mapping of targets by model name or NAME@VERSION.
+Value = str | int | float | bool | os.PathLike[str] | None  # The value of a setting, or None for its default.
+TargetsLike = TargetLike | Mapping[str, TargetLike]  # A target, or a mapping from model name or NAME@VERSION to target.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -282,18 +277,18 @@ def serve(
 
     Arguments:
         target: function or class at the top level of a module or script, `functools.partial` of a class with arguments, or
-            text as for `headway serve`. For several models, a dict of targets by name, or by NAME@VERSION for versions of a
-            model.
+            string as for `headway serve`. For several models, a dict from name to target, or from NAME@VERSION to target for
+            versions of a model.
         block: True to serve until SIGINT or SIGTERM, or False to serve in a thread. The service is then up when the call returns.
-        config: TOML file of settings, by default `headway.toml` in the working directory if it exists.
-        settings: settings by name, for example `max_batch_size=64` (see docs/settings.md). An argument overrides the
-            environment, which overrides the file. With `port=0`, the system chooses the admin port, too.
+        config: TOML file with settings, by default `headway.toml` in the working directory if it exists.
+        settings: settings by name, for example `max_batch_size=64` (see docs/settings.md). Arguments override the environment, which
+            overrides the file. With `port=0`, the system chooses the admin port too.
 
     Returns:
         The running service if `block` is False: a context manager with `url`, `admin_url` and `stop()`.
 
     Raises:
-        SettingError: a setting is unknown, invalid or can't be met.
+        SettingError: a setting is unknown, invalid or can't be applied.
         TargetError: the target can't be loaded or breaks the rules.
         BrokerUnavailable: the broker doesn't answer.
     """
@@ -318,7 +313,7 @@ def serve(
 
 
 def refuse_in_worker(function: str) -> None:
-    """Raise TargetError in a worker process, where a function that starts workers would start them endlessly."""
+    """Raise TargetError in a worker process, where a function that starts workers would start them without end."""
     if is_child():
         raise TargetError(
             f"{function} was called in a worker process, which imports this script to find its target. "
@@ -330,7 +325,8 @@ def _targets(target: TargetsLike) -> Given:
     if not isinstance(target, Mapping):
         return target_of(target)
     if not target:
-        raise TargetError('target = {}: names no model. Give each a name and a target, for example {"upper": upper}.')
+        hint = 'Give each model a name and a target, for example {"upper": upper}.'
+        raise TargetError(f"target = {{}}: names no model. {hint}")
     return {name: target_of(model_target) for name, model_target in target.items()}
 
 
@@ -343,7 +339,7 @@ def start(settings: Settings, target: Given, listener: type[Listener] = Listener
 
 
 def _run(settings: Settings, target: Given) -> None:
-    """Serve until a signal comes. Then restore the signal handlers and the garbage collector."""
+    """Serve until a signal arrives. Then restore the signal handlers and the garbage collector."""
     import uvloop
 
     from headway.app import runner

@@ -1,4 +1,4 @@
-"""Choice of identity, key store and ledger by the settings. This imports only the chosen ones."""
+"""Chooses the identity, key store and ledger by the settings, and imports only the chosen ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 PAGE = 500  # Number of keys to read at once.
-AGAIN = 10.0  # Seconds to wait after a store didn't answer.
+AGAIN = 10.0  # Seconds to wait before asking again a store that didn't answer.
 
 
 def make_identity(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence[Resource]]:
-    """Build the identity for the configured keys or tokens, or else the anonymous identity. Also return the resources it needs."""
+    """Return the identity for the configured keys or tokens, or the anonymous one, and the resources that it needs."""
     if not (settings.keys or settings.jwt):
         return AnonymousIdentity(settings.default_tier_index), ()
     if not settings.jwt:
@@ -49,10 +49,10 @@ def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence
 
 
 class UnusedKeys(BareResource):
-    """Warns once at the start if the ledger's database holds API keys, but the settings don't use them.
+    """Warns once at startup if the ledger's database contains API keys, but the settings don't use them.
 
     An operator who created keys most likely wants to require them. Without the setting, anybody may send requests. `who` describes
-    the callers who need no such key. `wall` returns the Unix time in seconds.
+    who is let in without such a key. `wall` returns the Unix time in seconds.
     """
 
     def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
@@ -69,7 +69,7 @@ class UnusedKeys(BareResource):
                 await asyncio.sleep(AGAIN)
                 continue
             except SettingError:
-                return  # The database has no table of keys, so there are none.
+                return  # The database has no key table, so there are no keys.
             if count:
                 hint = "Set --keys ledger to require them, or revoke them."
                 log.warning("API keys in the ledger are not used", keys=count, let_in=self._who, hint=hint)
@@ -101,8 +101,8 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Build the store of API keys, a file or the ledger's database, without opening it. With `create`, a missing file is created.
-    Raises SettingError if the settings name neither, the SQLite file doesn't exist, or a package is missing."""
+    """Build the API key store, a file or the ledger's database, without opening it. If `create`, a missing file is created. Raises
+    SettingError if the settings name neither, the SQLite file doesn't exist, or a package is missing."""
     if settings.keys not in ("", "ledger"):
         from headway.identity.api_keys.file import KeysFile
 

@@ -1,4 +1,4 @@
-"""Tracing of a process: reads the OTEL_… variables, and builds the recorder and exporter of spans."""
+"""Sets up tracing for a process: reads the OTEL_… variables, and builds the span recorder and the span exporter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class Tracing(msgspec.Struct, frozen=True):
-    """Recorder and exporter of a process's spans."""
+    """The span recorder and the span exporter of a process."""
 
     recorder: SpanRecorder
     exporter: SpanExporter
@@ -39,14 +39,14 @@ def make_tracing(
     clock: Callable[[], float],
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
-    """Build the recorder and exporter of a process, or None if tracing is off. Raises SettingError if packages are missing.
-    `dropped` counts dropped spans by reason. `variables` replaces the environment, but not for variables that the SDK reads itself."""
+    """Return the span recorder and exporter for a process, or None if tracing is off. Raises SettingError if packages are missing.
+    `dropped` counts dropped spans by reason. `variables` replaces the environment, except for variables that the SDK reads itself."""
     if not settings.trace:
         return None
     environment = read_environment(os.environ if variables is None else variables)
     for wrong in environment.wrong:
         log.warning(
-            "a variable of OpenTelemetry cannot be used",
+            "an OpenTelemetry variable has an unusable value",
             variable=wrong.name,
             value=wrong.value,
             reason=wrong.reason,
@@ -55,7 +55,7 @@ def make_tracing(
     if environment.off:
         log.info("no traces are recorded", variable=environment.off)
         return None
-    with needing("otel", "trace", True, "needs packages of OpenTelemetry, which are not installed"):
+    with needing("otel", "trace", True, "needs OpenTelemetry packages, which are not installed"):
         from headway.telemetry.trace_exporter import SpanExporter, exporter_for, resource_of
 
         make = exporter_for(environment.collector)

@@ -1,7 +1,7 @@
-"""Wiring of a process of any role: connects the parts that the other modules of this package build.
+"""Wires a process in any role: connects the parts that the other modules of this package build.
 
 Each role is the same `Service` without the parts that `roles` leaves out. Imports that only some roles, settings or ports need are
-inside functions. This saves the other processes memory and start-up time.
+inside functions, which saves memory and startup time in other processes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ log = get_logger(__name__)
 
 
 class Components(msgspec.Struct, frozen=True):
-    """Services of a process, and the id of the process in the fleet."""
+    """The services of a process, and its id in the fleet."""
 
     id: str
     gateway: Gateway | None
@@ -77,7 +77,7 @@ class Components(msgspec.Struct, frozen=True):
 
 
 class Clients(msgspec.Struct, frozen=True):
-    """Parts that clients' requests pass through. Without bulk jobs, `runner` and `bulk` are None."""
+    """The parts that client requests pass through. `runner` and `bulk` are None if bulk jobs are off."""
 
     entrance: Entrance
     runner: SeatRunner | None = None
@@ -85,7 +85,7 @@ class Clients(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process that is ready to start, with a plan for each model that it runs."""
+    """A process that is ready to start, with a plan for each model that it runs."""
 
     settings: Settings
     role: Role
@@ -133,7 +133,7 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
 
 
 class _Wiring:
-    """Connects the parts of one process. Each step uses the parts of the steps before. The settings must name the process."""
+    """Connects the parts of one process. Each step uses the parts of earlier steps. The settings must name the process."""
 
     _service: Service
 
@@ -315,7 +315,7 @@ class _Wiring:
         return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, scale, every)
 
     def _every(self) -> float:
-        """Return the seconds between two heartbeats. They are fewer during a rollout."""
+        """Return the seconds between two heartbeats, which are more frequent during a rollout."""
         gateway = self.made.gateway
         return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
@@ -332,7 +332,7 @@ class _Wiring:
             gateway.tenant_counts.forget(model)
 
     def _woken(self) -> None:
-        """Report at once that a model without workers has requests, so that the controller starts a worker."""
+        """Report immediately that a model without workers has requests, so that the controller starts a worker."""
         self.membership.soon()
         if self.made.controller is not None:
             self.made.controller.soon()
@@ -439,7 +439,7 @@ class _Wiring:
         return Clients(entrance, runner, bulk)
 
     def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
-        """Build the ports for clients, and the watchers of the fleet. Return the public port and the watcher of the workers."""
+        """Build the client ports and the fleet watchers. Return the public port and the workers watcher."""
         from headway.gateway.fleet_watchers import CapacityWatcher
         from headway.http import public
 
@@ -464,7 +464,7 @@ class _Wiring:
         return public_listener, workers
 
     def _learners(self, clients: Clients | None, ready: Readiness | None) -> list[Learner]:
-        """Return the parts that learn from workers' reports. `fleet_models` is the first, because it says which models are served."""
+        """Return the parts that use the workers' reports. `fleet_models` comes first, because it decides which models are served."""
         gateway = self.made.gateway
         served, runner = None if gateway is None else gateway.served, None if clients is None else clients.runner
         return [learner for learner in (self.fleet_models, served, gateway, ready, runner) if learner is not None]
@@ -485,7 +485,7 @@ class _Wiring:
         if self.pools and settings.broker:
             from headway.controller.autoscaler import LocalScaling, ScalingFollower
 
-            # The fleet's controller decides, and this process adds and removes its own workers.
+            # The fleet's controller decides, and this process adds and removes its workers.
             self.resources.append(ScalingFollower(made.id, self.plans, LocalScaling(self.pools), bundle.fleet, clock))
         if (pool := made.pool) is not None and any(plan.versioned(model) for model, plan in self.plans.items()):
             from headway.worker.helping import StrayWatcher
@@ -503,7 +503,7 @@ def make_fleet_models(
     forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Build the list of the fleet's models. Return None if this process needs no list, or serves only the models in its settings."""
+    """Build the list of the fleet's models, or return None if this process needs none, or serves only the models in its settings."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
     from headway.fleet.models import FleetModels
@@ -513,7 +513,7 @@ def make_fleet_models(
 
 
 def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -> None:
-    """Warn of settings, of the process and of its models, that have no effect without another setting."""
+    """Warn about settings of the process and its models that have no effect without another setting."""
     for name, missing in idle_settings:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
     for model in settings.models:
@@ -523,11 +523,11 @@ def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -
 
 
 def tell_of_other_roles(settings: Settings, parts: Parts) -> None:
-    """Log changed settings that only other roles use. They are no error, because roles may share a settings file."""
+    """Log changed settings that only other roles use. They aren't an error, because roles may share a settings file."""
     unused = FIELDS.keys() - {*parts.settings, "port"}  # A role without a public port always has port 0.
     changed = sorted(name for name in unused if getattr(settings, name) != FIELDS[name].default)
     if changed:
-        log.info("settings of other roles have no effect here", settings=", ".join(changed))
+        log.info("settings for other roles have no effect here", settings=", ".join(changed))
 
 
 def warn_of_strangers(settings: Settings) -> None:

@@ -61,7 +61,7 @@ def make_pools(
     certificates: RemoteCertificates | None,
     recorder: SpanRecorder | None,
 ) -> Workers:
-    """Build the workers of each model of process `id`. `decides` is True if this process sets the time limits of requests."""
+    """Build the workers of each model in process `id`. `decides` is True if this process sets the time limits of requests."""
     slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}
@@ -78,7 +78,7 @@ def make_pools(
     by_turns = [plan.devices for plan in plans.values() if plan.devices.shared]
     places = Places(by_turns[0].most) if by_turns else None
     for model, plan in sorted(plans.items(), key=lambda item: not item[1].settings.min_workers):
-        if model not in shares:  # Models that may have no worker come last, and get the devices that remain.
+        if model not in shares:  # Models that may be without workers come last, and get the remaining devices.
             common = places if plan.devices.shared else None
             pools[model] = make_pool(plan.settings, plan.devices, batchers[model], broker, slots, common)
     pools = {model: pools[model] for model in plans if model in pools}
@@ -127,8 +127,8 @@ def make_batchers(
 ) -> MakeBatcher:
     """Return a function that builds the batchers for a target. Raises SettingError if the target's backends can't be built.
 
-    `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process sets them. With `versioned`,
-    the batchers claim only entries for their version.
+    `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process sets them. If `versioned`, the
+    batchers claim only entries for their version.
     """
     plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -206,7 +206,7 @@ def make_pool(
 
 
 def fallback_targets(settings: Settings) -> Mapping[str, Target]:
-    """Return the targets of the fallbacks by model. Raises SettingError for an invalid target."""
+    """Return the fallback targets by model. Raises SettingError if one is invalid."""
     targets = {}
     for model, of_model in fallbacks_of(settings).items():
         text = of_model.fallback
@@ -226,7 +226,7 @@ def make_fallback(
     certificates: RemoteCertificates | None = None,
     recorder: SpanRecorder | None = None,
 ) -> Fallback | None:
-    """Build the fallback that a gateway uses while its broker is unreachable, if one is set. Its processes use no GPU."""
+    """Build what a gateway uses while its broker is unreachable, or return None if no fallback is set. Its processes use no GPU."""
     from headway.gateway.direct_mode import Fallback
 
     targets, own = fallback_targets(settings), {}

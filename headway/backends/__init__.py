@@ -1,1 +1,1 @@
-"""Backends, which run models: `process` in a child process, `http` and `grpc` at a remote API, which share `remote`."""
+"""Backends, which run models: `process` in a child process; `http` and `grpc`, which share `remote`, at a remote API."""

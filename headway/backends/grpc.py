@@ -2,16 +2,16 @@
 
 | the API says | meaning | reaction |
 |---|---|---|
-| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or the requested rest |
-| RESOURCE_EXHAUSTED at the last try, without a requested rest | it may take fewer inputs at once | halve a batch of several; a lone input is not to blame |
+| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries` attempts, after an exponential pause or the requested rest |
+| RESOURCE_EXHAUSTED at the last attempt, without a requested rest | it may take fewer inputs at a time | halve a batch of several; a single input is not to blame |
 | INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it rejects an input or the batch | final; search for the bad input |
 | any other status | wrong API or credential | final; no input is to blame |
 
-An API requests a rest by grpc-retry-pushback-ms. A negative value forbids another try. A call begins only on a connected channel.
-So a call without a connection surely didn't run.
+An API requests a rest with grpc-retry-pushback-ms. A negative value forbids another attempt. A call is only started on a connected
+channel, so a call without a connection certainly didn't run.
 
-A channel is replaced if its connection failed, or its call never ended, because the next call could get news of the older call. A
-server announces that it closes an idle connection (GOAWAY), and gRPC itself resends a call that the server can't have seen.
+A channel is replaced if its connection failed or its call never ended, because otherwise messages for that call could reach the next
+one. Before a server closes an idle connection, it says so (GOAWAY), and gRPC itself resends a call that the server can't have seen.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from headway.runtime.certificates import ClientTls
 from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
-IDLE = 30.0  # Seconds for which an idle channel is kept.
+IDLE = 30.0  # How many seconds an idle channel is kept.
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
-"""Method that runs nothing. The error of its call tells why there is no connection."""
+"""A method that runs nothing. The error that it fails with says why there is no connection."""
 _WHY_WITHIN = 0.5
-_NEARLY = 0.05  # Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own time-out.
+_NEARLY = 0.05  # DEADLINE_EXCEEDED counts as our own time-out from this many seconds before the deadline.
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _VALUE = re.compile("[ -~]*")
 
@@ -63,17 +63,17 @@ _PASSING = frozenset((
     Code.UNAVAILABLE, Code.UNKNOWN,
 ))  # fmt: skip
 
-TOO_LARGE = "larger than max"  # Words of gRPC for C, Go and Node, which have no status of their own for this.
+TOO_LARGE = "larger than max"  # How gRPC for C, Go and Node words this failure, which has no status of its own.
 _OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
 """How gRPC for Java, .NET and Rust words the same failure."""
 _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
-"""Trailing metadata of another Headway that rejects an input as too large."""
+"""Trailing metadata from another Headway that rejects an input as too large."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
 
 class GrpcBackend(RemoteBackend):
-    """Backend of one slot of a remote API over gRPC. If `remote` is missing, the URL tells it."""
+    """Backend for one slot of a remote API over gRPC. `remote` defaults to what the URL says."""
 
     def __init__(
         self,
@@ -137,10 +137,8 @@ class GrpcBackend(RemoteBackend):
         fields = tuple((name.lower(), value) for name, value in self._credentials.current().items())
         for name, value in fields:
             if not _KEY.fullmatch(name) or not _VALUE.fullmatch(value):
-                reason = (
-                    f"cannot be sent the header field {name}: over gRPC names are of letters, digits, _ . and -, no "
-                )
-                raise self._error(RemoteError, f"{reason}grpc-… and …-bin, and values of printable ASCII")
+                reason = f"cannot be sent the header field {name}: over gRPC, names consist of letters, digits, _ . and -, are not "
+                raise self._error(RemoteError, f"{reason}grpc-… or …-bin, and values are printable ASCII")
         return fields + tuple(trace_fields(OUTGOING.get()).items())
 
     def _channel(self) -> Any:
@@ -211,13 +209,13 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
         return TryVerdict(True, RemoteError)
     wishes = [value for name, value in trailers if name == PUSHBACK]
     rest = pushback(wishes[-1]) if wishes else None
-    # The status means a rate limit or too many elements. Only a requested rest tells them apart.
+    # The status means a rate limit or too many elements. Only a requested rest distinguishes them.
     kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
     return TryVerdict(bool(wishes) and rest is None, kind, rest)
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds until the API takes a retry (gRFC A6), or None if it takes none, or the value is invalid."""
+    """Return the seconds until the API accepts a retry (gRFC A6), or None if it accepts none or the value is invalid."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

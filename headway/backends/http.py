@@ -2,11 +2,11 @@
 
 | the API says | meaning | reaction |
 |---|---|---|
-| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or the requested rest |
+| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries` attempts, after an exponential pause or the requested rest |
 | 400, 413, 422 | it rejects an input or the batch | final; search for the bad input |
 | any other status | wrong API or credential | final; no input is to blame |
 
-An API requests a rest by Retry-After or retry-after-ms.
+An API requests a rest with Retry-After or retry-after-ms.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from headway.runtime.certificates import ClientTls, RemoteCertificates
 from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
-END_TIMEOUT = 1.0  # Seconds to wait for the end of connections.
+END_TIMEOUT = 1.0  # Seconds to wait for connections to close.
 
 
 class Sockets:
-    """Open sockets, for which `end` can wait. A TLS connection announces its end and waits for the other side. But closing a
-    session doesn't wait for connections that failed earlier, and an event loop that ends before them warns, or hangs."""
+    """Keeps track of open sockets, so that `end` can wait for them. A TLS connection announces its end and waits for the other side.
+    But closing a session doesn't wait for connections that failed earlier. If the event loop ends before them, it warns or hangs."""
 
     def __init__(self) -> None:
         self._open: set[_Socket] = set()
@@ -56,12 +56,12 @@ class Sockets:
         return made
 
     async def end(self) -> None:
-        """Shut open sockets down, and wait up to `END_TIMEOUT` until the event loop has released them."""
+        """Shut down open sockets, and wait up to `END_TIMEOUT` until the event loop has released them."""
         if not self._open:
             return
         gone = self._gone = asyncio.Event()
         for open_socket in self._open:
-            with contextlib.suppress(OSError):  # Not connected yet, or cut by the other side.
+            with contextlib.suppress(OSError):  # It isn't connected yet, or the other side closed it.
                 open_socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT):
@@ -75,7 +75,7 @@ class Sockets:
 
 
 class _Socket(socket.socket):
-    """Socket that reports when it is closed."""
+    """A socket that reports when it is closed."""
 
     __slots__ = ("_on_close",)
 
@@ -94,8 +94,8 @@ class _Socket(socket.socket):
         return descriptor
 
 
-IDLE = 4.0  # Seconds for which an idle connection is kept.
-_MARGIN = 1.0  # Seconds by which it is closed before the API would close it.
+IDLE = 4.0  # How many seconds an idle connection is kept.
+_MARGIN = 1.0  # How many seconds before the API an idle connection is closed.
 _WRITTEN_WHOLE = 1 << 20  # Size in bytes above which a body is written in pieces, so that other tasks get a turn.
 _TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
 _ENDED = "closing transport"  # aiohttp's words for a write that didn't begin.
@@ -125,7 +125,7 @@ class _Client(msgspec.Struct, eq=False):
 
 
 class Connections(Generations[_Client]):
-    """Connections of one slot. All are replaced after a long idle time, or when the certificates change."""
+    """One slot's connections. All are replaced after a long idle time, or when the certificates change."""
 
     def __init__(self, clock: Callable[[], float], certificates: RemoteCertificates | None = None) -> None:
         self._certificates = certificates
@@ -139,7 +139,7 @@ class Connections(Generations[_Client]):
         Raises:
             NotStarted: `open` wasn't called.
             TooLong: the body has more than `most` bytes after decompression.
-            aiohttp.ClientError: no answer came. `was_sent` tells if the request may have left.
+            aiohttp.ClientError: there was no answer. `was_sent` tells if the request may have been sent.
         """
         async with self.use() as used:
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
@@ -174,12 +174,12 @@ class Connections(Generations[_Client]):
 def was_sent(exc: Exception) -> bool:
     """Return True if the whole request may have been sent before this error."""
     if isinstance(exc.__cause__, aiohttp.ClientConnectionResetError) and _ENDED in str(exc.__cause__):
-        return False  # The connection ended before the body was written, as when the API refuses a certificate.
+        return False  # The connection ended before the body was written, for example because the API refused a certificate.
     return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the `ssl` error behind an aiohttp error, or None. aiohttp's own TLS errors have the same base but no details."""
+    """Return the `ssl` error behind an aiohttp error, or None. aiohttp's own TLS errors are subclasses, but lack the details."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc
@@ -191,7 +191,7 @@ _REFUSALS = frozenset([400, 413, 422])
 
 
 class HttpBackend(RemoteBackend):
-    """Backend of one slot of a remote API over HTTP. If `remote` is missing, the URL tells it. `wall` returns Unix time."""
+    """Backend for one slot of a remote API over HTTP. `remote` defaults to what the URL says. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -219,12 +219,12 @@ class HttpBackend(RemoteBackend):
             raise self._error(RemoteError, "was not started") from None
         except TooLong:
             raise self._error(BadOutput, f"answered more than {backend.MAX_ANSWER} bytes") from None
-        except Exception as exc:  # Libraries raise all kinds of errors on bad data.
+        except Exception as exc:  # Libraries raise all kinds of errors for bad data.
             if (error := tls_error(exc)) is not None:
                 return Tried(tls_failures.explain(error), tls_failures.SHOWN, RemoteAbsent, final=False)
             final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
             kind = RemoteError if was_sent(exc) else RemoteAbsent
-            return Tried(self._told(exc), type(exc).__name__, kind, final)
+            return Tried(self._described(exc), type(exc).__name__, kind, final)
         if 200 <= response.status < 300:
             return Answered(response.body, _json_bytes(response.headers))
         if failure := tls_failures.explain_answer(response.status, response.body):
@@ -241,15 +241,15 @@ class HttpBackend(RemoteBackend):
             "X-Request-Timeout-Ms": str(max(int(left * 1000), 1)),
         }
 
-    def _told(self, exc: Exception) -> str:
-        """Return the type of a connection's error, and its text unless that quotes the API or the URL's query."""
+    def _described(self, exc: Exception) -> str:
+        """Return the type of a connection error, and its message unless that quotes the API or the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int:
-    """Return the length of the JSON before a body's binary data, or -1 if unknown."""
+    """Return the length of the JSON that precedes a body's binary data, or -1 if unknown."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -267,7 +267,7 @@ def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
 
 
 def milliseconds(value: str) -> float | None:
-    """Return the seconds that a retry-after-ms header asks for, or None if it is missing or invalid."""
+    """Return the seconds in a retry-after-ms header, or None if it is missing or invalid."""
     try:
         seconds = float(value) / 1000 if value[:1].isdigit() else math.nan
     except ValueError:
@@ -276,7 +276,7 @@ def milliseconds(value: str) -> float | None:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Return the seconds that a Retry-After header (RFC 9110, 10.2.3) asks for at Unix time `now`, or None if it is invalid."""
+    """Return the seconds that a Retry-After header (RFC 9110, 10.2.3) means at Unix time `now`, or None if it is invalid."""
     try:
         seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - now
     except (ValueError, OverflowError):

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 
 from headway.runtime.race import end
 
-GRAIN = 0.01  # Minimum delay in seconds, so deadlines close together are reaped at once.
+GRAIN = 0.01  # Minimum delay in seconds, so that entries with similar deadlines are reaped together.
 
 
 class ReapTimer:
-    """Timer of one broker, which is only set between a regular reap and the next. `reap` returns the instant at which the next
-    reap is due, and the present instant. `at` is the instant of the next reap."""
+    """Timer of one broker. It is only set between two regular reaps. `reap` returns the time at which the next reap is due, and the
+    current time. `at` is the time of the next reap."""
 
     def __init__(self, reap: Callable[[], Awaitable[tuple[float, float]]]) -> None:
         self.at = -math.inf
@@ -23,12 +23,12 @@ class ReapTimer:
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, at: float) -> None:
-        """Set the instant of the next regular reap."""
+        """Set the time of the next regular reap."""
         self._cancel()
         self.at = self._regular_at = at
 
     def move_up(self, at: float, now: float) -> None:
-        """Reap at instant `at` unless a reap comes sooner."""
+        """Reap at the time `at`, unless a reap is due earlier."""
         if at < self.at:
             self._cancel()
             self.at = at

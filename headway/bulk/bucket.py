@@ -1,8 +1,8 @@
 """Bulk files in a bucket: S3, or any other object store that fsspec supports.
 
-An object appears all at once and can't be appended to. A file is therefore sent in parts, which its last step joins. A log
-becomes objects of about a MiB. Each write replaces the last object until it has that size. The names of a log's objects
-contain its holder's generation, so nobody else writes to them.
+An object appears as a whole and can't be appended to. A file is therefore uploaded in parts, which are joined in the last
+step. A log is a series of objects of about 1 MiB. Each write replaces the last object until it reaches that size. The names
+of the objects contain the generation of the job's holder, so nobody else writes to them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileReader, FileSink, Pa
 
 T = TypeVar("T")
 
-SENT_AT_ONCE = 5 << 20  # Bytes of a file to send at once. S3 accepts no smaller parts, and at most 10,000.
-READ_AT_ONCE = 1 << 20  # Bytes of a file to read at once.
-PART = 1 << 20  # Size in bytes from which a log begins its next object.
-MARK = "headway-bulk"  # Object that shows that the bucket is reachable.
+SENT_AT_ONCE = 5 << 20  # Bytes of a file to upload at a time. S3 accepts no smaller parts, and at most 10,000 of them.
+READ_AT_ONCE = 1 << 20  # Bytes of a file to read at a time.
+PART = 1 << 20  # Size in bytes at which a log starts a new object.
+MARK = "headway-bulk"  # Object that exists while the bucket is reachable.
 
 
 class Bucket(BulkFolder):
-    """Folder in a bucket at a URL such as `s3://bucket/folder`. Raises ImportError without its package, else ValueError."""
+    """Folder in a bucket, given by a URL such as `s3://bucket/folder`.
+
+    Raises ImportError if the package for this kind of bucket is missing, and ValueError if there is no such kind."""
 
     def __init__(self, url: str, run: Run | None = None) -> None:
         super().__init__(url, run)
@@ -37,7 +39,7 @@ class Bucket(BulkFolder):
         self._root = ""
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Run a blocking function, and turn the many kinds of errors that bucket clients raise into OSError."""
+        """Run a blocking function. Turn the many kinds of errors that bucket clients raise into OSError."""
 
         def work_or_oserror() -> T:
             try:
@@ -45,7 +47,7 @@ class Bucket(BulkFolder):
             except OSError:
                 raise
             except Exception as exc:
-                raise OSError(errno.EIO, "the bucket does not answer") from exc
+                raise OSError(errno.EIO, "the bucket does not respond") from exc
 
         return await super().do(work_or_oserror)
 
@@ -74,7 +76,6 @@ class Bucket(BulkFolder):
         return BucketLog(self._system, self._path_of(self.part(job, stem)))
 
     def parts(self, job: str) -> list[str]:
-        """Return the object names of a job's log, or [] if it has none."""
         return [path.rpartition("/")[2] for path in self._system.find(self._path_of(f"jobs/{job}"))]
 
     def remove(self, name: str) -> None:
@@ -86,7 +87,7 @@ class Bucket(BulkFolder):
             self.remove(self.part(job, name))
 
     def remove_left(self) -> None:
-        """Do nothing: a rule of the bucket removes the parts of unfinished uploads."""
+        """Do nothing: a lifecycle rule of the bucket removes the parts of unfinished uploads."""
 
     def list_names(self) -> dict[str, bool]:
         names: dict[str, bool] = {}
@@ -101,7 +102,7 @@ class Bucket(BulkFolder):
 
 
 def _left(known: dict[str, Any]) -> bool:
-    """Return True if a listing says that an object is old enough to be a leftover. False if it has no time of writing."""
+    """Return True if an object is old enough to be a leftover, according to its listing. False if its age is unknown."""
     at = known.get("LastModified") or known.get("last_modified") or known.get("created")
     return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
 
@@ -126,7 +127,7 @@ class BucketSink(FileSink):
     def discard(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.closed = True  # Otherwise its garbage collection would send the buffer.
+            file.closed = True  # Otherwise its finalizer would upload the buffer.
             file.discard()
 
 
@@ -138,7 +139,7 @@ class BucketLog(PartLog):
         self._number, self._content = 0, b""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Replace the last object by one that also has the new records."""
+        """Replace the last object with one that also contains the new records."""
         content = b"".join((self._content, *pieces))
         self._system.pipe_file(f"{self._stem}.{self._number}.part", content)
         self._content = content

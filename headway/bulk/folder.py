@@ -1,8 +1,8 @@
-"""Folder of bulk jobs: whole files by id, uploads, and the logs of jobs.
+"""Folder of bulk jobs: files by id, uploads, and the logs of jobs.
 
-    files/ID          whole files, renamed to here as the last step
+    files/ID          complete files, moved here in the last step
     incoming/…        files being written
-    jobs/ID/…         logs of jobs that haven't ended
+    jobs/ID/…         logs of unfinished jobs
 
 Disk operations block, so they run in threads. Their errors become FolderUnavailable.
 """
@@ -24,16 +24,16 @@ from headway.errors import FileLost, FolderUnavailable, SettingError
 
 T = TypeVar("T")
 
-CHUNK = 1 << 16  # Bytes to read at once: handling them takes the event loop about a millisecond.
+CHUNK = 1 << 16  # Bytes to read at a time. Processing them blocks the event loop for about a millisecond.
 BUFFER = 1 << 18  # Bytes to collect before writing.
-AT_ONCE = 4  # Upper bound on threads that use the disk at once.
-LEFT_AFTER = 86_400.0  # Seconds without a change after which an unknown file counts as abandoned.
+AT_ONCE = 4  # Largest number of threads that use the disk at the same time.
+LEFT_AFTER = 86_400.0  # Seconds after its last change until an unknown file is considered abandoned.
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]  # Runs a blocking function.
 
 
 class BulkFolder:
-    """Folder at a path. `run` runs blocking functions, by default in threads."""
+    """Folder at a path. `run` runs blocking functions; by default they run in threads."""
 
     def __init__(self, path: str, run: Run | None = None) -> None:
         self._path, self._shown = Path(path), path
@@ -45,17 +45,17 @@ class BulkFolder:
         try:
             await self.do(self.make)
         except FolderUnavailable as exc:
-            hint = "Name a folder that may be written to, which all gateways of a fleet share."
+            hint = "Name a writable folder. All gateways of a fleet must share it."
             raise SettingError("bulk_dir", self._shown, why(exc), hint) from exc
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Run a blocking function. Raises FolderUnavailable, caused by the system's error, if the disk failed."""
+        """Run a blocking function. Raises FolderUnavailable from the OSError if the disk fails."""
         try:
             return await self._run(work)  # type: ignore[return-value]
         except OSError as exc:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise FolderUnavailable("the disk of the folder of bulk jobs is full") from exc
-            raise FolderUnavailable(f"the folder of bulk jobs cannot be used: {exc.strerror or exc}") from exc
+                raise FolderUnavailable("the disk of the bulk folder is full") from exc
+            raise FolderUnavailable(f"the bulk folder cannot be used: {exc.strerror or exc}") from exc
 
     def writer(self, id: str) -> FileWriter:
         return FileWriter(self, self.sink(id))
@@ -67,7 +67,7 @@ class BulkFolder:
         return f"jobs/{job}/{name}"
 
     async def size(self, id: str) -> int:
-        """Return the size of a whole file in bytes. Raises FolderUnavailable."""
+        """Return the size of a complete file in bytes. Raises FolderUnavailable."""
         return await self.do(lambda: self.size_of(self.file(id)))
 
     async def remove_file(self, id: str) -> None:
@@ -77,11 +77,11 @@ class BulkFolder:
         await self.do(lambda: self.remove_log(id))
 
     async def names(self) -> dict[str, bool]:
-        """Return the ids of all files, and of jobs with a log, each with True if it is old."""
+        """Return the ids of all files, and of all jobs with a log. The value is True if the file or job is old."""
         return await self.do(self.list_names)
 
     async def pieces(self, name: str, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
-        """Yield the content of a file in pieces. Raises FolderUnavailable, or FileLost if only the file is gone."""
+        """Yield the content of a file in pieces. Raises FileLost if only this file is gone, or FolderUnavailable."""
         file: FileReader | None = None
 
         def read() -> bytes | None:
@@ -100,7 +100,7 @@ class BulkFolder:
             if file is not None:
                 file.close()
         if piece is None:
-            raise FileLost("the file is not there any more")
+            raise FileLost("the file no longer exists")
 
     # Blocking functions, run by `do`.
 
@@ -113,7 +113,7 @@ class BulkFolder:
         trial.unlink()
 
     def look(self) -> None:
-        """Raise FileNotFoundError if the folder is gone, for example a network folder that isn't mounted."""
+        """Raise FileNotFoundError if the folder is gone, for example because a network folder isn't mounted."""
         (self._path / "files").stat()
 
     def reader(self, name: str) -> FileReader:
@@ -129,11 +129,11 @@ class BulkFolder:
         (self._path / "jobs" / job).mkdir(exist_ok=True, mode=0o700)
 
     def log(self, job: str, stem: str) -> PartLog:
-        """Return the log of one holder of a job. `stem` begins the names of its files."""
+        """Return the log of one holder of a job. The names of its files start with `stem`."""
         return LocalLog(self._path / self.part(job, f"{stem}.part"))
 
     def parts(self, job: str) -> list[str]:
-        """Return the file names of a job's log. Raises FileNotFoundError if it has none."""
+        """Return the file names of a job's log. If the job has none, raise FileNotFoundError or return []."""
         return [path.name for path in (self._path / "jobs" / job).iterdir()]
 
     def remove(self, name: str) -> None:
@@ -161,7 +161,7 @@ class BulkFolder:
 
 
 class FileReader(Protocol):
-    """File read from its beginning. Its calls block."""
+    """File that is read from its start. Its methods block."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, at most `size`, or b"" at the end."""
@@ -170,29 +170,29 @@ class FileReader(Protocol):
 
 
 class FileSink(Protocol):
-    """New file that nobody sees before it is whole. Its calls block."""
+    """New file, which is invisible to others until it is complete. Its methods block."""
 
     def write(self, content: bytes) -> None: ...
 
     def commit(self) -> None:
-        """Give the file its final name, durably."""
+        """Give the file its final name. It then survives a crash."""
 
     def discard(self) -> None:
-        """Drop the file unless it was committed."""
+        """Delete the file unless it was committed."""
 
 
 class PartLog(Protocol):
-    """Log of one holder of a job. Its calls block."""
+    """Log of one holder of a job. Its methods block."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records durably. After an error, call it again with the same records: none is added twice."""
+        """Append records, which then survive a crash. After an error, call this again with the same records; none is added twice."""
 
     def close(self) -> None:
-        """Close its files. `append` opens them again."""
+        """Close its files. `append` reopens them."""
 
 
 class FileWriter:
-    """Writer of one new file, which nobody sees before it is whole. `size` counts its bytes so far."""
+    """Writer of one new file, which is invisible to others until it is complete. `size` is the number of bytes so far."""
 
     def __init__(self, folder: BulkFolder, sink: FileSink) -> None:
         self._folder, self._sink = folder, sink
@@ -223,7 +223,7 @@ class FileWriter:
 
 
 class LocalReader(FileReader):
-    """Reads a file on a local disk. The file is open only during each read, so a slow client holds no descriptor."""
+    """Reads a file on a local disk. The file is only open during a read, so that slow clients don't use up descriptors."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
@@ -235,7 +235,7 @@ class LocalReader(FileReader):
         return piece
 
     def close(self) -> None:
-        """Do nothing: the file isn't open between reads."""
+        """Do nothing: the file is closed between reads."""
 
 
 class LocalSink(FileSink):
@@ -264,10 +264,10 @@ class LocalLog(PartLog):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
-        self._size = 0  # Bytes of whole records.
+        self._size = 0  # Bytes of complete records.
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append records after the last whole record. A full disk may have left part of a record there."""
+        """Append records after the last complete one, since a full disk may have left part of a record there."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)
@@ -293,7 +293,7 @@ def _left(path: Path) -> bool:
 
 
 def why(exc: FolderUnavailable) -> str:
-    """Return the first cause of an error, for operators."""
+    """Return the root cause of an error, for operators."""
     first: BaseException = exc
     while first.__cause__ is not None:
         first = first.__cause__
@@ -301,14 +301,14 @@ def why(exc: FolderUnavailable) -> str:
 
 
 def write_all(file: BinaryIO, content: bytes) -> None:
-    """Write all of `content`, in several calls if the system takes less at a time."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
+    """Write all of `content`, in several calls if needed."""
+    unwritten = memoryview(content)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync a folder, so that the names of its files survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,10 +1,10 @@
-"""One job in the process that holds it.
+"""Run of one job in the process that holds it.
 
     validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed, because its key was revoked
          └──────────▶ failed
 
-Any step can be repeated by another holder. The store accepts changes only from the latest generation of holder, so a holder
-that lost its lease changes nothing. While the disk is full or the store unavailable, the job pauses.
+If another process takes over, it can repeat any step. The store accepts changes only from the latest holder, so a process
+that has lost its lease can't change anything. While the disk is full or the store is unavailable, the job pauses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.bulk.folder import BulkFolder, FileWriter, PartLog, why
 from headway.bulk.lines import AskedLine, LineForm, LineSet, LineSplitter, Making, NotYet, Turns, pages
 from headway.errors import BrokerUnavailable, FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply
-from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
+from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobDelay, JobFault, JobStatus, Stored
 from headway.ports import BulkRunner, BulkStore
 from headway.runtime.fair_turns import in_turns
 from headway.runtime.logger import get_logger
@@ -33,21 +33,20 @@ from headway.runtime.race import end
 
 log = get_logger(__name__)
 
-
 OUT, ERR = "out", "err"  # Kinds of records: answers, and errors.
 
 _PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
 MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20
-"""Bounds on unwritten records and their bytes, beyond which a log is full."""
-TOGETHER = 64  # Records to write at once.
+"""Unwritten records, and bytes of these, at which a log is full."""
+TOGETHER = 64  # Records to write at a time.
 
 Record = tuple[str, int, bytes]  # Kind, number of the input line, and JSON for the final file.
 
 
 class AnswerLog:
-    """Log of a job, as the holder of a generation writes it. The lines in `answered` have a record."""
+    """Log of a job. Each holder of the job writes its own files. `answered` contains the lines that have a record."""
 
     def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
         self._folder, self._job, self._generation = folder, job, generation
@@ -68,11 +67,11 @@ class AnswerLog:
 
     @property
     def full(self) -> bool:
-        """True if no further lines should be read, because too many records are unwritten."""
+        """True if too many records are unwritten to read more lines."""
         return self.waiting >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
 
     async def recover(self) -> None:
-        """Find out which lines already have a record. Raises FolderUnavailable."""
+        """Find the lines that already have a record. Raises FolderUnavailable."""
         await self._folder.do(lambda: self._folder.begin_log(self._job))
         async with aclosing(self.records()) as pages:
             async for page in pages:
@@ -88,7 +87,7 @@ class AnswerLog:
             self.counts[kind] += 1
 
     async def flush(self) -> None:
-        """Write the added records durably. If this raises FolderUnavailable, the next call writes them."""
+        """Write the added records to disk. If this raises FolderUnavailable, the next call tries again."""
         for kind, waiting in self._waiting.items():
             if records := [*waiting]:
                 await self._folder.do(partial(self._put, kind, records))
@@ -101,7 +100,7 @@ class AnswerLog:
             log.close()
 
     async def records(self) -> AsyncGenerator[list[Record], None]:
-        """Yield the records of all holders in pages, one per line. Raises FolderUnavailable."""
+        """Yield pages of the records written by all holders of the job, one record per input line. Raises FolderUnavailable."""
         seen = LineSet()
         for kind, path in await self._folder.do(self._parts):
             splitter = LineSplitter(_MOST)
@@ -124,23 +123,23 @@ class AnswerLog:
         log.append(b"".join([b"%d %b\n" % record for record in records[at : at + TOGETHER]]) for at in together)
 
 
-LEASE = 15.0  # Seconds after which another process may take a job whose holder is silent.
-TICK = 1.0  # Seconds between two writes of a job's progress and its records.
-RENEW = 5.0  # Seconds between two writes of a job without progress, which renew its lease.
-AHEAD = 512  # Ready parts of one job's lines beyond which no more lines are read.
-AHEAD_BYTES = 8 << 20  # Bytes of one job's lines and outputs in memory beyond which no more lines are read.
-YIELD = 16  # Parts of lines to read before the event loop gets a turn.
-PAUSE = 5.0  # Seconds before a failed disk operation is tried again.
+LEASE = 15.0  # Seconds after which another process may take over a job if its holder doesn't renew its lease.
+TICK = 1.0  # Seconds between writes of a job's progress and records.
+RENEW = 5.0  # Seconds between writes that renew a job's lease if there is no progress.
+AHEAD = 512  # Ready parts of a job's lines at which no more lines are read.
+AHEAD_BYTES = 8 << 20  # Bytes of a job's lines and outputs in memory at which no more lines are read.
+YIELD = 16  # Parts of lines to read before yielding to the event loop.
+PAUSE = 5.0  # Seconds before a failed disk operation is retried.
 
 _NOT_VALID = (
-    "the API key that asked for this batch is not valid any more: it was revoked, has expired or was deleted, or its tier is gone; "
-    "what was done until then is in the files, the rest did not run"
+    "the API key that created this batch is no longer valid: it was revoked or deleted, it has expired, or its tier was removed; "
+    "the files contain the lines that had finished by then, and the others did not run"
 )
-_NO_FILE = JobFault("no_input_file", "the input file is not there any more")
+_NO_FILE = JobFault("no_input_file", "the input file no longer exists")
 
 
 class Fenced(Exception):
-    """Another process holds the job."""
+    """Another process holds the job now."""
 
 
 class JobContext(NamedTuple):
@@ -148,12 +147,12 @@ class JobContext(NamedTuple):
 
     Attributes:
         wake: called with each model that has new ready lines.
-        wall: Unix time in seconds.
-        most_line: longest line in bytes.
-        most_lines: largest number of lines in a job.
-        most: stored files beyond which a tenant's jobs can't begin.
-        lines: number of lines with a record, by `answered` or `failed`.
-        allowed: returns the models that a job may ask, or () for all, or None if its API key isn't valid any more.
+        wall: returns Unix time in seconds.
+        most_line: maximum length of a line in bytes.
+        most_lines: maximum number of lines in a job.
+        most: quota for stored files. A tenant that exceeds it can't start jobs.
+        lines: counts the lines that were `answered` or `failed`.
+        allowed: returns the models that a job may use, () for all, or None if its API key is no longer valid.
     """
 
     store: BulkStore
@@ -172,97 +171,56 @@ class JobContext(NamedTuple):
     allowed: Callable[[BulkJob], tuple[str, ...] | None]
 
 
-class JobRun:
-    """Run of one claimed job. `job` is its present state."""
+class JobLines:
+    """Lines of a running job, from when they are read until they have a record. `moved` is set when a wait may be over."""
 
-    def __init__(self, job: BulkJob, context: JobContext) -> None:
-        self.job = job
+    def __init__(self, job: BulkJob, context: JobContext, answers: AnswerLog) -> None:
+        self._job, self._tenant = job.id, job.tenant
         self._of = context
-        self._answers = AnswerLog(context.folder, job.id, job.generation)
+        self._answers = answers
         self._asked: dict[int, AskedLine] = {}  # Lines that are ready or in flight, by number.
-        # Parts of lines that haven't gone to the runner, by the numbers of line and part.
+        # Parts of lines that the runner doesn't have yet, by line number and part number.
         self._ready: dict[tuple[int, int], BulkLine] = {}
-        # Numbers of finished lines, with the iterators that make their records.
+        # Numbers of finished lines, with the iterators that write their records.
         self._making: deque[tuple[int, Making]] = deque()
         self._over: set[int] = set()  # Numbers of failed lines whose other parts may be in flight.
         self._made = asyncio.Event()
         self._bytes = 0
-        self._read_all = False
-        self._moved = asyncio.Event()
-        self._kept = self._written = context.clock()
-        self._shown = job
-        self.disk_trouble = self._store_trouble = self._in_doubt = ""
         self._held_back = False
-        self._fault: JobFault | None = None
-        self._barred: JobFault | None = None
+        self.all_read = False
+        self.moved = asyncio.Event()
 
-    async def run(self) -> None:
-        """Run the job to its end. Raises Fenced if another process holds it."""
-        try:
-            if self.job.status is JobStatus.VALIDATING:
-                await self._until_done(self._validate)
-            if self.job.status is JobStatus.IN_PROGRESS:
-                await self._until_done(self._answers.recover)
-                await self._answer()
-            if self.job.status is JobStatus.FINALIZING:
-                await self._until_done(self._name_files)
-                await self._until_done(self._finalize)
-        finally:
-            self._let_go()
-            self._answers.close()
-
-    def hurry(self) -> None:
-        """Ask the store soon if the client has cancelled the job."""
-        self._written -= RENEW
-
-    def standing(self) -> BulkJob:
-        """Return the job with its progress and the reason for a pause, which the store doesn't know yet."""
-        counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
-        paused = self.disk_trouble or self._store_trouble or self._in_doubt
-        waits, until = "", 0.0
-        if not paused:
-            paused = next(filter(None, (runner.paused(model, tenant) for model in self._models)), "")
-            wait = next(filter(None, (runner.waits(model, tenant) for model in self._models)), None)
-            if wait is not None and paused in ("", wait[0]):
-                waits, seconds = ("" if paused else wait[0]), wait[1]
-                until = float(round(self._of.wall() + seconds)) if seconds < math.inf else 0.0
-        known = {"paused": paused, "waits": waits, "waits_until": until}
-        if self.job.status is not JobStatus.IN_PROGRESS:
-            return replace(self.job, **known)
-        return replace(self.job, completed=counts[OUT], failed=counts[ERR], **known)
+    def __contains__(self, number: int) -> bool:
+        return number in self._answers.answered or number in self._asked
 
     @property
-    def is_held_up(self) -> bool:
-        """True if the job pauses, but not because of its tenant's lines."""
-        if self.disk_trouble or self._store_trouble or self._in_doubt:
-            return True
-        return any(map(self._of.runner.paused, self._models))
-
-    @property
-    def _models(self) -> Iterable[str]:
+    def models(self) -> Iterable[str]:
         """Models of the lines that are ready or in flight."""
         return dict.fromkeys(asked.parts[0].model for asked in self._asked.values())
 
-    async def release(self) -> None:
-        """Write all records, and let another process claim the job at once."""
-        self._let_go()
-        with contextlib.suppress(StoreUnavailable):
-            if self._answers.dirty:
-                await self._answers.flush()
-            if not self.job.status.ended:
-                await self._of.store.keep(self.standing(), 0.0)
-        self._answers.close()
+    @property
+    def all_ended(self) -> bool:
+        return self.all_read and not self._asked
+
+    def add(self, number: int, asked: AskedLine) -> None:
+        """Make a line ready to run."""
+        self._asked[number] = asked
+        self._ready.update({(number, part.part): part for part in asked.parts})
+        self._bytes += asked.size
+        if not self._held_back:
+            self._of.turns.add(asked.parts)
+            self._of.wake(asked.parts[0].model)
 
     def wants(self, line: BulkLine) -> bool:
-        """Return True if a ready line should still run, because no other part of it has failed."""
+        """Return True if a ready part of a line should still run, because no other part of that line has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:
         self._ready.pop((line.number, line.part), None)
-        self._moved.set()
+        self.moved.set()
 
     def ended(self, line: BulkLine, reply: Reply) -> None:
-        """Take the reply to a line or to a part of one."""
+        """Handle the reply to a line, or to one part of it."""
         asked = self._asked.get(line.number)
         if asked is None:
             return
@@ -282,25 +240,25 @@ class JobRun:
             self._made.set()
 
     def _withdraw_parts(self) -> None:
-        """Withdraw the other parts of all failed lines at once, because lines of a batch usually fail together."""
+        """Withdraw the other parts of all failed lines in one call, because the lines of a batch usually fail together."""
         over, self._over = self._over, set()
         if over:
-            self._of.runner.withdraw(self.job.id, over)
+            self._of.runner.withdraw(self._job, over)
 
     def _further(self, number: int, making: Making) -> bool:
-        """Make the next piece of a line's record. Return True if that was the last piece."""
+        """Write the next piece of a line's record. Return True if it was the last piece."""
         result = next(making)
         if result is None:
             return False
         asked = self._asked.pop(number)
         self._bytes -= asked.size + asked.held
         answered, record = result
-        self._add(OUT if answered else ERR, number, record)
-        self._moved.set()
+        self.record(OUT if answered else ERR, number, record)
+        self.moved.set()
         return True
 
-    async def _make(self) -> None:
-        """Make long records in pieces, so that they don't hold up the event loop."""
+    async def make(self) -> None:
+        """Write long records in pieces, so that they don't block the event loop."""
         while True:
             while self._making:
                 await asyncio.sleep(0)
@@ -309,6 +267,122 @@ class JobRun:
                     self._making.popleft()
             self._made.clear()
             await self._made.wait()
+
+    def record(self, kind: str, number: int, record: bytes) -> None:
+        self._answers.add(kind, number, record)
+        self._of.lines["answered" if kind == OUT else "failed"] += 1
+        if self._answers.full:
+            self.moved.set()
+
+    async def room(self) -> None:
+        """Wait until another line may be read."""
+        while (
+            self._held_back
+            or self._answers.full
+            or len(self._ready) >= AHEAD
+            or (self._bytes >= AHEAD_BYTES and self._asked)
+        ):
+            self.moved.clear()
+            await self.moved.wait()
+
+    async def wait(self, seconds: float, disk_works: bool) -> None:
+        """Wait until all lines have ended, the log is full while the disk works, or `seconds` have passed."""
+        end = self._of.clock() + seconds
+        while (left := end - self._of.clock()) > 0 and not (self.all_ended or (self._answers.full and disk_works)):
+            self.moved.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.moved.wait()
+
+    def hold_back(self, pausing: bool) -> None:
+        """Send no more lines to the runner while the job is pausing."""
+        if pausing == self._held_back:
+            return
+        self._held_back = pausing
+        if pausing:
+            self._of.turns.drop(self._tenant, self._job)
+        else:
+            self._of.turns.add(self._ready.values())
+            for model in {line.model for line in self._ready.values()}:
+                self._of.wake(model)
+        self.moved.set()
+
+    def let_go(self) -> None:
+        """Withdraw and forget all lines without a record."""
+        self._of.turns.drop(self._tenant, self._job)
+        self._of.runner.withdraw(self._job)
+        self._asked.clear()
+        self._ready.clear()
+        self._making.clear()
+        self._over.clear()
+        self._bytes = 0
+
+
+class JobRun:
+    """Run of one claimed job. `job` is its current state."""
+
+    def __init__(self, job: BulkJob, context: JobContext) -> None:
+        self.job = job
+        self._of = context
+        self._answers = AnswerLog(context.folder, job.id, job.generation)
+        self.lines = JobLines(job, context, self._answers)
+        self._kept = self._written = context.clock()
+        self._shown = job
+        self.disk_trouble = self._store_trouble = self._in_doubt = ""
+        self._fault: JobFault | None = None
+        self._barred: JobFault | None = None
+
+    async def run(self) -> None:
+        """Run the job until it has ended. Raises Fenced if another process holds it now."""
+        try:
+            if self.job.status is JobStatus.VALIDATING:
+                await self._until_done(self._validate)
+            if self.job.status is JobStatus.IN_PROGRESS:
+                await self._until_done(self._answers.recover)
+                await self._answer()
+            if self.job.status is JobStatus.FINALIZING:
+                await self._until_done(self._name_files)
+                await self._until_done(self._finalize)
+        finally:
+            self.lines.let_go()
+            self._answers.close()
+
+    def hurry(self) -> None:
+        """Check soon whether the client has cancelled the job."""
+        self._written -= RENEW
+
+    def standing(self) -> BulkJob:
+        """Return the job with its current progress and delay, which the store may not know yet."""
+        counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
+        paused = self.disk_trouble or self._store_trouble or self._in_doubt
+        waits, until = "", 0.0
+        if not paused:
+            paused = next(filter(None, (runner.paused(model, tenant) for model in self.lines.models)), "")
+            wait = next(filter(None, (runner.waits(model, tenant) for model in self.lines.models)), None)
+            if wait is not None and paused in ("", wait[0]):
+                waits, seconds = ("" if paused else wait[0]), wait[1]
+                until = float(round(self._of.wall() + seconds)) if seconds < math.inf else 0.0
+        job = replace(self.job, delay=JobDelay(paused, waits, until))
+        if job.status is not JobStatus.IN_PROGRESS:
+            return job
+        return replace(job, completed=counts[OUT], failed=counts[ERR])
+
+    @property
+    def is_held_up(self) -> bool:
+        """True if the job is paused, except if the cause is its tenant's lines."""
+        if self.disk_trouble or self._store_trouble or self._in_doubt:
+            return True
+        return any(map(self._of.runner.paused, self.lines.models))
+
+    async def release(self) -> None:
+        """Write all records, and let another process claim the job immediately."""
+        self.lines.let_go()
+        with contextlib.suppress(StoreUnavailable):
+            if self._answers.dirty:
+                await self._answers.flush()
+            if not self.job.status.ended:
+                await self._of.store.keep(self.standing(), 0.0)
+        self._answers.close()
 
     async def _validate(self) -> None:
         total, of = 0, self._of
@@ -319,7 +393,7 @@ class JobRun:
         ):
             if number > most:
                 unit = code.rpartition("_")[2]
-                message = f"you store more than {most} {unit}; delete some files, then send the batch again"
+                message = f"you store more than {most} {unit}; delete some files, then create the batch again"
                 await self._fail(JobFault(code, message))
                 return
         path = of.folder.file(self.job.input_file)
@@ -332,39 +406,39 @@ class JobRun:
         if self._ending() is not None:
             await self._reach(JobStatus.IN_PROGRESS)
         elif not total:
-            await self._fail(JobFault("empty_file", "the input file has no line"))
+            await self._fail(JobFault("empty_file", "the input file has no lines"))
         elif total > of.most_lines:
-            message = f"the input file has more than {of.most_lines} lines, which is the most of one batch"
+            message = f"the input file has more than {of.most_lines} lines, the maximum for a batch"
             await self._fail(JobFault("too_many_lines", message, of.most_lines + 1))
         else:
             await self._reach(JobStatus.IN_PROGRESS, total=total)
 
     async def _answer(self) -> None:
-        """Run lines until all are answered, the time is over, or the client or the key ends the job."""
-        tasks = [asyncio.create_task(step()) for step in (self._read, self._make)]
+        """Run lines until all are answered, the job expires, its client cancels it, or its key becomes invalid."""
+        tasks = [asyncio.create_task(step()) for step in (self._read, self.lines.make)]
         try:
-            while not self._all_ended and self._ending() is None and self._fault is None:
+            while not self.lines.all_ended and self._ending() is None and self._fault is None:
                 for task in tasks:
                     if task.done():
                         task.result()
-                await self._wait(TICK)
+                await self.lines.wait(TICK, not self.disk_trouble)
                 await self._tick()
         finally:
-            done = self._all_ended
+            done = self.lines.all_ended
             await end(*tasks)
-            self._let_go()
+            self.lines.let_go()
         await self._until_done(self._answers.flush)
         if self._fault is not None:
             await self._until_done(partial(self._fail, self._fault))
             return
         ending = JobStatus.COMPLETED if done else self._ending()
-        self.job = replace(self.standing(), paused="", waits="", waits_until=0.0)
+        self.job = replace(self.standing(), delay=JobDelay())
         if ending is JobStatus.FAILED and self._barred is not None:
             self.job = replace(self.job, faults=(*self.job.faults, self._barred))
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
 
     async def _name_files(self) -> None:
-        """Choose new names for the output files, because a former holder that resumes must not overwrite them."""
+        """Choose new names for the output files, so that a previous holder can't overwrite them if it resumes."""
         of = self._of
         for id in filter(None, (self.job.output_file, self.job.error_file)):
             await of.store.remove_file(self.job.tenant, id)
@@ -413,14 +487,14 @@ class JobRun:
             raise Fenced
 
     async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
-        """Write an error for each line without a record, and return their number. Raises FileLost."""
+        """Write an error for each line that has no record. Return the number of errors. Raises FileLost."""
         of, count = self._of, 0
         path = of.folder.file(self.job.input_file)
         async with aclosing(pages(of.folder, path, of.most_line)) as line_pages:
             async for page in line_pages:
-                rest = [of.form.expired(number, text) + b"\n" for number, text in page if seen.add(number)]
-                await err.write(rest)
-                count += len(rest)
+                errors = [of.form.expired(number, text) + b"\n" for number, text in page if seen.add(number)]
+                await err.write(errors)
+                count += len(errors)
                 await self._beat()
         return count
 
@@ -429,29 +503,28 @@ class JobRun:
         await self._of.folder.remove_job(self.job.id)
 
     async def _read(self) -> None:
-        while not self._read_all:
+        while not self.lines.all_read:
             try:
                 await self._read_on()
-                self._read_all = True
+                self.lines.all_read = True
             except FileLost:
                 self._fault = _NO_FILE
                 return
             except FolderUnavailable as exc:
                 self._note_disk(exc)
                 await asyncio.sleep(PAUSE)
-        self._moved.set()
+        self.lines.moved.set()
 
     async def _read_on(self) -> None:
-        of, answered = self._of, self._answers.answered
-        done = 0
+        of, done = self._of, 0
         async with aclosing(pages(of.folder, of.folder.file(self.job.input_file), of.most_line)) as line_pages:
             async for page in line_pages:
                 for number, text in page:
-                    if number in answered or number in self._asked:
+                    if number in self.lines:
                         continue
-                    await self._room()
+                    await self.lines.room()
                     while True:
-                        if taken := await self._taken(number, text):
+                        if taken := await self._read_line(number, text):
                             break
                         await asyncio.sleep(PAUSE)
                     done += taken
@@ -459,8 +532,8 @@ class JobRun:
                         done = 0
                         await asyncio.sleep(0)
 
-    async def _taken(self, number: int, text: bytes) -> int:
-        """Make a line ready, or record its error. Return the number of its parts, or 0 if the line can't be checked yet."""
+    async def _read_line(self, number: int, text: bytes) -> int:
+        """Make a line ready, or record its error. Return its number of parts, or 0 if the line can't be checked yet."""
         try:
             asked = await in_turns(self._of.form.read(self.job, number, text))
             self._in_doubt = ""
@@ -468,38 +541,12 @@ class JobRun:
             self._in_doubt = str(exc)
             return 0
         if isinstance(asked, bytes):
-            self._add(ERR, number, asked)
+            self.lines.record(ERR, number, asked)
             return 1
-        parts, model = asked.parts, asked.parts[0].model
         if not self.job.model:
-            self.job = replace(self.job, model=model)
-        self._asked[number] = asked
-        self._ready.update({(number, part.part): part for part in parts})
-        self._bytes += asked.size
-        if not self._held_back:
-            self._of.turns.add(parts)
-            self._of.wake(model)
-        return len(parts)
-
-    def _add(self, kind: str, number: int, record: bytes) -> None:
-        self._answers.add(kind, number, record)
-        self._of.lines["answered" if kind == OUT else "failed"] += 1
-        if self._answers.full:
-            self._moved.set()
-
-    async def _room(self) -> None:
-        while (
-            self._held_back
-            or self._answers.full
-            or len(self._ready) >= AHEAD
-            or (self._bytes >= AHEAD_BYTES and self._asked)
-        ):
-            self._moved.clear()
-            await self._moved.wait()
-
-    @property
-    def _all_ended(self) -> bool:
-        return self._read_all and not self._asked
+            self.job = replace(self.job, model=asked.parts[0].model)
+        self.lines.add(number, asked)
+        return len(asked.parts)
 
     def _ending(self) -> JobStatus | None:
         if self.job.cancelling_at is not None:
@@ -510,43 +557,32 @@ class JobRun:
         return JobStatus.EXPIRED if self._of.wall() >= self.job.expires_at else None
 
     def _look_at_key(self) -> None:
-        """End the job if its API key doesn't allow it any more. Lines that have run keep their answers."""
+        """End the job if its API key no longer allows it. Lines that have already run keep their answers."""
         models, job = self._of.allowed(self.job), self.job
         if models is None:
             self._barred = JobFault("key_not_valid", _NOT_VALID)
         elif models != job.models:
-            self.job = replace(job, models=models)  # Lines read from here on are checked against these.
-            lost = [model for model in (job.model, *self._models) if model and models and model not in models]
+            self.job = replace(job, models=models)  # Later lines are checked against these.
+            lost = [model for model in (job.model, *self.lines.models) if model and models and model not in models]
             if lost:
-                message = f"the API key that asked for this batch may not ask the model {lost[0]} any more"
+                message = f"the API key that created this batch may no longer use the model {lost[0]}"
                 self._barred = JobFault("model_not_allowed", message)
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait until the next tick, until all lines have ended, or until the log is full while the disk works."""
-        end = self._of.clock() + seconds
-        while (left := end - self._of.clock()) > 0 and not (
-            self._all_ended or (self._answers.full and not self.disk_trouble)
-        ):
-            self._moved.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._moved.wait()
 
     async def _tick(self) -> None:
         try:
             await self._answers.flush()
             self.disk_trouble = ""
-            self._moved.set()
+            self.lines.moved.set()
         except FolderUnavailable as exc:
             self._note_disk(exc)
         with contextlib.suppress(BrokerUnavailable):
             await self._of.runner.look()
         with contextlib.suppress(StoreUnavailable):  # `_keep` has recorded it.
             await self._beat()
-        self._hold_back(bool(self.disk_trouble or self._store_trouble))
+        self.lines.hold_back(bool(self.disk_trouble or self._store_trouble))
 
     async def _beat(self) -> None:
-        """Write the progress if it is time. Raises Fenced or StoreUnavailable."""
+        """Save the progress if it is time to. Raises Fenced or StoreUnavailable."""
         waited = self._of.clock() - self._written
         if waited < TICK:
             return
@@ -565,7 +601,7 @@ class JobRun:
         if kept is None:
             raise Fenced
         if self._store_trouble:
-            log.info("a bulk job goes on", job=job.id)
+            log.info("a bulk job resumes", job=job.id)
         self._kept = self._written = began
         self._store_trouble = ""
         self._shown, self.job = job, kept
@@ -601,26 +637,4 @@ class JobRun:
     def _note_store(self, exc: StoreUnavailable) -> None:
         if not self._store_trouble:
             log.warning("a bulk job pauses", job=self.job.id, error=str(exc))
-        self._store_trouble = "the database is out of reach"  # Clients needn't know where it is.
-
-    def _hold_back(self, pausing: bool) -> None:
-        if pausing == self._held_back:
-            return
-        self._held_back = pausing
-        of = self._of
-        if pausing:
-            of.turns.drop(self.job.tenant, self.job.id)
-        else:
-            of.turns.add(self._ready.values())
-            for model in {line.model for line in self._ready.values()}:
-                of.wake(model)
-        self._moved.set()
-
-    def _let_go(self) -> None:
-        self._of.turns.drop(self.job.tenant, self.job.id)
-        self._of.runner.withdraw(self.job.id)
-        self._asked.clear()
-        self._ready.clear()
-        self._making.clear()
-        self._over.clear()
-        self._bytes = 0
+        self._store_trouble = "the database is unreachable"  # Clients needn't know where it is.

@@ -1,9 +1,9 @@
-"""Bulk jobs of one process: the feeder that runs them, and the removal of old files.
+"""Bulk jobs of one process: a feeder runs them, and a sweeper removes old files.
 
     store ─claim─▶ job run ─ready lines─▶ turns ─as many as there is room for─▶ runner ─replies─▶ job run
 
-Any gateway of a fleet may hold a job, but only one at a time. Few jobs of one tenant run at once, and tenants take turns
-line by line, so a tenant with many jobs doesn't delay others.
+A job is held by one gateway of the fleet at a time. Only a few jobs of a tenant run at the same time, and tenants take
+turns line by line, so a tenant with many jobs doesn't delay others.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-
-LOOK_EVERY = 5.0  # Seconds between two looks for jobs without a holder.
-SHARE = 4  # Upper bound on the running jobs of one tenant in the whole fleet.
-MOST_RUNS = 64  # Upper bound on the jobs that one process holds.
-SPIN = 0.05  # Seconds before the next question to a runner that had no room for any tenant with lines.
-AGAIN = 1.0  # Seconds before the next question to a runner that failed.
+LOOK_EVERY = 5.0  # Seconds between searches for jobs that nobody holds.
+SHARE = 4  # Maximum number of running jobs of one tenant, in the whole fleet.
+MOST_RUNS = 64  # Maximum number of jobs that one process holds.
+SPIN = 0.05  # Seconds before asking a runner again that had no room for any tenant with lines.
+AGAIN = 1.0  # Seconds before asking a runner again that failed.
 
 
 class Feeder:
-    """Feeder of one process. `runs` has the runs of the jobs that it holds, by id. The `owner` must be unique in the fleet. The
-    feeder sets `wake` in the context, and calls `ended` with each job that ended."""
+    """Claims jobs, runs them, and sends their lines to the runner.
+
+    `owner` must be unique in the fleet. `wake` of the context is ignored. `ended` is called with each job that has ended.
+    `runs` contains the runs of the held jobs by id.
+    """
 
     def __init__(self, owner: str, context: JobContext, ended: Callable[[BulkJob], None] = lambda job: None) -> None:
         self._owner = owner
@@ -62,33 +64,33 @@ class Feeder:
 
     @property
     def paused(self) -> int:
-        """Number of held jobs that pause, but not because of their lines."""
+        """Number of held jobs that are paused, except those paused because of their lines."""
         return sum(run.is_held_up for run in self.runs.values())
 
     @property
     def store_trouble(self) -> str:
-        """Why the database of jobs is unavailable, or "" while it answers."""
+        """Why the job database is unavailable, or "" while it responds."""
         return self._availability.error
 
     @property
     def folder_trouble(self) -> str:
-        """Why the files of a job here are unavailable, or "" while they can be used."""
+        """Why the files of a held job are unavailable, or "" if all are available."""
         return next((run.disk_trouble for run in self.runs.values() if run.disk_trouble), "")
 
     def start(self, supervisor: Supervisor) -> None:
         supervisor.start("bulk jobs", self._look)
 
     def tell(self) -> None:
-        """Look for jobs without a holder now."""
+        """Look for jobs that nobody holds, without waiting for the next search."""
         self._news.set()
 
     def hurry(self, job: str) -> None:
-        """Ask the store soon about a job that the client cancelled."""
+        """Check soon whether the client has cancelled a job."""
         if (run := self.runs.get(job)) is not None:
             run.hurry()
 
     async def close(self) -> None:
-        """Release all jobs, so that other processes can claim them at once."""
+        """Release all jobs, so that other processes can claim them immediately."""
         runs = [*self.runs.values()]
         await end(*self._tasks.values(), *self._pumps.values(), tidies=TIDIES)
         await asyncio.gather(*(run.release() for run in runs), return_exceptions=True)
@@ -109,7 +111,7 @@ class Feeder:
 
     async def _begin(self, job: BulkJob) -> None:
         if (before := self._tasks.get(job.id)) is not None:
-            # Its lease expired and this process claimed it again, so the former run is fenced.
+            # Its lease expired and this process claimed it again, so the previous run is fenced.
             await end(before, tidies=TIDIES)
         log.info("a bulk job runs here", job=job.id, tenant=job.tenant, generation=job.generation)
         run = self.runs[job.id] = JobRun(job, self._of)
@@ -147,7 +149,7 @@ class Feeder:
                 try:
                     await self._send(model)
                 except Exception as exc:
-                    log.error("the runner of bulk lines failed", model=model, exc_info=exc)
+                    log.error("the bulk line runner failed", model=model, exc_info=exc)
                     await asyncio.sleep(AGAIN)
         finally:
             del self._pumps[model]
@@ -156,14 +158,14 @@ class Feeder:
         runner, turns, sent = self._of.runner, self._of.turns, 0
         room = await runner.room(model)
         while sent < room and (line := turns.take(model, partial(self._rests, model))) is not None:
-            if (run := self.runs.get(line.job)) is None or not run.wants(line):
+            if (run := self.runs.get(line.job)) is None or not run.lines.wants(line):
                 continue
             try:
                 runner.offer((line,), self._done)
             except Exception:
                 turns.add((line,))
                 raise
-            run.went(line)
+            run.lines.went(line)
             sent += 1
         if not sent:
             await asyncio.sleep(SPIN)
@@ -173,20 +175,20 @@ class Feeder:
 
     def _done(self, line: BulkLine, reply: Reply) -> None:
         if (run := self.runs.get(line.job)) is not None:
-            run.ended(line, reply)
+            run.lines.ended(line, reply)
 
 
-SWEEP_EVERY = 60.0  # Seconds between two removals of old files.
-STRAYS_EVERY = 3_600.0  # Seconds between two searches for files that belong to nobody.
-BITE = 100  # Files or jobs to ask the store for in one call.
+SWEEP_EVERY = 60.0  # Seconds between removals of old files.
+STRAYS_EVERY = 3_600.0  # Seconds between searches for files that belong to no job.
+BITE = 100  # Old files or jobs to request from the store in one call.
 TRANSFERS = 128
-"""Upper bound on concurrent uploads and downloads. A tenant may have nine times as many as are free, so 115 if it is alone."""
-PAGE = 1_000  # Ids to ask for at once.
+"""Maximum number of concurrent uploads and downloads. A tenant may have nine times as many as are free, or 115 if no other has any."""
+PAGE = 1_000  # Ids to request from the store in one call.
 DAY = 86_400.0
 
 
 class BulkJobs:
-    """Bulk jobs of one process. `most` has the bytes and files that a tenant may store. `wall` returns Unix time in seconds."""
+    """Bulk jobs of one process. `most` is how much a tenant may store. `wall` returns Unix time in seconds."""
 
     def __init__(
         self,
@@ -218,8 +220,9 @@ class BulkJobs:
         await self.store.close()
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Return a job. If it runs here, include why it pauses even if the store doesn't know that. Raises StoreUnavailable if
-        it doesn't run here and the store doesn't answer."""
+        """Return a job. If this process runs it, include its current delay, which the store may not know.
+
+        Raises StoreUnavailable if the store doesn't respond and this process doesn't run the job."""
         run = self.feeder.runs.get(id)
         current = run.standing() if run is not None and run.job.tenant == tenant else None
         try:
@@ -230,23 +233,24 @@ class BulkJobs:
             return current
         if current is None or stored is None or stored.generation != current.generation or stored.status.ended:
             return stored
-        return replace(stored, paused=current.paused, waits=current.waits, waits_until=current.waits_until)
+        return replace(stored, delay=current.delay)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
-        """Count a file transfer. Return the function to call once at its end. Raises RequestError if too many are under way."""
+        """Count a file transfer. Return a function to call when it ends. Raises RequestError if too many are in progress."""
         if self._transfers.take(tenant, 1):
             return partial(self._transfers.give, tenant, 1)
         used = self._transfers.used(tenant)
         if not used:
-            message = f"{TRANSFERS} files are on their way, the most at once; ask again when some have ended"
+            message = f"{TRANSFERS} files are being transferred, the maximum; try again when some have finished"
             raise RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0, reason="files")
-        message = f"{used} files of yours are on their way in or out; end some before you begin another"
+        message = f"{used} of your files are being transferred; let some finish before you start another"
         raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="files")
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Count an upload's bytes, which the block reports by calls. Raises PayloadTooLarge if the tenant would store too
-        much."""
+        """Count the bytes of an upload. The block reports them by calling the yielded function.
+
+        Raises PayloadTooLarge if the tenant would exceed its quota."""
         stored, held = await self.store.stored(tenant), 0
         if stored.number >= self.most.number:
             raise self.too_much()
@@ -268,12 +272,12 @@ class BulkJobs:
     def too_much(self) -> PayloadTooLarge:
         """Return the error for a file that exceeds the tenant's quota."""
         return PayloadTooLarge(
-            f"you may store {self.most.number} files of {self.most.size} bytes together (bulk_max_bytes), "
-            "and this would be more; delete some that you no longer need"
+            f"this would exceed your quota of {self.most.number} files and {self.most.size} bytes in total (bulk_max_bytes); "
+            "delete some files that you no longer need"
         )
 
     async def sweep(self) -> None:
-        """Remove old files and jobs, and files that dead processes left behind. Raises StoreUnavailable."""
+        """Remove old files and jobs, and files left behind by dead processes. Raises StoreUnavailable."""
         await self.folder.do(self.folder.remove_left)
         if self.wall() >= self._strays_at:
             await self._sweep_strays()
@@ -289,10 +293,10 @@ class BulkJobs:
             pass
 
     async def _sweep_strays(self) -> None:
-        """Remove files that belong to nobody, because their process died before or after it told the store about them.
+        """Remove files that belong to no job or upload, because a process died while it created or deleted them.
 
-        Listing the files before asking the store spares files that come later. The output of a job that is being finalized
-        is known from the job or from its own row.
+        The files are listed before the store is read, so newer files are kept. Output files of a job that is being finalized
+        are known from the job, or from their own rows.
         """
         names = await self.folder.names()
         unknown = set(names)
@@ -307,7 +311,7 @@ class BulkJobs:
         strays = [name for name in unknown if names[name]]
         if len(strays) > len(names) - len(unknown):
             log.warning(
-                "most bulk files belong to no known job: is this the wrong database? No file was removed",
+                "most bulk files belong to no known job, so no file was removed; is this the wrong database?",
                 number=len(strays),
             )
             return

@@ -1,4 +1,4 @@
-"""Lines of bulk files: read page by page, interpreted by an API, and queued in fair turns until they run."""
+"""Lines of bulk files: how they are read, interpreted, and queued in fair turns until they run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headway.gateway.client_quotas import too_large
 from headway.model import Failure, Reply
 from headway.model.bulk import BulkJob, BulkLine
 
-AT_ONCE = 1 << 16  # Bytes of a record to write in one turn of the event loop.
+AT_ONCE = 1 << 16  # Bytes of a record to write before yielding to the event loop.
 
 Making = Iterator[tuple[bool, bytes] | None]
-"""Iterator that yields None after each AT_ONCE bytes of a record, and last the record as JSON, after True if the line succeeded."""
+"""Writes a record. Yields None after every AT_ONCE bytes, then `(succeeded, record)` with the record as JSON."""
 
-_BOM = b"\xef\xbb\xbf"  # Byte order mark that some editors put at the start of UTF-8 files.
+_BOM = b"\xef\xbb\xbf"  # Byte order mark, which some editors write at the start of UTF-8 files.
 _Jobs = OrderedDict[str, deque[BulkLine]]
 
 
@@ -34,7 +34,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the lines completed by this piece, without their line ends."""
+        """Return the lines that this piece completes, without line breaks."""
         *lines, tail = piece.split(b"\n")
         if lines:
             lines[0] = b"".join((*self._tail, lines[0]))
@@ -45,12 +45,12 @@ class LineSplitter:
         return [line[: self._most + 1] for line in lines]
 
     def end(self) -> bytes:
-        """Return the text after the last line end."""
+        """Return the text after the last line break."""
         return b"".join(self._tail)[: self._most + 1]
 
 
 async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
-    """Yield the non-blank lines of a file in pages, with their numbers from 1. Raises FolderUnavailable."""
+    """Yield pages of the non-blank lines of a file with their numbers, counted from 1. Raises FolderUnavailable."""
     splitter, number, mark = LineSplitter(most), 0, _BOM
     async with aclosing(folder.pieces(name)) as pieces:
         async for piece in pieces:
@@ -63,7 +63,7 @@ async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list
 
 
 class LineSet:
-    """Set of numbers from 0, as a growing bit map."""
+    """Set of numbers from 0 up, stored as a bitmap."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -84,14 +84,14 @@ class LineSet:
 
 
 class NotYet(Exception):
-    """A line can't be checked yet. The text says why."""
+    """A line can't be checked yet. The message says why."""
 
 
 class AskedLine(msgspec.Struct):
-    """A valid line of `size` bytes, which asks for one output or for one per part.
+    """A valid line of `size` bytes. Each of its parts requests one output.
 
-    `record` makes its record from the replies to all parts in order, or from its failure. The outputs of several parts may
-    have `most` bytes together. So far they have `held` bytes.
+    `record` writes the line's record from the replies to all parts in order, or from the line's failure. If there are several
+    parts, their outputs may have `most` bytes in total; so far they have `held` bytes.
     """
 
     parts: Sequence[BulkLine]
@@ -103,7 +103,7 @@ class AskedLine(msgspec.Struct):
     _replies: dict[int, Reply] = {}
 
     def take(self, part: int, reply: Reply) -> Making | None:
-        """Take the reply to a part. Return None, or the iterator that makes the record once no further reply is needed."""
+        """Handle the reply to a part. Return the iterator that writes the record, or None if more replies are needed."""
         count = len(self.parts)
         if self.failure is not None:
             return None
@@ -127,14 +127,14 @@ class LineForm(Protocol):
     """Reads lines and writes error records in the format of one API."""
 
     def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
-        """Read a line in small steps. If it can't run, return the JSON record of its error. Raises NotYet."""
+        """Read a line in small steps. Return the JSON record of an error if the line is invalid. Raises NotYet."""
 
     def expired(self, number: int, text: bytes) -> bytes:
-        """Return the JSON error record of a line that didn't run in time."""
+        """Return the JSON record for a line that didn't run before its job expired."""
 
 
 class Turns:
-    """Lines that are ready to run. Tenants take turns, and so do a tenant's jobs."""
+    """Lines that are ready to run. Tenants take turns, and so do the jobs of each tenant."""
 
     def __init__(self) -> None:
         self._models: dict[str, OrderedDict[str, _Jobs]] = {}
@@ -143,13 +143,13 @@ class Turns:
         return model in self._models
 
     def add(self, lines: Iterable[BulkLine]) -> None:
-        """Add lines. The lines of one job run in this order."""
+        """Add lines. A job's lines run in the order in which they were added."""
         for line in lines:
             tenants = self._models.setdefault(line.model, OrderedDict())
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
 
     def take(self, model: str, rests: Callable[[str], object]) -> BulkLine | None:
-        """Take the next line for a model from a tenant that doesn't rest, or None if there is none."""
+        """Remove and return the next line for a model. Skip tenants for which `rests` is true. None if there is no such line."""
         tenants = self._models.get(model, OrderedDict())
         tenant = next((name for name in tenants if not rests(name)), None)
         if tenant is None:

@@ -1,6 +1,6 @@
 """The command line. The console script runs `main`.
 
-A command's module is imported only when the command runs, so that `headway --help` and errors of usage appear at once.
+A command's module is imported only when the command runs, so that `headway --help` and usage errors appear immediately.
 
 Exit codes: 0 done · 1 failed (the message says why) · 2 wrong usage · 3 a bad setting · 4 the target cannot be loaded or
 breaks the rules · 130 interrupted.
@@ -26,7 +26,7 @@ EXIT_TARGET = 4
 EXIT_INTERRUPTED = 130
 
 _OUTPUT_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
-"""The disk is full, or the reader of a pipe has gone."""
+"""Errors that mean that the disk is full, or that the reader of a pipe is gone."""
 
 COMMANDS = {
     "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
@@ -69,7 +69,7 @@ def _show_completion(ctx: click.Context, parameter: click.Parameter, shell: str 
 def program() -> None:
     """Turn single inference requests into full batches for scarce GPUs, and return each answer to its caller.
 
-    To begin, write a function that takes a list of texts and returns one output for each: headway serve FILE.py:FUNCTION
+    To begin, write a function that takes a list of strings and returns one output for each: headway serve FILE.py:FUNCTION
     """
 
 

@@ -1,4 +1,4 @@
-"""Client of the admin port, for commands."""
+"""Client that commands use for the admin port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _ADMIN = combined((
     option("--admin", default="", metavar="URL", envvar="HEADWAY_ADMIN",
-        help="The service's admin port. Default: the port of this host that HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT "
+        help="The service's admin port. Default: the port on this host that HEADWAY_ADMIN_HOST, HEADWAY_ADMIN_PORT and HEADWAY_TLS_CERT "
         "describe, or else http://127.0.0.1:9000."),
     option("--token", default="", metavar="TEXT", envvar="HEADWAY_ADMIN_TOKEN",
         help="Service token, if the service has one; better set in the environment."),
@@ -29,14 +29,14 @@ _ADMIN = combined((
 as_json = option("--json", is_flag=True, help="Print JSON.")
 
 _EXAMPLE = "http://127.0.0.1:9000"
-SHORT = 10.0  # Seconds to wait for an answer that takes no GPU.
+SHORT = 10.0  # Seconds to wait for an answer that needs no GPU.
 _NO_ROUTE = "nothing is served at"  # Start of Headway's message for an unknown path.
 _WHERE = "name the port of --admin-port, 9000 unless set, as in --admin http://HOST:9000"
 LONG = 60.0  # Seconds to wait for a replay, which runs on a GPU.
 
 
 class AdminError(HeadwayError):
-    """The admin port is unreachable, or refused the request. `status` is 0 without an answer. `answer` is decoded JSON."""
+    """The admin port is unreachable or refused the request. `status` is 0 if there was no response. `answer` is its decoded JSON."""
 
     def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
         super().__init__(message)
@@ -47,8 +47,8 @@ class AdminError(HeadwayError):
 class Admin:
     """Client of one admin port. Raises SettingError for a malformed `url` or an unusable file.
 
-    An empty `url` means the process that the environment describes. The client then trusts only that process's certificate, unless
-    `ca` is given. See `make_context` for `ca`, `cert` and `cert_key`.
+    If `url` is empty, the client connects to the process that the environment describes, and trusts only that process's
+    certificate unless `ca` is given. See `make_context` for `ca`, `cert` and `cert_key`.
     """
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
@@ -84,7 +84,7 @@ class Admin:
         return self._ask("POST", path, LONG)
 
     def stream(self, path: str, fields: Mapping[str, str]) -> Iterator[bytes]:
-        """Yield the lines of a stream until it ends. Give up after SHORT seconds of silence."""
+        """Yield the lines of a stream until it ends. Give up after SHORT seconds without data."""
         connection = self._connection(SHORT)
         try:
             response = self._response(connection, "GET", path, fields)
@@ -154,7 +154,7 @@ class Admin:
 
 
 def with_admin(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of an admin port to a command. The command gets the port's client as its argument `port`."""
+    """Add the options for an admin port to a command. The command gets the port's client as its argument `port`."""
 
     @functools.wraps(function)
     def command(admin: str, token: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -164,7 +164,7 @@ def with_admin(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def decode(body: bytes) -> Any:
-    """Decode an answer. A member with a number out of range, such as a client's input, stays encoded."""
+    """Decode an answer. A member that contains an out-of-range number, for example from a client's input, stays encoded."""
     try:
         return msgspec.json.decode(body)
     except msgspec.ValidationError:

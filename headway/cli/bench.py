@@ -32,18 +32,18 @@ _REQUEST, _RESULT = "Requests", "Results"
     help="http://host[:port][/path], or https. Default path: /v1/inference, or for tensors the Open Inference Protocol's.")  # fmt: skip
 @with_fields(LoadSpec, required=("rate",), duration=10.0, seed=None)
 @option("--mix", default="", metavar="TIER=WEIGHT,…", group=_REQUEST,
-    help="Tiers to ask for (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.")  # fmt: skip
+    help="Tiers to request (X-Request-Tier) and their weights, such as enterprise=5,paid=25,free=70.")  # fmt: skip
 @option("--key", multiple=True, metavar="[TIER=]KEY", group=_REQUEST,
-    help="API key for all requests, or for those of a tier, which then carry no X-Request-Tier. Repeatable.")  # fmt: skip
+    help="API key for all requests, or for those of a tier, which then have no X-Request-Tier. Repeatable.")  # fmt: skip
 @trusting
 @option("--input", "text", metavar="TEXT", group=_REQUEST,
     help="Input of every request. A prefix makes each request different.")  # fmt: skip
 @option("--body", type=Path, metavar="FILE", group=_REQUEST,
-    help="JSON body of every request; its text member input, input_data or prompt gets the prefix.")  # fmt: skip
+    help="JSON body of every request. The prefix is added to its string member input, input_data or prompt.")  # fmt: skip
 @option("--tensor", "tensors", multiple=True, metavar="[NAME=]TYPE:SHAPE", group=_REQUEST,
-    help="Send zeros in the binary form of the Open Inference Protocol instead of a text, such as FP32:8,4 for 8 rows of 4. "
+    help="Send zeros in the binary form of the Open Inference Protocol instead of text, such as FP32:8,4 for 8 rows of 4. "
     "Repeatable, for several inputs.")  # fmt: skip
-@option("--model", metavar="NAME", group=_REQUEST, help="Model to ask.")
+@option("--model", metavar="NAME", group=_REQUEST, help="Model to use.")
 @option("--json", is_flag=True, group=_RESULT, help="Print the results as JSON instead of tables.")
 @option("--out", type=Path, metavar="FILE", group=_RESULT, help="Write the results as JSON to FILE.")
 @option("--quiet", "-q", is_flag=True, group=_RESULT, help="Show no progress on standard error.")
@@ -51,12 +51,12 @@ def bench(
     url: str, mix: str, key: Sequence[str], ca: str, cert: str, cert_key: str, text: str | None, body: Path | None,
     tensors: Sequence[str], model: str | None, json: bool, out: Path | None, quiet: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Send requests to a URL at a fixed rate, and print their latency, the errors, and how many answers came in time.
+    """Send requests to a URL at a fixed rate, and print the latency, the errors, and how many answers came in time.
 
     headway bench http://127.0.0.1:8000 --rate 100 --duration 30
 
-    Each request is sent when it is due, even if earlier ones still wait for their answers, and its latency counts from that moment.
-    So a server that stalls cannot hide how long requests waited.
+    Each request is sent when it is due, even if earlier ones are still unanswered, and its latency is measured from that time. So a
+    stalled server cannot hide how long requests waited.
 
     Exit codes: 0 done, 1 wrong answers or no success at all, 3 a bad setting, 130 interrupted.
     """
@@ -65,7 +65,7 @@ def bench(
     weights, data = parse_mix(mix), b""
     if tensors:
         if text is not None or body is not None:
-            raise SettingError("--tensor", tensors[0], "is given with --input or --body", "Give one of them.")
+            raise SettingError("--tensor", tensors[0], "cannot be combined with --input or --body", "Give one of them.")
         target = parse_target(url, f"/v2/models/{quote(model, safe='')}/infer" if model else "/v2/infer")
         (members, data), member = make_tensors(tensors), ""
     else:
@@ -111,15 +111,15 @@ def _content(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as exc:
-        raise SettingError("--body", str(path), f"cannot be read: {exc.strerror}", "Name a file of JSON.") from None
+        raise SettingError("--body", str(path), f"cannot be read: {exc.strerror}", "Name a JSON file.") from None
 
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
-    try:  # The file is opened before the load begins, so that no results are lost if it can't be.
+    try:  # Open the file before the load begins, so that no results are lost if that fails.
         return nullcontext() if path is None else path.open("wb")
     except OSError as exc:
         reason = f"cannot be written: {exc.strerror}"
-        raise SettingError("--out", str(path), reason, "Name a file in a directory that is there.") from None
+        raise SettingError("--out", str(path), reason, "Name a file in an existing directory.") from None
 
 
 def _without_keys(words: Sequence[str]) -> list[str]:
@@ -143,7 +143,7 @@ def _without_success(report: Report) -> str:
 
 
 def _first_refused(report: Report, message: str) -> str:
-    """Return the text of the first error and a hint; empty unless all answers are 4xx."""
+    """Return the first error's message and a hint, or an empty string unless all answers are 4xx."""
     outcomes = report.total.outcomes
     if not message or any(not label.startswith("4") for label in outcomes):
         return ""

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 WITHIN = 60.0  # Seconds to wait for an answer.
-EVERY = 1.0  # Seconds between two requests for the state of a job.
-AWAY = 90.0  # Seconds for which a command that waits for a job tolerates an unreachable service, as during a restart.
+EVERY = 1.0  # Seconds between requests for the state of a job.
+AWAY = 90.0  # Seconds for which a command that waits for a job tolerates an unreachable service, for example during a restart.
 COMPLETIONS, CHAT, EMBEDDINGS = ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 PIECE = 1 << 16  # Bytes of a file to send or fetch at a time.
-LOOKED_AT = 100  # Number of non-empty lines to examine for requests in JSON. Without any, the lines are texts.
+LOOKED_AT = 100  # Number of non-empty lines to examine for JSON requests. If there are none, the lines are plain text.
 _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _UTF_16 = "is UTF-16, convert it to UTF-8: `iconv -f UTF-16 -t UTF-8`"
@@ -47,11 +47,11 @@ _id = click.argument("id", metavar="ID", help="Id of the job: batch_…")
 
 
 class BulkError(HeadwayError):
-    """The file holds no job, or the public port is unreachable or refused the request."""
+    """The file does not contain a job, or the public port is unreachable or refused the request."""
 
 
 class Away(BulkError):
-    """The public port is unreachable, or answered with a 5xx. `hint` says what to do if this lasts."""
+    """The public port is unreachable, or answered with status 5xx. `hint` says what to do if this lasts."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why + hint)
@@ -59,7 +59,7 @@ class Away(BulkError):
 
 
 class PublicPort:
-    """Client of a public port, for bulk jobs. `url` includes any path that a proxy puts before the routes. See `make_context` for
+    """Client of a public port, for bulk jobs. `url` includes any path that a proxy adds before the routes. See `make_context` for
     `ca`, `cert` and `cert_key`. Raises SettingError for a malformed `url` or an unusable file."""
 
     def __init__(self, url: str, key: str, ca: str, cert: str, cert_key: str) -> None:
@@ -71,7 +71,7 @@ class PublicPort:
         self._header = {"authorization": f"Bearer {key}"} if key else {}
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request, and decode the JSON in its answer. Raises BulkError, as do the methods below."""
+        """Send a request, and return the JSON of the answer. Raises BulkError, as do the methods below."""
         content = None if body is None else msgspec.json.encode(body)
         with closing(self._connection()) as connection:
             answer = self._response(connection, method, path, content, {})
@@ -138,7 +138,7 @@ class PublicPort:
 
 
 def with_public(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a public port to a command. The command gets the port's client as its argument `port`."""
+    """Add the options for a public port to a command. The command gets the port's client as its argument `port`."""
 
     @functools.wraps(function)
     def command(url: str, key: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -153,13 +153,12 @@ def bulk() -> None:
 
 
 @bulk.command()
-@click.argument(
-    "file", metavar="FILE", type=Path, help="File with one text per line, or one request in OpenAI's form (JSONL)."
-)
+@click.argument("file", metavar="FILE", type=Path,
+    help="File with one text per line, or with one request per line in OpenAI's form (JSONL).")  # fmt: skip
 @option("--model", metavar="NAME", help="Model for lines of text. Default: the service's default model.")
 @option("--endpoint", type=click.Choice(ENDPOINTS),
-    help=f"Route for the lines. Default: the route of the first request, or {COMPLETIONS} for texts.")  # fmt: skip
-@option("--texts", is_flag=True, help="Treat each line as a text, even if it looks like a request.")
+    help=f"Route for the lines. Default: the route of the first request, or {COMPLETIONS} for plain text.")  # fmt: skip
+@option("--texts", is_flag=True, help="Treat each line as plain text, even if it looks like a request.")
 @option("--window", default="24h", metavar="DURATION", help="Time limit for the job, such as 2h or 7d.")
 @option("--wait", is_flag=True, help="Wait until the job ends, and show its progress.")
 @with_public
@@ -252,7 +251,7 @@ def fetch(port: PublicPort, id: str, out: Path | None, errors: bool) -> None:
 @with_public
 @as_json
 def cancel(port: PublicPort, id: str, json: bool) -> None:
-    """Cancel a job. The answers that it has so far are kept."""
+    """Cancel a job. The answers that it already has are kept."""
     job = port.ask("POST", f"/v1/batches/{id}/cancel")
     click.echo(pretty(job) if json else _line(job))
 
@@ -269,7 +268,7 @@ def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for a job to end. Show its progress on standard error, and each reason why it waits only once."""
+    """Wait for a job to end. Show its progress on standard error, and each reason for waiting once."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -285,7 +284,7 @@ def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
             counts = job["request_counts"]
             done = counts["completed"] + counts["failed"]
             reasons = _reasons(job)
-            # Numbers in reasons count down, which is no reason to show them again.
+            # Numbers in a reason count down; don't show it again because of that.
             if (stripped := [_NUMBER.sub("", reason) for reason in reasons]) != shown and reasons:
                 say("; ".join(reasons))
             shown = stripped
@@ -344,12 +343,12 @@ def _cells(job: dict[str, Any]) -> tuple[str, ...]:
 def read_lines(
     file: IO[bytes], name: str, model: str | None, endpoint: str | None, texts: bool
 ) -> tuple[str, Iterator[bytes]]:
-    """Return the route for a file's lines, and an iterator over the lines as requests, in pieces of any size.
+    """Return the route for a file's lines, and an iterator over the lines as requests, in chunks of any size.
 
-    Errors call the file `name`. With `texts`, each line is a text for `model`, even if it looks like a request. None means the
-    default model. Without an `endpoint`, the route is the one of the first request, or completions for texts.
+    Errors refer to the file as `name`. If `texts`, each line is text for `model` (None for the default model), even if it looks
+    like a request. If `endpoint` is None, the route is that of the first request, or completions for lines of text.
 
-    Raises BulkError if the file is empty or not UTF-8, or begins like requests but has none. The iterator may raise it, too.
+    Raises BulkError if the file is empty or not UTF-8, or begins like a request but contains none. So may the iterator.
     """
     begin = file.read(len(_BOM))
     if begin.startswith(_OTHER_BOMS):
@@ -358,18 +357,18 @@ def read_lines(
     file.seek(start)
     head = list(itertools.islice(((at, line) for at, line in enumerate(file, 1) if line.strip()), LOOKED_AT))
     if not head:
-        raise BulkError(f"{name} is empty: write one text, or one request in JSON, per line")
+        raise BulkError(f"{name} is empty: write one input, or one JSON request, per line")
     for number, line in head:
         if b"\0" in line:
-            raise BulkError(f"{name}, line {number}, has a zero byte. If the file {_UTF_16}")
+            raise BulkError(f"{name}, line {number}, contains a NUL byte. If the file {_UTF_16}")
     requests = [] if texts else [request for _, line in head if (request := _request(line)) is not None]
     file.seek(start)
     if requests:
         routes = (request["url"] for request in requests if request.get("url") in ENDPOINTS)
         return endpoint or next(routes, COMPLETIONS), iter(lambda: file.read(PIECE), b"")
     if not texts and (number := next((at for at, line in head if line.lstrip().startswith(b"{")), 0)):
-        reason = "begins like JSON, but is no request: a request has `custom_id`, `method`, `url` and `body`"
-        hint = "Correct the file, or give --texts if each line is a text for the model"
+        reason = "begins like JSON, but is not a request: a request has `custom_id`, `method`, `url` and `body`"
+        hint = "Correct the file, or give --texts if each line is text for the model"
         raise BulkError(f"{name}, line {number}, {reason}. {hint}")
     endpoint = endpoint or COMPLETIONS
     return endpoint, _made(file, name, model, endpoint)

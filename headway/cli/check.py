@@ -43,23 +43,23 @@ _DEADLINES = {
     "queue_timeout_ms": "a request may have to wait for one such batch ({})",
     "request_timeout_ms": "a request may wait for one such batch ({}) and run in the next",
 }
-"""Reason for the advised length of each deadline."""
+"""Reasons for the recommended deadlines, with a time to fill in."""
 _MAX_ERROR, _TINY_MS = 0.3, 0.5
-"""Relative error of the fitted line above which it doesn't fit. Medians below _TINY_MS count as _TINY_MS."""
+"""Largest relative error of a line that still fits. Medians below _TINY_MS count as _TINY_MS."""
 
 
 @command()
 @click.argument("target", metavar="TARGET",
     help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.")  # fmt: skip
 @option("--input", "texts", multiple=True, metavar="TEXT",
-    help="Input to send: a text, JSON for a target that takes JSON or arrays, or base64 for one that takes bytes. Repeatable. "
-    "Default: the target's example, or else numbered texts.")  # fmt: skip
-@option("--inputs", type=Path, metavar="FILE", help="File of further inputs, one per line, each as for --input.")
-@option("--parameters", default="", metavar="JSON", help="Parameters of every input: a JSON object.")
+    help="Input to send: text, JSON if the target takes JSON or arrays, or base64 if it takes bytes. Repeatable. "
+    "Default: the target's example, or else numbered strings.")  # fmt: skip
+@option("--inputs", type=Path, metavar="FILE", help="File with more inputs, one per line, in the form of --input.")
+@option("--parameters", default="", metavar="JSON", help="Parameters for every input: a JSON object.")
 @option("--repeats", type=click.IntRange(1, 1000), default=3, metavar="N", help="How many batches of each size to run.")
 @option("--record", type=Path, metavar="FILE",
-    help="Also run batches of many sizes and mixtures of the inputs, and write their times to FILE, for --batch-times of `headway "
-    "simulate` and `plan`.")  # fmt: skip
+    help="Also run batches of many sizes and mixtures of the inputs, and write their times to FILE, for the option --batch-times of "
+    "`headway simulate` and `plan`.")  # fmt: skip
 @option("--json", is_flag=True, help="Print the findings as JSON.")
 @with_settings(_SETTINGS)
 def check(
@@ -68,11 +68,11 @@ def check(
 ) -> None:  # fmt: skip
     """Load TARGET in a real worker, run batches from 1 input up to the largest size, and report how long they take.
 
-    The check fails unless the target returns one output for each input, of the annotated kind, in the order of the inputs (it gets
-    the largest batch in three orders), and within the GPU deadline. The report shows the times by batch size, the first inputs with
-    their outputs, the line ℓ(n) = α + βn fitted to the times, and settings that suit them.
+    The target must return one output for each input, of the annotated kind, in the order of the inputs, and within the GPU
+    deadline. To check the order, the largest batch is sent in three different orders. The report shows the times by batch size,
+    the first inputs with their outputs, the line ℓ(n) = α + βn fitted to the times, and settings that suit them.
 
-    With --record, 72 further batches run for each of the --repeats. Most of them are small or of the largest size.
+    With --record, another 72 batches run for each of the --repeats. Most of them are small or of the largest size.
 
     Exit codes: 0 fit to serve, 1 it breaks a rule, 3 a bad setting, 4 it cannot be loaded.
     """
@@ -168,7 +168,7 @@ def _retried(retries: int, rested: float) -> str:
 
 
 async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
-    """Return the name of a format that a remote API understands; empty if there is none, or the user has set one."""
+    """Return a format that a remote API understands, or an empty string if there is none or the user has chosen one."""
     from dataclasses import replace
 
     from headway.app.backends import make_backend
@@ -196,7 +196,7 @@ def _advice(settings: Settings, findings: Findings) -> list[str]:
     full = max(model.seconds(largest), *(run.seconds for run in findings.runs)) * 1000
     advice = [f"--max-batch-size {largest}"]
     if model.seconds(largest) > 0:
-        rate = float(f"{largest / model.seconds(largest):.2g}")  # An estimate deserves no more digits.
+        rate = float(f"{largest / model.seconds(largest):.2g}")  # More digits would suggest too much accuracy.
         advice[0] += f": about {rate:,.10g} {findings.unit}s/s from each worker"
     if model.beta > 0 and model.alpha < model.beta * largest / 2 and findings.cost.shape is CostShape.NUMBER:
         knee = max(1, round(model.alpha / model.beta * 2))
@@ -206,13 +206,13 @@ def _advice(settings: Settings, findings: Findings) -> list[str]:
     advice += _weight_advice(settings, findings)
     for name, needed in fitting(full / 1000).items():
         value, time = getattr(settings, name), f"{full:.0f} ms" if full >= 10 else f"{full:.2g} ms"
-        fits = "fits" if value >= needed else f"tight, better {needed}"
+        fits = "fits" if value >= needed else f"tight, {needed} would be better"
         advice.append(f"{flag(name)} {value:g}: {fits}; {_DEADLINES[name].format(time)}")
     return advice
 
 
 def _ms(milliseconds: float) -> str:
-    """Format milliseconds with two decimals, or two digits if those would be 0."""
+    """Format milliseconds with two decimals, or with two significant digits if they are below 0.1."""
     if not milliseconds:
         return "0"
     return f"{milliseconds:.2f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
@@ -222,7 +222,7 @@ _SHAPES = {CostShape.NUMBER: "number", CostShape.WEIGHT: "length", CostShape.PAD
 
 
 def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> list[str]:
-    """Describe which of three costs fits the times of calls best: by number of inputs, by their length, or by number × longest."""
+    """Describe what predicts the call times best: the number of inputs, their length, or number × longest."""
     cost, shape = findings.cost, findings.cost.shape
     errors = [f"{error:.0%} by {_SHAPES[other]}" for other, error in cost.errors.items()]
     if len({round(error, 2) for error in cost.errors.values()}) == 1:
@@ -245,7 +245,7 @@ def _weight_advice(settings: Settings, findings: Findings) -> list[str]:
         return []
     model, largest = findings.model, settings.max_batch_weight
     advice = [f"--weight {settings.weight}: {findings.weight:.4g} on average of these inputs"]
-    if findings.cost.shape is not CostShape.PADDED:  # Such a model has a β of its own, which the line above tells.
+    if findings.cost.shape is not CostShape.PADDED:  # A model that pads has its own β, which the line above shows.
         advice[0] += f"; {model.beta * 1000 / findings.weight:.4f} ms for each unit (plan and simulate: --beta-ms)"
     if largest:
         count = min(max(1, int(largest / findings.weight)), settings.max_batch_size)
@@ -304,7 +304,7 @@ def _as_text(target: str, settings: Settings, findings: Findings, advice: list[s
         for size in sorted({run.size for run in findings.runs})
     ]
     rows = [(str(size), _ms(ms), _ms(ms / size)) for size, ms in medians]
-    warm = "no warm-up batch, as it has no example"
+    warm = "no warm-up batch, because it has no example"
     if findings.warm_up:
         warm = f"warm-up batch in {findings.warm_up * 1000:.1f} ms"
     columns = ("ROWS", "MS A BATCH", "MS A ROW") if findings.unit == "row" else ("SIZE", "MS A BATCH", "MS AN INPUT")
@@ -322,7 +322,7 @@ def _as_text(target: str, settings: Settings, findings: Findings, advice: list[s
     lines += [f"  {line}" for line in advice]
     if findings.per_call:
         which = "all parameters" if findings.per_call == ALL_PARAMETERS else escape(", ".join(findings.per_call))
-        lines.append(f"together: a call has one value of {which}; requests with others run in other calls")
+        lines.append(f"together: a call has one value of {which}; requests with different values run in separate calls")
     if findings.recorded:
         lines.append(f"recorded: {len(findings.recorded)} batches, for --batch-times of headway simulate and plan")
     lines += [f"note: {escape(note)}" for note in findings.notes]

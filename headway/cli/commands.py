@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MANY = 40  # Number of options above which a command's help shows only the common ones.
+MANY = 40  # A command's help with more options than this shows only the common ones.
 _SINGULAR = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
 OPTIONS = "Options"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -23,7 +23,7 @@ _EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 
 def default_text(default: Any, unit: str = "") -> str:
-    """Format a default for the help; empty if there is none."""
+    """Format a default for the help, or return an empty string if there is none."""
     if default is None or default is False or default == "":
         return ""
     shown = f"{default:.15g}" if isinstance(default, float) else str(default)
@@ -31,7 +31,7 @@ def default_text(default: Any, unit: str = "") -> str:
 
 
 class Option(click.Option):
-    """Option under the heading `group` of the help, with its default. The short help omits `rare` options."""
+    """Option that the help lists with its default, under the heading `group`. The short help omits `rare` options."""
 
     def __init__(self, names: Sequence[str], group: str = OPTIONS, rare: bool = False, **others: Any) -> None:
         others["help"] = others.get("help", "") + default_text(others.get("default"))
@@ -44,12 +44,12 @@ def option(*names: str, group: str = OPTIONS, **others: Any) -> Callable[[F], F]
     return click.option(*names, cls=Option, group=group, **others)
 
 
-_WHOLE = "headway.whole_help"  # Key in the metadata of a context whose help shows all settings.
+_SHOWS_ALL = "headway.help_all"  # Key in the metadata of a context whose help shows all settings.
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        ctx.meta[_WHOLE] = True
+        ctx.meta[_SHOWS_ALL] = True
         click.echo(ctx.get_help())
         ctx.exit()
 
@@ -88,11 +88,11 @@ class Command(click.Command):
             formatter.write(f"\n{rare} more settings: {ctx.command_path} --help-all\n")
 
     def _is_short(self, ctx: click.Context) -> bool:
-        return len(self.params) > MANY and _WHOLE not in ctx.meta
+        return len(self.params) > MANY and _SHOWS_ALL not in ctx.meta
 
 
 def command(*arguments: Any, **others: Any) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command; see click.command."""
+    """Turn a function into a command; see click.command."""
     return click.command(*arguments, cls=Command, **others)
 
 
@@ -105,7 +105,7 @@ class Lazy(NamedTuple):
 
 
 class CommandGroup(click.Group):
-    """Commands under headings. Those in `lazy` are imported when they run."""
+    """Group that lists its commands under headings. Those in `lazy` are imported when they run."""
 
     command_class = Command
 
@@ -154,7 +154,7 @@ def combined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
 
 
 def _explained(error: click.UsageError, command: str | None) -> click.UsageError:
-    from headway.app.roles import ROLES  # Imports all settings, which only a usage error needs.
+    from headway.app.roles import ROLES  # This imports all settings, and only a usage error needs it.
     from headway.config.fields import joined
 
     role = next((role for role in ROLES if role.value == command), None)

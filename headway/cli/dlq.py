@@ -14,9 +14,8 @@ _MANY = 10_000
 _SHOWN = 60
 
 _ID_HELP = "Request id, with or without req_."
-_tenant = option(
-    "--tenant", metavar="NAME", help="Tenant of the letter, if several tenants have letters with the same id."
-)
+_tenant = option("--tenant", metavar="NAME",
+    help="Tenant of the letter, if several tenants have letters with the same id.")  # fmt: skip
 _chosen_ids = combined((
     click.argument("ids", metavar="ID…", nargs=-1, help="Request ids, with or without req_."),
     option("--all", "all_", is_flag=True, help="All letters, or all letters of --tenant."),
@@ -104,7 +103,7 @@ def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | Non
 
 
 def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
-    """Call `act` for every dead letter. Stop only after a failure that concerns all letters. Show each reason of failures once."""
+    """Call `act` for every dead letter. Stop only after a failure that would affect all letters. Show each reason once."""
     failed = dict[str, list[str]]()
     for id, tenant in chosen:
         try:
@@ -117,7 +116,7 @@ def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | No
                 click.echo(f"{id} failed: {exc}", err=True)
     for first, *more in failed.values():
         if more:
-            click.echo(f"{len(more)} more failed for the reason that {first} did", err=True)
+            click.echo(f"{len(more)} more failed for the same reason as {first}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 

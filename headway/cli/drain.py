@@ -13,7 +13,7 @@ from headway.cli.admin import Admin, as_json, pretty, with_admin
 from headway.cli.commands import command, option
 from headway.errors import SettingError
 
-LOOK_AT_DRAIN_EVERY = 0.25  # Seconds between two requests for the state of the workers.
+LOOK_AT_DRAIN_EVERY = 0.25  # Seconds between requests for the state of the workers.
 # Seconds within which every live worker receives the order, because it sends a heartbeat each second.
 HEARD_WITHIN = 10.0
 DRAINED = "drained"
@@ -29,11 +29,11 @@ _wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait
 @with_admin
 @as_json
 def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
-    """Take a worker, or all workers of a process or host, out of service. They finish their batches, and claim no more.
+    """Take a worker, or all workers of a process or host, out of service. The workers finish their batches, and claim no more.
 
     No request fails: waiting requests go to other workers. Limits and the autoscaler no longer count the drained workers. The
-    command returns once they run no batch. Then patch the host, and either restart its processes, which ends the drain, or undrain
-    it.
+    command returns once they have finished. Then patch the host, and either restart its processes, which ends the drain, or
+    undrain it.
 
     Exit codes: 0 drained; 1 refused, or a worker has not confirmed or still runs a batch; 3 a bad setting.
     """

@@ -13,12 +13,8 @@ from headway.errors import SettingError
 @command()
 @option("--within", default=10.0, metavar="SECONDS", help="Time limit for the catch-up and takeover of each primary.")  # fmt: skip
 @option("--to", default="", metavar="HOST:PORT", help="Replica to promote, if the broker is one server. Default: the most current.")  # fmt: skip
-@option(
-    "--only",
-    default="",
-    metavar="HOST",
-    help="Replace only primaries on this host of a cluster. Default: all primaries.",
-)
+@option("--only", default="", metavar="HOST",
+    help="Replace only primaries on this host of a cluster. Default: all primaries.")  # fmt: skip
 @with_settings(("broker",))
 def failover(settings: Settings, within: float, to: str, only: str) -> None:
     """Promote a replica of the broker's Redis, for example to patch or restart the primary's host.

@@ -18,7 +18,7 @@ from headway.errors import SettingError
 _WORDS = {str: "TEXT", int: "N", float: "X"}
 
 OTHERS = ("HEADWAY_ADMIN", "HEADWAY_ADMIN_TOKEN", "HEADWAY_CA", "HEADWAY_CERT", "HEADWAY_CERT_KEY")
-"""Environment variables that commands read besides the settings'."""
+"""Environment variables that commands read in addition to the settings."""
 
 _CONFIG = option("--config", metavar="FILE",
     help="TOML file of settings; default: headway.toml in this folder, if it exists. Every setting is a flag, an environment "
@@ -28,9 +28,9 @@ _CONFIG = option("--config", metavar="FILE",
 def with_settings(
     names: Iterable[str] = tuple(FIELDS), **fixed: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add `--config` and an option for each setting in `names` to a command, which gets the resulting `settings`. Settings in
-    `fixed` always have that value. `headway.config` parses the values, not click, so a bad value gets the same message and exit
-    code wherever the user wrote it."""
+    """Add `--config` and an option for each setting in `names` to a command, which gets the resulting `settings`. `fixed`
+    has the values of settings that users can't change. The values are parsed by `headway.config`, not by click, so a bad value
+    gets the same message and exit code wherever the user wrote it."""
     chosen = tuple(names)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -40,11 +40,11 @@ def with_settings(
             file = None if config is None else Path(config)
             settings = load(flags, file=file, targets=given.get("targets") or None)
             for name, similar in misspelt(os.environ, OTHERS):
-                click.echo(f"headway: {name} is not a setting, and changes nothing. Did you mean {similar}?", err=True)
+                click.echo(f"headway: {name} is not a setting, and has no effect. Did you mean {similar}?", err=True)
             try:
                 function(settings=settings, **given)
             except SettingError as exc:
-                # A late error, such as a port that is taken, names the field; users know the flag or variable.
+                # A late error, such as a port that is in use, names the field; users know the flag or variable.
                 if exc.setting not in FIELDS:
                     raise
                 raise SettingError(spelling_of(exc.setting, flags, file=file), exc.value, exc.reason, exc.hint) from exc
@@ -55,7 +55,7 @@ def with_settings(
 
 
 def _of_setting(name: str) -> Callable[[F], F]:
-    # The roles' commands share their options, as a process imports all four.
+    # The roles' commands share their options, because a process imports all four commands.
     shared: Any = lambda *_, **__: _option_of(name)  # noqa: E731 - click takes a class, or a function that returns an instance
     return click.option(cls=shared)
 
@@ -78,7 +78,7 @@ def with_fields(
     kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
 ) -> Callable[[F], F]:
     """Add an option to a command for each `tool_option` of the dataclass `kind`, or only for those in `names`. Users must give
-    the options in `required`. `defaults`, in the options' units, override the fields' own."""
+    the options in `required`. `defaults`, in the options' units, override those of the fields."""
     options = tool_options_of(kind)
     chosen = options if names is None else names
     return combined([_of_field(name, options[name], defaults, name in required) for name in chosen])

@@ -25,7 +25,7 @@ class Model:
     def __call__(self, inputs: list[str]) -> list[str | Exception]:
         """Return one output for each input, in their order. Outputs annotated as `list[Any]` are JSON values.
 
-        An exception in the list refuses its input. An exception that is raised fails the whole batch.
+        An exception in the list rejects only its own input. Raising an exception fails the whole batch.
         """
         return [self.reverse(text) for text in inputs]
 
@@ -33,7 +33,7 @@ class Model:
         return text[:: self.step] if text else ValueError("the text is empty")
 '''
 
-TEST = '''"""Tests of the model, in the batches that Headway would form."""
+TEST = '''"""Tests for the model, in batches such as Headway would form."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Model:
         return rows @ self.weights
 '''
 
-NUMPY_TEST = '''"""Tests of the model, in the batches that Headway would form."""
+NUMPY_TEST = '''"""Tests for the model, in batches such as Headway would form."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ if __name__ == "__main__":
 '''
 
 SETTINGS = """\
-# Settings of commands that you run in this folder. `headway serve --help-all` lists all settings.
+# Settings for commands that you run in this folder. `headway serve --help-all` lists all settings.
 # A flag overrides the environment (HEADWAY_MAX_BATCH_SIZE), which overrides this file.
 
 model = "{name}"          # name of the model in requests
-max_batch_size = 32       # largest batch that the model takes; `headway check model.py:Model` tries it
+max_batch_size = 32       # largest batch that the model accepts; `headway check model.py:Model` tries it
 # workers = 2             # worker processes, one for each GPU
 # request_timeout_ms = 4000
 """
@@ -143,14 +143,14 @@ def init(name: str, numpy: bool) -> None:
 
     headway init iris --numpy
 
-    The command overwrites no file. It prints what to run next.
+    The command never overwrites a file. It prints what to run next.
 
-    Exit codes: 0 done, 1 a file exists already, or the folder cannot be written.
+    Exit codes: 0 done, 1 a file already exists, or the folder cannot be written.
     """
     folder = Path(name)
     model = folder.resolve().name
     if not _NAME.fullmatch(model):
-        raise InitError(f"NAME {name!r}: the name of a model must be letters, digits or -_. only. Choose another.")
+        raise InitError(f"NAME {name!r}: the name of a model may only contain letters, digits and -_. Choose another.")
     target, test = (NUMPY_MODEL, NUMPY_TEST) if numpy else (MODEL, TEST)
     files = {"model.py": target, "test_model.py": test, "headway.toml": SETTINGS.replace("{name}", model)}
     _write(folder, files)

@@ -26,12 +26,12 @@ from headway.ports import KeyStore
 _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
-# Most ended keys that a command also removes. Services may lack write access, and so may be unable to.
+# Most expired keys that a command also removes. Services may lack the write access to do so.
 _REMOVED = 10_000
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
-_REVOKED = 0.0  # Unix time at which a revoked key ends. It makes the key invalid by any host's clock.
+_REVOKED = 0.0  # Expiry of a revoked key in Unix time. It makes the key invalid by any host's clock.
 
 _key_id = click.argument("id", metavar="ID", help="Id of the key, from headway keys list.")
 _expires = option("--expires", default="", metavar="DURATION", help="How long the new key is valid: 90d, 12h, 30m or 45s.")  # fmt: skip
@@ -52,17 +52,13 @@ class KeysError(HeadwayError):
 @option("--tier", default="", metavar="TEXT", help="Tier of the key's requests.")
 @option("--rate", default="", metavar="RATE",
     help="Rate limit of this key: 1000/min or 20/s; 0: no limit. Default: the key shares the limit of its user.")  # fmt: skip
-@option(
-    "--burst",
-    default="",
-    metavar="N",
-    help="Most requests at once. Default: as many as the rate allows in ten seconds.",
-)
+@option("--burst", default="", metavar="N",
+    help="Maximum number of requests at once. Default: as many as the rate allows in ten seconds.")  # fmt: skip
 @option("--models", default="", metavar="A,B", help="Models that the key may use. Default: all.")
 @option("--model-rate", "model_rates", multiple=True, metavar="MODEL=RATE",
     help="Rate limit of this key for one model, such as big=60/min. Its requests also count towards --rate. Repeatable.")  # fmt: skip
 @option("--model-burst", "model_bursts", multiple=True, metavar="MODEL=N",
-    help="Most requests at once for one model. Default: as many as its rate allows in ten seconds. Repeatable.")  # fmt: skip
+    help="Maximum number of requests at once for one model. Default: as many as its rate allows in ten seconds. Repeatable.")  # fmt: skip
 @_expires
 @option("--service", is_flag=True, help="Make a service token for HEADWAY_ADMIN_TOKEN. Headway does not store it.")
 @with_settings((*_PLACE, "tiers", "default_tier"))
@@ -110,10 +106,10 @@ def _new_key(given: Mapping[str, Any]) -> ApiKey:
 @as_json
 @with_settings((*_PLACE, "user_rate"))
 def list_keys(settings: Settings, json: bool) -> None:
-    """List all keys, oldest first, including ended keys. Secrets are not stored, so they are not shown.
+    """List all keys, oldest first, including expired ones. Secrets are not stored, so they are not shown.
 
     A key without its own rate shares the rate of its user. The list shows the --user-rate that is set here, which may differ from
-    the one of the service.
+    the service's.
     """
     now = time.time()
     rows = [_shown(key, now) for key in _with(settings, lambda store: store.keys())]
@@ -133,7 +129,7 @@ def list_keys(settings: Settings, json: bool) -> None:
 @_key_id
 @with_settings(_PLACE)
 def revoke(settings: Settings, id: str) -> None:
-    """Revoke a key at once. Running services refuse it within 5 s."""
+    """Revoke a key immediately. Running services refuse it within 5 s."""
     key_id = _id(id)
     now = time.time()
 
@@ -153,9 +149,9 @@ def revoke(settings: Settings, id: str) -> None:
 @_expires
 @with_settings(_PLACE)
 def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
-    """Create and print a key that replaces another and has the same rights. The old key ends after --grace.
+    """Create and print a key that replaces another and has the same rights. The old key expires after --grace.
 
-    The new key is valid for as long as the old key was at first, unless you give --expires.
+    The new key is valid for as long as the old key originally was, unless you give --expires.
     """
     key_id = _id(id)
     now = time.time()
@@ -178,17 +174,17 @@ def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
             await store.add(new)
         except ValueError as exc:  # Another rotation was faster.
             raise KeysError(str(exc)) from None
-        # The key is printed before the old one is ended, so that it isn't lost if that fails.
+        # Print the new key before ending the old one, so that it isn't lost if that fails.
         ends = until if old.expires_at is None else min(until, old.expires_at)
-        when = f"at {_instant(ends)}" if ends else "at once"
-        _hand_out(text, f"Stored in {_place(settings)}. The key replaces {old.id}, which ends {when}.")
+        when = f"at {_instant(ends)}" if ends else "immediately"
+        _hand_out(text, f"Stored in {_place(settings)}. The key replaces {old.id}, which expires {when}.")
         await store.expire(old.id, until)
 
     _with(settings, _changing(replace))
 
 
 def duration(flag: str, text: str, least: float) -> float:
-    """Convert a duration such as `90d`, `12h`, `30m` or `45s` to seconds. Raises SettingError if it is malformed, or too short."""
+    """Convert a duration such as `90d`, `12h`, `30m` or `45s` to seconds. Raises SettingError if it is malformed or out of range."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if seconds < 0:
@@ -227,7 +223,7 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed`, if given, not `text`."""
+    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed` instead of `text` if it is given."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
@@ -236,7 +232,7 @@ def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Convert the text of a burst to a number, or to None if it is empty. Errors quote `typed`, if given, not `text`."""
+    """Convert a burst to a number, or an empty string to None. Errors quote `typed` instead of `text` if it is given."""
     if not text:
         return None
     if not rate:
@@ -257,10 +253,10 @@ def _name(flag: str, text: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Return the id in `text`, which may be a whole key."""
+    """Return the id in `text`, which is an id or a complete key."""
     parsed = parse(text.encode(errors="replace"))
     id = parsed[0] if parsed else text.removeprefix(LIVE.decode())
-    if not is_id(id):  # Not shown, because it may be part of a secret.
+    if not is_id(id):  # The text is not shown, because it may be part of a secret.
         hint = "headway keys list shows the ids: 12 letters and digits."
         raise SettingError("ID", "…", "is not the id of a key", hint)
     return id
@@ -287,7 +283,9 @@ def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None
         family |= relatives
     live = [key.id for key in all_keys if key.id in family and _live(key, now)]
     if len(live) >= _MOST_LIVE:
-        raise KeysError(f"{' and '.join(live)} are both live, which is the most; wait until one ends, or revoke one")
+        raise KeysError(
+            f"{' and '.join(live)} are both live, and no more may be; wait until one expires, or revoke one"
+        )
 
 
 def _state(key: ApiKey, now: float) -> str:
@@ -340,7 +338,7 @@ def _limit_text(limit: dict[str, float | None]) -> str:
 
 
 def _rate_text(rate: float | None, user_rate: float) -> str:
-    """Format the rate of a key, or else the rate that all keys of its user share."""
+    """Format the rate of a key or, if it has none, the rate that all keys of its user share."""
     text = f"{user_rate if rate is None else rate:g}"
     return f"{'no limit' if text == '0' else text}{' (user)' if rate is None else ''}"
 
@@ -360,7 +358,7 @@ def _place(settings: Settings) -> str:
 
 
 def _changing(work: Callable[[KeyStore], Awaitable[_T]]) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
-    """Return a function that does `work`, and then tries to remove keys that ended long ago."""
+    """Return a function that runs `work`, then tries to remove keys that expired long ago."""
 
     async def both(store: KeyStore) -> _T:
         result = await work(store)
@@ -378,11 +376,11 @@ def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, crea
 
     store = stores.make_key_store(settings, create=create)
 
-    async def whole() -> _T:
+    async def run() -> _T:
         try:
             await store.open()
             return await work(store)
         finally:
             await store.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(run())

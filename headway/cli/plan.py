@@ -11,33 +11,29 @@ from headway.cli.commands import command, option
 from headway.cli.flags import with_fields
 from headway.cli.simulate import scenario_values, with_lengths
 from headway.cli.terminal import waiting
-from headway.simulator.scenario import Scenario
+from headway.simulator.scenario import QueueRules, Scenario
 
 if TYPE_CHECKING:
     from headway.simulator.planner import Plan, Prediction
 
 _TARGETS = "Targets"
 _FIELDS = (
-    "rate", "alpha", "times", "max_batch", "beta", "padded", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "max_wait",
-    "seed",
+    "rate", "alpha", "times", "max_batch", "beta", "padded", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "seed",
 )  # fmt: skip
 
 
 @command()
 @with_fields(Scenario, _FIELDS, required=("rate",), alpha=None, max_batch=32)
+@with_fields(QueueRules, ("max_wait",))
 @with_lengths
-@option("--p95", type=float, metavar="MS", group=_TARGETS, help="Highest 95th percentile of latency.")
-@option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest 99th percentile of latency.")
+@option("--p95", type=float, metavar="MS", group=_TARGETS, help="Highest allowed 95th percentile of latency.")
+@option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest allowed 99th percentile of latency.")
 @option("--gpu-hour-cost", type=float, metavar="X", group=_TARGETS, help="Price of one GPU for an hour, in any currency.")  # fmt: skip
 @option("--target-utilisation", type=float, default=0.7, metavar="X", group=_TARGETS,
-    help="Share of the capacity that the load may use, for the number of GPUs with room for growth and failures.")  # fmt: skip
-@option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider.")
-@option(
-    "--bulk",
-    is_flag=True,
-    group="Results",
-    help="Also estimate how many lines of bulk jobs per second the spare capacity can run.",
-)
+    help="Share of the capacity that the load may use if there is to be room for growth and failures.")  # fmt: skip
+@option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Largest number of GPUs to consider.")
+@option("--bulk", is_flag=True, group="Results",
+    help="Also estimate how many lines of bulk jobs per second the spare capacity can run.")  # fmt: skip
 @option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
     p95: float | None, p99: float | None, gpu_hour_cost: float | None, target_utilisation: float, max_gpus: int, bulk: bool,
@@ -49,7 +45,7 @@ def plan(
 
     The plan simulates Headway's own queue and batching policy. It begins with the fewest GPUs that can carry the load, and adds one
     GPU at a time until the latency meets the targets. A request without an answer counts as late. The plan shows 95 % confidence
-    intervals over several seeds, the latency with one GPU less, and the highest rate that still meets the targets. It warns if the
+    intervals over several seeds, the latency with one GPU fewer, and the highest rate that still meets the targets. It warns if the
     result is within 3 % or 2 ms of a target.
 
     A batch of n inputs takes --batch-ms + n × --beta-ms; `headway check` measures both. With --weights, the batch's weight replaces

@@ -49,7 +49,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     from headway.app import runner
     from headway.runtime import log
 
-    # Modules imported by now stay, so the collector need not look at them again.
+    # Modules imported so far stay in memory, so the collector need not scan them again.
     gc.freeze()
     gc.enable()
     runner.ignore_until_ready()
@@ -80,7 +80,7 @@ def _open_missing_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
+            os.open(os.devnull, os.O_RDWR)  # This gets the lowest free number, which is `number`.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
 
@@ -115,7 +115,7 @@ def gateway(settings: Settings) -> None:
     A gateway has no TARGET: workers do. It serves every model that a worker of the fleet reports, and stores nothing on disk. Any
     load balancer can distribute requests to several gateways. /readyz answers 200 once the gateway knows of a healthy worker.
 
-    While the broker is unreachable, the gateway calls --fallback itself. Without a fallback, requests get 503 at once.
+    While the broker is unreachable, the gateway calls --fallback itself. Without a fallback, requests get 503 immediately.
 
     headway gateway --broker redis://127.0.0.1:6379/0 --fallback http://10.0.0.9:9100/batch
 
@@ -132,14 +132,14 @@ def gateway(settings: Settings) -> None:
 @targets_argument
 @with_settings_of(Role.WORKER)
 def worker(settings: Settings, targets: Sequence[str]) -> None:
-    """Run TARGET on this machine's GPUs, in one process for each, for all gateways with the same broker. Start one per machine.
+    """Run TARGET on this machine's GPUs, in one process per GPU, for all gateways with the same broker. Start one per machine.
 
     For TARGET, also for several models, see headway serve. Headway loads it and runs a trial batch before the worker claims its
     first batch. A worker opens no port for clients. On its admin port, /readyz answers 200 once one of its GPUs is healthy.
 
     headway worker model.py:Model --workers 8 --broker redis://10.0.0.1:6379/0
 
-    On SIGTERM, the worker claims no more batches, finishes those that are running, leaves the fleet and exits. No request fails.
+    On SIGTERM, the worker claims no more batches, finishes the running ones, leaves the fleet and exits. No request fails.
     If a worker is killed, the fleet notices within seconds, and other workers run its batches again.
 
     --max-batch-size, --tiers and --shards must be the same for all processes.
@@ -157,7 +157,7 @@ def controller(settings: Settings) -> None:
 
     For each model, the leader counts the healthy workers, measures their capacity, and publishes --target-utilisation of it. It
     also returns the requests of dead workers to the queue. If the leader stops, another controller leads within 3 seconds.
-    Without a leader, the fleet goes on serving requests.
+    The fleet continues to serve requests even without a leader.
 
     headway controller --broker redis://127.0.0.1:6379/0
 

@@ -1,4 +1,4 @@
-"""`headway rollout`: shift requests to a new version of a model step by step, and back if it does worse."""
+"""`headway rollout`: shift requests to a new version of a model step by step, and back if it performs worse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rollout() -> None:
 @option("--steps", default="1,10,50,100", metavar="PERCENT,…", help="Share of the requests in each step, in percent.")
 @option("--every", default="10m", metavar="DURATION", help="How long a step lasts: 30s, 10m or 12h.")
 @option("--rollback-on", default="failures,p95", metavar="TEST,…",
-    help="Tests that end the rollout when they fail: failures, p95 or both. An empty text: no test.")  # fmt: skip
+    help="Tests that end the rollout when they fail: failures, p95 or both. An empty string: no tests.")  # fmt: skip
 @option("--slower", default=25.0, metavar="PERCENT", help="How much slower the P95 of the new version may be.")
 @option("--beside", default="", metavar="VERSION", help="Version to compare with, if workers serve several others.")
 @with_admin
@@ -32,10 +32,10 @@ def rollout() -> None:
 def start(
     port: Admin, model: str, version: str, steps: str, every: str, rollback_on: str, slower: float, beside: str, json: bool,
 ) -> None:  # fmt: skip
-    """Begin a rollout: the new version gets its first share of the requests at once.
+    """Begin a rollout: the new version gets its first share of the requests immediately.
 
-    It gets its next share when a step is over. It gets no more requests once there is enough evidence that it fails more often or
-    is slower. Its workers then keep running, so that you can inspect them.
+    Each further step raises its share. Once there is enough evidence that the new version fails more often or is slower, it gets
+    no more requests. Its workers keep running, so that you can inspect them.
     """
     from headway.cli.keys import duration
 
@@ -50,7 +50,7 @@ def start(
 @with_admin
 @as_json
 def status(port: Admin, json: bool) -> None:
-    """Show the last rollout of each model, with figures of both versions in the current step."""
+    """Show the last rollout of each model, with the statistics of both versions in the current step."""
     _show(port.get("/internal/rollouts")["rollouts"], json)
 
 
@@ -59,7 +59,7 @@ def status(port: Admin, json: bool) -> None:
 @with_admin
 @as_json
 def promote(port: Admin, model: str, json: bool) -> None:
-    """Give the new version all requests at once, in any state of its rollout."""
+    """Send all requests to the new version immediately, whatever the state of its rollout."""
     _show([port.post(f"/internal/rollouts/promote?{urlencode({'model': model})}")], json)
 
 
@@ -68,7 +68,7 @@ def promote(port: Admin, model: str, json: bool) -> None:
 @with_admin
 @as_json
 def abort(port: Admin, model: str, json: bool) -> None:
-    """Give the new version no more requests, and the others their former shares, in any state of the rollout."""
+    """Send no more requests to the new version, and restore the shares of the others, whatever the state of the rollout."""
     _show([port.post(f"/internal/rollouts/abort?{urlencode({'model': model})}")], json)
 
 

@@ -14,15 +14,13 @@ from headway.cli.commands import command, option
 from headway.cli.flags import fields_from, with_fields
 from headway.cli.terminal import waiting
 from headway.errors import SettingError
-from headway.simulator.scenario import EVERYBODY, LENGTHS_HINT, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
+from headway.simulator.scenario import LENGTHS_HINT, POLICIES, Faults, QueueRules, Scenario, Topology
 
 _SCALING = "Autoscaler"
-_SETTLING = 75.0
-"""Default warm-up in batch times. The workers of a fleet near saturation start in step, and take this long to fall out of step."""
 
 with_lengths = option("--lengths", metavar="LOW-HIGH|FILE", group="Load",
-    help="Lengths of inputs, for a model that pads: evenly between two whole numbers, or from FILE, which has one length per line "
-    "or is a record of `headway check --record`.")  # fmt: skip
+    help="Lengths of inputs, for a model that pads: uniformly distributed between two whole numbers, or from FILE, which has one length "
+    "per line or comes from `headway check --record`.")  # fmt: skip
 """Option for the lengths of inputs. For a model that pads, lengths are the weights of entries."""
 
 _DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
@@ -33,15 +31,18 @@ _DAY_TAKES = _DAY_ONLY | {
 
 @command()
 @with_fields(Scenario, workers=None, max_batch=32, alpha=None, warmup=None)
+@with_fields(Faults)
+@with_fields(QueueRules)
+@with_fields(Topology)
 @with_lengths
 @option("--compare", is_flag=True, group="Batching", help="Run every policy on the same arrivals.")
 @option("--autoscale", is_flag=True, group=_SCALING,
     help="Simulate a day with the autoscaler instead. Traffic rises and falls, and doubles once within a minute.")  # fmt: skip
 @option("--cold-start-s", type=float, default=60.0, metavar="S", group=_SCALING,
-    help="Seconds that a new worker takes until it serves.")  # fmt: skip
+    help="Seconds that a new worker takes to start.")  # fmt: skip
 @option("--scale-rules", default="", metavar="JSON", group=_SCALING, help="Rules of the autoscaler, as in the setting `scale_rules`.")  # fmt: skip
 @option("--scale-to-zero-after-s", type=float, default=0.0, metavar="S", group=_SCALING,
-    help="Also try removing all workers after this many seconds without a request; 0: always keep one.")  # fmt: skip
+    help="Also simulate removing all workers after this many seconds without a request; 0: always keep one.")  # fmt: skip
 @option("--json", is_flag=True, group="Results", help="Print the results as JSON instead of tables.")
 @option("--plot", type=Path, metavar="FILE", group="Results",
     help="Draw the latency of each tier and the fill of batches over time into FILE (.png, .svg or .pdf). Needs matplotlib.")  # fmt: skip
@@ -59,15 +60,16 @@ def simulate(
     full the batches were.
 
     A batch of n inputs takes --batch-ms + n × --beta-ms. With --weights, the batch's weight replaces n. With --batch-times, a batch
-    takes as long as similar batches in a record of `headway check --record`. Half of --overhead-ms comes before each batch, half
+    takes as long as similar batches recorded by `headway check --record`. Half of --overhead-ms comes before each batch, half
     after it; both are part of every latency.
 
     With --autoscale, the command simulates a day instead: under each policy of the autoscaler (`rules` and `plan`), and with as
     many GPUs as the busiest minute needs. --rate is then the mean over the day, before the traffic doubles. For each run, the table
     shows the GPU-hours, also as a share of those of `rules`; the requests answered within --promise, and those refused; how often
     workers were added (ups) and removed (downs); the fewest and most workers; and the load as a share of the workers' capacity.
-    With --scale-to-zero-after-s, both policies also run without workers in quiet times. The table then adds the hours without a
-    worker, the starts from zero, the requests that waited for such a start within --request-timeout-ms, and those that got 503.
+    With --scale-to-zero-after-s, both policies are also tried without workers in quiet times. The table then also has the hours
+    without a worker, the starts from zero, the requests that waited for such a start (up to --request-timeout-ms), and those that
+    got 503.
 
     Exit codes: 0 done, 3 a bad setting.
     """
@@ -80,7 +82,7 @@ def simulate(
         _simulate_day(given, cold_start_s, scale_rules, scale_to_zero_after_s, json=json)
         return
     if given["workers"] is None:
-        raise click.BadParameter("it is missing, and only --autoscale needs none", param_hint="--workers")
+        raise click.BadParameter("it is required, except with --autoscale", param_hint="--workers")
     scenario = _scenario(given)
     trace, clients = given["trace"], given["clients"]
     arrivals = f"{clients} clients" if clients else Path(trace).name if trace else "Poisson"
@@ -93,6 +95,7 @@ def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
     from headway.simulator.traffic import read_trace, read_weights
 
     values = fields_from(Scenario, given)
+    values["queue"] = QueueRules(**fields_from(QueueRules, given))
     times = values["times"] = None if given["times"] is None else read_batch_times(Path(given["times"]))
     values["alpha"] = values["alpha"] or 0.0
     weights, lengths, trace = given["weights"], given["lengths"], given["trace"]
@@ -112,18 +115,21 @@ def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scenario(given: Mapping[str, Any]) -> Scenario:
     from headway.load.spec import parse_mix
+    from headway.simulator.planner import SETTLING
+    from headway.simulator.scenario import EVERYBODY, USUAL_MIX, parse_kills, parse_steps
 
     mix, warmup = given["mix"] or "", given["warmup"]
     values = scenario_values(given) | {
         "steps": parse_steps(given["steps"]),
-        "kills": parse_kills(given["kills"]),
+        "faults": Faults(**fields_from(Faults, given) | {"kills": parse_kills(given["kills"])}),
+        "topology": Topology(**fields_from(Topology, given)),
         "mix": USUAL_MIX if mix == "usual" else parse_mix(mix) or {EVERYBODY: 1.0},
         "warmup": warmup or 0.0,
     }
     scenario = Scenario(**values)
     if warmup is not None:
         return scenario
-    return replace(scenario, warmup=min(_SETTLING * scenario.cycle(scenario.max_batch), scenario.duration / 2))
+    return replace(scenario, warmup=min(SETTLING * scenario.cycle(scenario.max_batch), scenario.duration / 2))
 
 
 def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrivals: str, *, json: bool) -> None:
@@ -189,7 +195,7 @@ def _simulate_day(
     except rules.NoRules as exc:
         hint = 'For example [{"queue_above": 500, "for_s": 30, "add": 3}].'
         raise SettingError("--scale-rules", scale_rules, f"cannot be read: {exc}", hint) from None
-    values, trace = fields_from(Scenario, given), given["trace"]
+    values, trace = fields_from(Scenario, given) | fields_from(QueueRules, given), given["trace"]
     day = Day(
         rate=values["rate"], cost=BatchCost(values["alpha"] + values["overhead"], values["beta"], values["max_batch"]),
         promise=0.2 if values["promise"] is None else values["promise"], start=cold_start_s,

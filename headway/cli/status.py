@@ -20,8 +20,8 @@ SORTS: dict[str, tuple[str, bool]] = {
     "IN FLIGHT": ("in_flight", True),
     "RESTARTS": ("restarts", True),
 }
-"""Columns by which workers can be sorted, with their fields in the answer, and True if the largest value comes first."""
-FAILED = 0.02  # The table of workers has a column for the share of failed inputs if a worker has at least this share.
+"""Columns that workers can be sorted by: the field in the answer, and True if the largest value comes first."""
+FAILED = 0.02  # The table of workers has a column for the share of failed inputs if it is at least this large for some worker.
 STALE = 10.0  # Age in seconds above which the summary shows how old a capacity is.
 
 
@@ -53,7 +53,13 @@ def status(port: Admin, json: bool) -> None:
 
 def look(port: Admin) -> dict[str, Any]:
     """Return the state of a process and of the fleet, or its last known state if the broker is unreachable. Raises AdminError."""
-    state = {**_health(port), "workers": [], "members": [], "capacities": []}
+    try:
+        health = port.get("/internal/health")
+    except AdminError as exc:  # A 503 because of an unreachable broker has the health, too.
+        if exc.status != _AWAY or not isinstance(exc.answer, dict) or "role" not in exc.answer:
+            raise
+        health = exc.answer
+    state: dict[str, Any] = {**health, "workers": [], "members": [], "capacities": []}
     try:
         if state["status"] == STARTING:  # The broker may not have been checked yet.
             state["workers"] = port.get("/internal/workers")["workers"]
@@ -72,19 +78,8 @@ def look(port: Admin) -> dict[str, Any]:
     return state
 
 
-def _health(port: Admin) -> dict[str, Any]:
-    """Return the health of a process, also from a 503 for an unreachable broker."""
-    try:
-        health: dict[str, Any] = port.get("/internal/health")
-    except AdminError as exc:
-        if exc.status != _AWAY or not isinstance(exc.answer, dict) or "role" not in exc.answer:
-            raise
-        health = exc.answer
-    return health
-
-
 def serves(state: dict[str, Any]) -> bool:
-    """Return True if the process takes requests, or does the work of a role without clients."""
+    """Return True if the process accepts requests, or does the work of a role without clients."""
     return state["status"] in ("ok", "degraded")
 
 
@@ -122,7 +117,9 @@ def _summary(state: dict[str, Any]) -> str:
         lines["waiting"] = f"{waiting or 'nothing'}, oldest {state['queue_oldest_seconds'] * 1000:.0f} ms"
     if lines_waiting := sum(queue["waiting"] for queue in state.get("bulk", ())):
         delayed = sum(queue["delayed"] for queue in state["bulk"])
-        lines["bulk"] = f"{lines_waiting} lines wait for spare capacity; they have delayed {delayed} requests so far"
+        lines["bulk"] = (
+            f"{lines_waiting} lines are waiting for spare capacity; they have delayed {delayed} requests so far"
+        )
     if "dead_letters" in state:
         lines["dead letters"] = f"{state['dead_letters']}"
     if state["capacities"]:
@@ -192,7 +189,7 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
 
 
 def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the recently ended processes, newest first. The list is empty if there are none."""
+    """Return a table of the processes that ended recently, newest first, or an empty list if there are none."""
     rows = [
         (gone["id"], gone["ending"], f"{gone['age_seconds']:.0f} s ago", gone["role"], gone["host"], str(gone["pid"] or "-"),
          gone["reason"])
@@ -202,7 +199,7 @@ def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one text with the reasons why workers are not healthy. The list is empty if all are healthy."""
+    """Return a paragraph with the reasons why workers are not healthy, or an empty list if all are healthy."""
     from headway.runtime.log import escape
 
     states = sorted((str(worker["worker_id"]), worker["status"], worker.get("reason") or "") for worker in workers)
@@ -211,7 +208,7 @@ def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe in one text the models whose calls take time by more than the number of inputs. The list is empty without any."""
+    """Return a paragraph about models whose call times depend on more than the number of inputs, or an empty list."""
     units = {
         "weight": "for each unit of the inputs' weight",
         "padded": "for each input, times the weight of the longest; inputs of similar length are batched together",
@@ -228,7 +225,7 @@ def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a table of the workers' GPUs. The list is empty if no worker reports figures."""
+    """Return a table of the workers' GPUs, or an empty list if no worker reports GPU stats."""
     # Processes of earlier versions report none.
     gpus = [(worker["worker_id"], gpu) for worker in workers if (gpu := worker.get("gpu_figures"))]
     head = ("WORKER", "GPU", "MEMORY", "COMPUTES", "POWER", "TEMPERATURE", "ECC ERRORS", "XIDS")

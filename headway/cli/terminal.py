@@ -1,4 +1,4 @@
-"""Terminal of a command: show progress, fit text into the width and height, and read single keys."""
+"""Terminal functions for commands: show progress, fit text to the screen, and read single keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-SILENT = 2.0  # Seconds of silence before the first line.
-EVERY = 0.5  # Seconds between updates on a terminal, where a line replaces the one before.
+SILENT = 2.0  # Seconds before the first line appears.
+EVERY = 0.5  # Seconds between updates on a terminal, where each line replaces the previous one.
 _CLEAR = "\r\x1b[K"
 
 HELP = """Keys
@@ -22,7 +22,7 @@ HELP = """Keys
 
 
 class Waiting:
-    """Work that `waiting` shows as `text`."""
+    """Work in progress, described by `text`."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -33,8 +33,8 @@ class Waiting:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[Waiting]:
-    """Show `text` and the elapsed seconds on standard error if the block runs longer than SILENT. A terminal gets one line, which
-    disappears at the end. A file or pipe gets lines at growing intervals."""
+    """Show `text` and the elapsed seconds on standard error if the block runs longer than SILENT. On a terminal,
+    this is a single line that disappears at the end. In a file or pipe, a new line is written at growing intervals."""
     work, ended = Waiting(text), threading.Event()
     thread = threading.Thread(target=_show, args=(work, ended), daemon=True)
     thread.start()
@@ -52,7 +52,7 @@ def _show(work: Waiting, ended: threading.Event) -> None:
         seconds = time.monotonic() - began
         shown = True
         _write(f"{_CLEAR}{work.text} … {seconds:.0f} s" if live else f"{work.text} … {seconds:.0f} s\n")
-        pause = EVERY if live else seconds  # So at 2, 4, 8 … seconds.
+        pause = EVERY if live else seconds  # That is, after 2, 4, 8 … seconds.
     if live and shown:
         _write(_CLEAR)
 
@@ -64,18 +64,18 @@ def _write(text: str) -> None:
 
 
 def fit(text: str, width: int, height: int) -> str:
-    """Cut a text to `width` columns and `height` lines. Its last line says how many lines were cut."""
+    """Cut text to `width` columns and `height` lines. If lines are cut, the last line says how many."""
     lines = [line if len(line) <= width else f"{line[: max(width - 1, 0)]}…" for line in text.splitlines()]
     if len(lines) > height:
         left = len(lines) - height + 1
-        lines = [*lines[: max(height - 1, 0)], f"… {left} more lines: the terminal is too low"[:width]]
+        lines = [*lines[: max(height - 1, 0)], f"… {left} more lines: the terminal is too short"[:width]]
     return "\n".join(lines)
 
 
 def narrowed(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Drop columns of a table, in the order of their headings in `spare`, until it fits `width` (0 for no limit)."""
+    """Drop columns of a table, in the order in which `spare` lists their headings, until it fits into `width` (0 for no limit)."""
     columns = list(range(len(head)))
     widths = [max(len(row[column]) for row in (head, *rows)) for column in columns]
     for name in spare:
@@ -87,7 +87,7 @@ def narrowed(
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[bool]:
-    """Switch standard input to single keys without echo while the block runs. Yields False if there is no keyboard."""
+    """Put the terminal into single-key mode without echo while the block runs. Yields False if there is no keyboard."""
     import termios
     import tty
 
@@ -105,7 +105,7 @@ def keyboard() -> Iterator[bool]:
 
 
 def key_within(seconds: float, has_keys: bool) -> str:
-    """Wait up to `seconds` for a key and return it; empty if the user pressed none."""
+    """Wait up to `seconds` for a key press. Return the key, or an empty string if there was none."""
     if not has_keys:
         time.sleep(seconds)
         return ""

@@ -1,4 +1,4 @@
-"""`headway top`: show the dashboard's board of departing batches live in a terminal."""
+"""`headway top`: show the dashboard's live board of departing batches in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 WINDOW = 10.0  # Length of the lanes, and of the period that rates are computed over, in seconds.
 BEHIND = 1.0  # Seconds by which the lanes lag, so that even the slowest process has reported.
-SILENT = 4.0  # Seconds without an event after which the board says that it hears nothing.
+SILENT = 4.0  # Seconds without an event after which the board reports that it has heard nothing.
 STRIP = 60
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"
 """Marks for the fill of a batch, with and without Unicode."""
-NAMED = 4  # Most reasons to name in a line. The rates of the others are added up.
+NAMED = 4  # Number of reasons to name in a line. The rates of the others are added up.
 MOST_EVENTS = 5
 KEPT = 180.0  # Seconds for which the board keeps batches and changes.
 
 
 class BoardEvent(NamedTuple):
-    """Event of a port's stream: `start`, `tick` or `dropped`; or `error`, with the reason as `data`, if the port doesn't answer."""
+    """Event from a port's stream: `start`, `tick` or `dropped`. If the port doesn't answer, `error` with the reason as `data`."""
 
     kind: str
     data: Any
@@ -46,7 +46,7 @@ class BoardEvent(NamedTuple):
 
 
 class BoardView:
-    """Board, updated event by event. `ready` is True after the first event with data."""
+    """The board, updated by each event. `ready` is True once an event with data has arrived."""
 
     def __init__(self, unicode: bool = True) -> None:
         self.ready = False
@@ -82,7 +82,7 @@ class BoardView:
             del self._batches[key]
 
     def text(self, at: float, width: int = 0, sort: Sort = BY_NAME) -> str:
-        """Return the board at time `at`, by the clock of `take`. A `width` of 0 means no limit."""
+        """Return the board at time `at`, on the same clock as in `take`. A `width` of 0 means no limit."""
         if not self.ready:
             return textwrap.fill(self._trouble or "connecting …", width or STRIP * 2)
         snapshot, recent = self._latest.get("snapshot"), self._latest.get("recent")
@@ -177,20 +177,20 @@ class BoardView:
         return "\n".join(lines)
 
     def _strip(self, worker: str, begin: float, columns: int) -> str:
-        """Return a worker's lane. Marks show the fill of running batches, `x` a failed batch, `!` a new status of the worker."""
+        """Return a worker's lane. Marks show how full its batches are; `x` is a failed batch, `!` a change of the worker's status."""
         cells = [" "] * columns
         by_second = columns / WINDOW
         for batch in self._batches.values():
             if batch.worker == worker:
                 ends = batch.left + batch.seconds if batch.outcome != RUNNING else begin + WINDOW
-                first, last = (int((instant - begin) * by_second) for instant in (batch.left, ends))
+                first, last = (int((at - begin) * by_second) for at in (batch.left, ends))
                 mark = self._marks[min(int(batch.fill * len(self._marks)), len(self._marks) - 1)]
                 for cell in range(max(first, 0), min(max(last, first + 1), columns)):
                     cells[cell] = mark
                 if _failed(batch) and 0 <= last < columns:
                     cells[last] = "x"
-        for instant, name, *_ in self._changes:
-            if name == worker and 0 <= (cell := int((instant - begin) * by_second)) < columns:
+        for at, name, *_ in self._changes:
+            if name == worker and 0 <= (cell := int((at - begin) * by_second)) < columns:
                 cells[cell] = "!"
         return "".join(cells)
 
@@ -200,13 +200,13 @@ class BoardView:
             for batch in self._batches.values()
             if _failed(batch)
         ]
-        for instant, worker, _, state, restarts, *cause in self._changes:
-            happened.append((instant, f"{worker} is {state}{after(restarts)}{': '.join(['', *filter(None, cause)])}"))
-        for instant, model, before, desired, _, reason in self._scalings:
-            happened.append((instant, f"{model}: {before} to {desired} workers, {reason}"))
+        for at, worker, _, state, restarts, *cause in self._changes:
+            happened.append((at, f"{worker} is {state}{after(restarts)}{': '.join(['', *filter(None, cause)])}"))
+        for at, model, before, desired, _, reason in self._scalings:
+            happened.append((at, f"{model}: {before} to {desired} workers, {reason}"))
         newest = sorted(happened, reverse=True)[:MOST_EVENTS]
         now = self._latest["now"]
-        lines = [f"{now - instant:4.0f} s ago  {_plain(text)}" for instant, text in newest if now - instant < KEPT]
+        lines = [f"{now - at:4.0f} s ago  {_plain(text)}" for at, text in newest if now - at < KEPT]
         return ["\n".join(lines)] if lines else []
 
 
@@ -227,12 +227,12 @@ def _wanted(scaling: Mapping[str, Any]) -> str:
 
 
 def after(restarts: int) -> str:
-    """Format the number of a worker's restarts; empty for none."""
+    """Format the number of a worker's restarts, or return an empty string for 0."""
     return f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
 
 
 def largest(rates: Mapping[str, float], form: str) -> str:
-    """Format the largest rates, NAMED at most, and the sum of the others."""
+    """Format up to NAMED of the largest rates, and the sum of the others."""
     ordered = sorted(rates.items(), key=lambda item: -item[1])
     shown = [f"{name} {form.format(rate)}" for name, rate in ordered[:NAMED]]
     others = sum(rate for _, rate in ordered[NAMED:])
@@ -253,28 +253,20 @@ def _plain(text: str) -> str:
     return escape(text)
 
 
-def taken(events: Iterable[BoardEvent], at: float, unicode: bool = True) -> BoardView:
-    """Return the board after events that all came at time `at`."""
-    view = BoardView(unicode)
-    for event in events:
-        view.take(event, at)
-    return view
-
-
 PATH = "/internal/events"
-AGAIN_AFTER = 1.0  # Seconds from the end of a stream until it is opened again.
+AGAIN_AFTER = 1.0  # Seconds to wait before reopening a stream that has ended.
 
 
 @command()
 @with_admin
-@option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between two updates.")
-@option("--once", is_flag=True, help="Print the board once and exit, as is the default in a pipe.")
+@option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between updates.")
+@option("--once", is_flag=True, help="Print the board once and exit. This is the default in a pipe.")
 def top(port: Admin, interval: float, once: bool) -> None:
-    """Show the batches, rates and workers of a running service live, until q or Ctrl-C.
+    """Show the batches, rates and workers of a running service live, until you press q or Ctrl-C.
 
     You can ask the admin port of any process, because each knows the whole fleet. The board shows the same data as the dashboard.
-    Rates and percentiles are those of the last 10 s. In a worker's lane, each mark is a batch and shows its fill; x is a failed
-    batch, and ! a worker that stopped or came back. If the process stops, the board waits for it.
+    Rates and percentiles cover the last 10 s. In a worker's lane, each mark is a batch and shows how full it is; x is a failed
+    batch, and ! a worker that stopped or came back. If the process stops, the board waits for it to return.
 
     Keys: q quits, ? shows help, s and r sort the workers.
 
@@ -291,14 +283,15 @@ def top(port: Admin, interval: float, once: bool) -> None:
             click.echo(status.overview(state))
             raise click.exceptions.Exit(1)
         with contextlib.closing(events(port)) as stream:
-            now = time.monotonic()
-            click.echo(taken([next(stream)], now, _unicode()).text(now))
+            now, view = time.monotonic(), BoardView(_unicode())
+            view.take(next(stream), now)
+            click.echo(view.text(now))
         return
     _show_live(console, port, f"{port.url}, every {interval:g} s", interval)
 
 
 def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
-    """Yield the events of a port's stream, if possible after the one with the id `last`. Raises AdminError when the stream ends."""
+    """Yield the events of a port's stream, if possible from after the event `last`. Raises AdminError when the stream ends."""
     fields: dict[str, str] = {}
     header = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     for line in port.stream(PATH, header):
@@ -312,7 +305,7 @@ def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
 
 
 class BoardFollower:
-    """Thread that reads a port's stream, and opens it again when it ends."""
+    """Reads a port's stream in a thread, and reopens it when it ends."""
 
     def __init__(self, port: Admin, sleep: Callable[[float], None] = time.sleep) -> None:
         self._port, self._sleep = port, sleep
@@ -339,14 +332,14 @@ class BoardFollower:
 
 
 class Keys:
-    """View that the user has chosen with keys. If `helps` is True, help replaces the board."""
+    """View chosen with the keyboard. If `helps`, the help is shown instead of the board."""
 
     def __init__(self) -> None:
         self.sort = BY_NAME
         self.helps = False
 
     def press(self, key: str) -> bool:
-        """Act on a key. Return False to quit."""
+        """Handle a key press. Return False to quit."""
         columns = list(SORTS)
         match key:
             case "q" | "Q" | "\x03" | "\x04":

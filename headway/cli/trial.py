@@ -1,6 +1,6 @@
 """Trial of a target in batches of every size, for `headway check`. It checks the rules and fits the cost of a batch.
 
-Inputs come from the command line or the target's example, or else are numbered texts.
+Inputs come from the command line or the target's example, or else are numbered strings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HINTS = {
 
 
 def choose_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
-    """Return the inputs of the largest batch, made from the given texts or else from the target's example. `largest` counts rows.
+    """Return the inputs of the largest batch, made from the `given` strings or the target's example. `largest` counts rows.
     Raises SettingError if an input is of the wrong kind, or there is none."""
     chosen = read_inputs(given, largest, signature)
     return up_to(largest, [chosen[n % len(chosen)] for n in range(largest)])
@@ -68,7 +68,7 @@ def read_inputs(given: Sequence[str], largest: int, signature: Signature) -> lis
     for text, value in zip(given, chosen, strict=True):
         if (rows := rows_of(value)) > largest:
             hint = "Give fewer rows, or set --max-batch-size higher."
-            raise SettingError("--input", text, f"has {rows} rows, and a batch has at most {largest}", hint)
+            raise SettingError("--input", text, f"has {rows} rows, but a batch has at most {largest}", hint)
     if not chosen and signature.example is not None:
         chosen = [signature.example]
     if not chosen and signature.takes is not ValueKind.TEXT:
@@ -81,7 +81,7 @@ def read_lines(path: Path | None) -> list[str]:
     """Return the non-empty lines of a file. Raises SettingError if the file cannot be read, or has no such line."""
     if path is None:
         return []
-    hint = "Name a text file with one input a line."
+    hint = "Name a text file with one input per line."
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except OSError as exc:
@@ -121,12 +121,12 @@ def _read(text: str, signature: Signature) -> Value:
             return tensor_json.tensors_of(values.read(text.encode()), signature.inputs)
         base64.b64decode(text, validate=True)
     except (ValueError, RecursionError, msgspec.MsgspecError) as exc:
-        raise SettingError("--input", text, f"is not good for a target that takes {what}: {exc}", hint) from None
+        raise SettingError("--input", text, f"cannot be used for a target that takes {what}: {exc}", hint) from None
     return text
 
 
 def weight(value: Value) -> int:
-    """Return the weight of an input or of each of its rows, in characters, or in octets if it isn't a text."""
+    """Return the weight of an input or of each of its rows, in characters, or in bytes if it isn't text."""
     return max(1, len(value) // rows_of(value))
 
 
@@ -136,8 +136,8 @@ def weights_of(batch: Sequence[Value]) -> list[int]:
 
 
 def batches_to_record(given: Sequence[str], largest: int, repeats: int, signature: Signature) -> Iterator[list[Value]]:
-    """Yield `repeats` rounds of ROUND batches of up to `largest` rows, made from the given texts. They have all sizes, and short,
-    middling and long inputs. Their order is random. If the machine slows down, it thus affects all kinds of batches alike."""
+    """Yield `repeats` rounds of ROUND batches of up to `largest` rows, made from the `given` strings. They have all sizes, and
+    short, medium and long inputs. Their order is random, so that a slowdown of the machine affects all kinds of batches alike."""
     rng = random.Random(0)  # noqa: S311 - the same batches each time
     inputs = sorted(read_inputs(given, largest, signature), key=weight)
     thirds = [inputs[len(inputs) * third // 3 : len(inputs) * (third + 1) // 3] or inputs for third in range(3)]
@@ -168,7 +168,7 @@ def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:
 
 @contextmanager
 def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
-    """Yield a list for batches, and write them to a file when the block ends. Raises SettingError at once for an unusable file."""
+    """Yield a list for batches, and write them to a file when the block ends. Raises SettingError immediately if the file is unusable."""
     batches: list[RecordedBatch] = []
     if path is None:
         yield batches
@@ -177,7 +177,7 @@ def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
         file = path.open("ab")
     except OSError as exc:
         reason = f"cannot be written: {exc.strerror}"
-        raise SettingError("--record", str(path), reason, "Name a file in a directory that is there.") from None
+        raise SettingError("--record", str(path), reason, "Name a file in an existing directory.") from None
     with file:
         yield batches
         if batches:
@@ -200,7 +200,7 @@ class Findings(msgspec.Struct):
 
     `runs` are the batches that succeeded. `recorded` is empty if one of its batches failed. `answers` are some inputs, each with
     its output in the largest batch that ran. `cost` is fitted to the lengths or weights of inputs without rows. `weight` is the
-    mean weight of the inputs by the target's weight function; 0 without such a function. A target without `faults` is fit to serve.
+    mean weight of the inputs by the target's weight function; 0 if it has none. A target without `faults` is fit to serve.
     `unit` is `input`, or `row` if an input has several rows. Parameters in `per_call` have one value for a whole call.
     """
 
@@ -242,8 +242,8 @@ class Trial:
 
     `choose` returns the inputs of the largest batch for the target's signature. `parameters` are JSON, or empty. `timeout` is the
     longest run of a batch in seconds. `repeats` is the number of batches of each size. `limits` are the deadlines in ms by setting;
-    the trial advises the user of a slow model to raise them. If the target breaks no rule, the batches that `record` returns are
-    recorded. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
+    if the model is slow, the trial advises the user to raise them. If the target breaks no rule, the batches that `record` returns
+    are recorded. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
     """
 
     def __init__(
@@ -259,11 +259,11 @@ class Trial:
         self._findings = Findings()
         # Sizes of the batches that failed, by reason and by whether user code raised. Each key becomes one fault.
         self._failures: dict[tuple[str, bool], list[int]] = {}
-        self._bad_outputs: set[str | None] = set()  # Errors of outputs that are already faults.
+        self._bad_outputs: set[str | None] = set()  # Errors of outputs that have been added to the faults.
         self._overdue = False  # True if a batch missed the deadline. Larger batches are not tried then.
 
     async def run(self) -> Findings:
-        """Try everything. Raises TargetError if the target cannot be loaded, or its warm-up batch fails."""
+        """Run the whole trial. Raises TargetError if the target cannot be loaded, or its warm-up batch fails."""
         findings = self._findings
         try:
             findings.warm_up = await self._backend.start()
@@ -272,7 +272,7 @@ class Trial:
             raise
         self._inputs, findings.per_call = self._choose(self._backend.signature), self._backend.signature.per_call
         if unseen := call_parameters.unseen(self._parameters, self._backend.signature.sees):
-            reason = "its together does not name them" if findings.per_call else "it takes no parameters"
+            reason = "its `together` does not name them" if findings.per_call else "it takes no parameters"
             findings.notes.append(f"the target does not see the parameters {', '.join(unseen)}: {reason}")
         if _rows(self._inputs) > len(self._inputs):
             findings.unit = "row"
@@ -312,13 +312,13 @@ class Trial:
     def _weights_of(self, batch: Sequence[Value]) -> list[int]:
         return weights_of(batch) if self._weights is None else list(self._weights.latest)
 
-    def _check_alone(self, alone: Value, full: list[Value]) -> None:
-        if alone == full[0]:
+    def _check_alone(self, single: Value, full: list[Value]) -> None:
+        if single == full[0]:
             return
-        if alone in full:
+        if single in full:
             self._findings.fault(_DISORDER)
         else:
-            self._findings.notes.append("an input alone and the same input in a batch have different outputs")
+            self._findings.notes.append("an input has a different output alone than in a batch")
 
     async def _check_order(self, full: list[Value]) -> None:
         """Send the largest batch in two other orders, and check that each output moves with its input. One order is rotated by one
@@ -326,9 +326,7 @@ class Trial:
         target that rearranges its outputs in a fixed way."""
         positions = list(range(len(full)))
         if len(set(full)) == 1 and len(set(self._inputs)) > 1:
-            self._findings.notes.append(
-                "all outputs are equal, so their order cannot be checked: try other inputs with --input"
-            )
+            self._findings.notes.append(_IDENTICAL)
             return
         for order in (positions[1:] + positions[:1], positions[1::-1] + positions[2:]):
             outputs = await self._batch([self._inputs[position] for position in order])
@@ -351,7 +349,7 @@ class Trial:
         return self._outputs(inputs, timed[1])
 
     async def _run_batch(self, inputs: Sequence[Value]) -> tuple[float, Sequence[ItemResult]] | None:
-        """Run a batch and return its seconds and results. If it fails, note the reason and return None."""
+        """Run a batch and return its seconds and results. If it fails, record the reason and return None."""
         begun = self._clock()
         try:
             items = await self._backend.run(self._entries(inputs), self._timeout)
@@ -376,7 +374,7 @@ class Trial:
         return [Entry(new_id(), model, text, 0, "check", "check", timeout, timeout, parameters) for text in inputs]
 
     def _failed(self, size: int, error: BackendError) -> bool:
-        """Note a failed batch. Return True if no batch failed for this reason before."""
+        """Record a failed batch. Return True if it is the first to fail for this reason."""
         sizes = self._failures.setdefault((str(error), isinstance(error, BatchRaised)), [])
         if size not in sizes:
             sizes.append(size)
@@ -402,7 +400,7 @@ class Trial:
         return ""
 
     def _late(self, size: int) -> str:
-        """Describe a batch that missed its deadline. If the time of the largest batch is known, name settings that suit it."""
+        """Describe a batch that missed its deadline. If the time of the largest batch is known, suggest settings for it."""
         seconds = self._findings.warm_up
         if self._findings.runs:
             seconds = max(self._findings.model.seconds(size), self._findings.model.seconds(_rows(self._inputs)))
@@ -425,7 +423,7 @@ class Trial:
         return None if bad else outputs
 
     def _add_first(self, inputs: Sequence[Value], items: Sequence[ItemResult], bad: Sequence[int]) -> None:
-        """Add a fault for the first bad output of a batch. The other bad outputs most likely have the same reason."""
+        """Add a fault for the first bad output of a batch. The others most likely have the same cause."""
         position = bad[0]
         error = items[position].error
         if items[position].fault:
@@ -450,6 +448,7 @@ def _rows(inputs: Sequence[Value]) -> int:
 
 
 _OTHER_INPUTS = "If it needs other inputs, give some with --input, or one as its attribute example."
+_IDENTICAL = "all outputs are identical, so their order cannot be checked: try other inputs with --input"
 _DISORDER = "outputs are not in the order of their inputs: return outputs[i] for inputs[i]"
 _DEPENDS = "an input's output depends on the others in its batch, or on their order"
 _UNSTEADY = "the outputs of the same batch differ from run to run, so their order cannot be checked"

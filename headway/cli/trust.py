@@ -1,4 +1,4 @@
-"""Connections of commands to a service: trusted authorities, the client's certificate, and the port that the environment names."""
+"""How commands connect to a service: trusted CAs, the client certificate, and the port given by the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headway.cli.commands import combined, option
 from headway.errors import SettingError
@@ -22,7 +22,7 @@ trusting = combined((
     option("--cert", default="", metavar="FILE", envvar="HEADWAY_CERT", help="Client certificate, if the service asks for one."),
     option("--cert-key", default="", metavar="FILE", envvar="HEADWAY_CERT_KEY", help="Private key of --cert. Default: in the same file."),
 ))  # fmt: skip
-"""Options of a command that calls over TLS: `ca`, `cert` and `cert_key`."""
+"""Options of a command that connects over TLS: `ca`, `cert` and `cert_key`."""
 
 AUTHORITY = "--ca, or with SSL_CERT_FILE"
 SHOWN = "--cert"
@@ -36,9 +36,9 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
     """Return a client's TLS context. Raises SettingError if a file is unusable.
 
-    `ca` is a file of authorities to trust. Without `ca`, the context trusts only the certificate in the file `own`, under any name.
-    Without either, it trusts the system's authorities. `cert` is the client's certificate. `cert_key` is empty if `cert` includes
-    the key.
+    `ca` is a file of authorities to trust. If it is empty, the context trusts only the certificate in the file `own`, whatever host
+    it names. If both are empty, the system's authorities are trusted. `cert` is the client's certificate. `cert_key` is empty if
+    `cert` includes the key.
     """
     import ssl
 
@@ -63,7 +63,7 @@ def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLCon
 
 
 def connect(host: str, port: int | None, timeout: float, tls: ssl.SSLContext | None) -> HTTPConnection:
-    """Return a connection over TLS, or over plain HTTP if `tls` is None. Its first request opens it."""
+    """Return a connection over TLS, or over plain HTTP if `tls` is None. The first request opens it."""
     from http.client import HTTPConnection, HTTPSConnection
 
     if tls is None:
@@ -75,7 +75,7 @@ def _trusting_only(file: str) -> ssl.SSLContext:
     import ssl
 
     context = ssl.create_default_context(cadata=first_certificate(file))
-    context.check_hostname = False  # This host's own process, at an address that the certificate may not name.
+    context.check_hostname = False  # A process on this host, whose certificate may not name the address used here.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # Trust the certificate itself, not its issuer.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
@@ -89,15 +89,9 @@ def _why(exc: Exception) -> str:
     return f"cannot be read: {getattr(exc, 'strerror', None) or exc}"
 
 
-class OwnProcess(NamedTuple):
-    """Admin port of a process on this host. `certificate` is the name of its file, or empty if the port speaks plain HTTP."""
-
-    url: str
-    certificate: str
-
-
-def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
-    """Return the admin port that a process with this environment, and its file of settings, would have. Raises SettingError."""
+def described(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Return the URL of the admin port that a process would have with this environment and its settings file, and the name of the
+    port's certificate file, which is empty for plain HTTP. Raises SettingError."""
     file = _file(environ.get(f"{_PREFIX}CONFIG", ""))
 
     def value(name: str, default: object) -> str:
@@ -105,7 +99,7 @@ def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
 
     certificate = value("tls_cert", "")
     host, port = _reached(value("admin_host", _HOST)), _port(value("admin_port", _PORT))
-    return OwnProcess(f"{'https' if certificate else 'http'}://{host}:{port}", certificate)
+    return f"{'https' if certificate else 'http'}://{host}:{port}", certificate
 
 
 def first_certificate(file: str) -> str:
@@ -116,7 +110,7 @@ def first_certificate(file: str) -> str:
     except OSError as exc:
         raise SettingError("tls_cert", file, f"cannot be read: {exc.strerror}", hint) from None
     if match is None:
-        raise SettingError("tls_cert", file, "holds no certificate in PEM format", hint)
+        raise SettingError("tls_cert", file, "contains no certificate in PEM format", hint)
     return match[0]
 
 
@@ -137,16 +131,14 @@ def _file(name: str) -> Mapping[str, Any]:
 def _port(text: str) -> int:
     hint = "Name the admin port with --admin, as in --admin http://127.0.0.1:9000."
     if text == "0":
-        raise SettingError(
-            "admin_port", text, "lets the system choose a port, so this command cannot know the port", hint
-        )
+        raise SettingError("admin_port", text, "lets the system choose the port, which this command cannot know", hint)
     if not (text.isascii() and text.isdigit() and int(text) <= _MOST_PORT):
         raise SettingError("admin_port", text, f"is not a port from 1 to {_MOST_PORT}", hint)
     return int(text)
 
 
 def _reached(host: str) -> str:
-    """Return `host` as in a URL. A wildcard becomes the loopback address."""
+    """Return `host` in the form used in URLs. A wildcard address becomes the loopback address."""
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:

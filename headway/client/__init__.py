@@ -1,7 +1,8 @@
 """Clients of a running service: `Client` for threads, `AsyncClient` for asyncio.
 
-A call is one logical request. The client sends it as often as needed, with the same idempotency key, until it gets an answer or the
-call's time is up. Both clients share code without I/O that decides what to send and when to retry, and that reads the answers.
+A call is one logical request. The client sends it as often as needed, always with the same idempotency key, until it gets an answer
+or the call's time is up. Both clients share the code that decides what to send and when to retry, and that reads the answers. It does
+no I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Numpy arrays in requests and answers, in the binary form of the Open Inference Protocol. No I/O.
+"""NumPy arrays in requests and answers, in the binary form of the Open Inference Protocol. No I/O.
 
 A body begins with a JSON object that has the name, datatype and shape of each array. The header Inference-Header-Content-Length has
-the length of this object. The data of the arrays follow, little-endian and row-major. Functions import numpy only when they need it,
-so programs that send no arrays can do without.
+the length of this object. The arrays' data follow, little-endian and row-major. NumPy is imported only when it is needed, so
+programs that don't send arrays can do without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headway.client.messages import (
 )
 
 LENGTH = "Inference-Header-Content-Length"
-INPUT = "INPUT"  # Name for an array without one. A model with one input accepts any name.
+INPUT = "INPUT"  # Name of an array that has none. A model with a single input accepts any name.
 _LENGTH_BYTES = 4
 _OWN = ("priority", "timeout", "binary_data_output", "triton_enable_empty_final_response")
 
@@ -40,8 +40,8 @@ _DATATYPES = {dtype.lstrip("<"): name for name, dtype in _DTYPES.items()} | {"b1
 
 
 def is_array(value: object) -> bool:
-    """Return True for a numpy array, or an array of another library that numpy can convert."""
-    kind = type(value)  # numpy's scalars have no length.
+    """Return True for a NumPy array, or for an array of another library that NumPy can convert."""
+    kind = type(value)  # NumPy scalars have no length.
     return hasattr(kind, "__array__") and hasattr(kind, "__len__") and not isinstance(value, str | bytes)
 
 
@@ -54,8 +54,8 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Return the inputs, and a function to apply to each result. For an array, each input is one row, sent as an array of one row.
-    The function then takes the only row out of the result. Raises InvalidInput if `inputs` is not a collection."""
+    """Return the inputs, and a function to apply to each result. If `inputs` is an array, each input is an array of one of its
+    rows, and the function takes the only row out of each result. Raises InvalidInput if `inputs` is not a collection."""
     if not is_array(inputs):
         return check_inputs(inputs), lambda result: result
     array = as_array("inputs", inputs)
@@ -86,20 +86,20 @@ def array_inference(
 ) -> Request:
     """Build the request for one inference with an array, or with several arrays by name. Raises InvalidInput."""
     arrays = {name: as_array(label, value) for name, value, label in _named(input)}
-    heads, data = [], []
+    headers, data = [], []
     for name, array in arrays.items():
         datatype, content = _packed(f"input {name!r}", array)
         size = {"binary_data_size": len(content) if isinstance(content, bytes) else content.nbytes}
-        heads.append({"name": name, "datatype": datatype, "shape": list(array.shape), "parameters": size})
+        headers.append({"name": name, "datatype": datatype, "shape": list(array.shape), "parameters": size})
         data.append(content)
     own = json_parameters(parameters) if parameters is not None else {}
     if clashes := [name for name in own if name in _OWN]:
         reason = "the protocol for arrays reserves this name. Rename the parameter, or send input.tolist()."
         raise InvalidInput(f"parameters with `{clashes[0]}`: {reason}")
-    body: dict[str, Any] = {"inputs": heads, "parameters": {**own, "binary_data_output": True}}
+    body: dict[str, Any] = {"inputs": headers, "parameters": {**own, "binary_data_output": True}}
     if outputs is not None:
         if isinstance(outputs, str) or not outputs or not all(isinstance(name, str) for name in outputs):
-            raise InvalidInput(f"outputs = {outputs!r}: are not names of outputs. For example ['scores'].")
+            raise InvalidInput(f"outputs = {outputs!r}: must be a list of output names. For example ['scores'].")
         body["outputs"] = [{"name": name} for name in outputs]
     text = as_json(body)
     header = {"Content-Type": "application/octet-stream", LENGTH: str(len(text))}
@@ -110,13 +110,11 @@ def array_inference(
 
 
 def as_array(what: str, value: Any) -> Any:
-    """Convert a value to a numpy array, if possible without copying. Errors call the value `what`. Raises InvalidInput."""
+    """Convert a value to a NumPy array, without copying if possible. Errors refer to it as `what`. Raises InvalidInput."""
     try:
         import numpy
     except ImportError:
-        reason = (
-            "to send arrays, the client needs numpy, which is not installed. Run pip install numpy, or send .tolist()."
-        )
+        reason = "sending arrays needs numpy, which is not installed. Run pip install numpy, or send .tolist()."
         raise InvalidInput(f"{what} of type {type(value).__name__}: {reason}") from None
     try:
         return numpy.asarray(value)
@@ -125,7 +123,7 @@ def as_array(what: str, value: Any) -> Any:
 
 
 def read_arrays(answer: Answer) -> Result:
-    """Read the answer to `array_inference`: an array, or several arrays by name. They are writable. Raises ApiError."""
+    """Read the answer to `array_inference`: a writable array, or several by name. Raises ApiError."""
     try:
         length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
         parsed = _decode(answer.body[:length])
@@ -169,8 +167,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def _named(input: Any) -> list[tuple[str, Any, str]]:
-    """Return three things for each array in an input: the array's name, the array, and the array's label in error
-    messages."""
+    """Return the name of each array in an input, the array, and its label for error messages."""
     if is_array(input):
         return [(INPUT, input, "input")]
     if not isinstance(input, Mapping):
@@ -178,22 +175,21 @@ def _named(input: Any) -> list[tuple[str, Any, str]]:
         raise InvalidInput(f"input is a list with arrays, not an array. {hint}")
     for name, value in input.items():
         if not isinstance(name, str):
-            raise InvalidInput(f"input with the key {name!r}: names of arrays must be text, as in {{'x': array}}.")
+            raise InvalidInput(f"input with the key {name!r}: names of arrays must be strings, as in {{'x': array}}.")
         if not is_array(value):
-            reason = "must be an array, like others in the input. Convert it with numpy.asarray, with the right dtype."
+            reason = "must be an array, because the input contains others. Convert it with numpy.asarray, with the right dtype."
             raise InvalidInput(f"input[{name!r}] of type {type(value).__name__}: {reason}")
     return [(name, value, f"input[{name!r}]") for name, value in input.items()]
 
 
 def _check_rows(what: str, array: Any) -> None:
     if array.ndim == 0:
-        raise InvalidInput(
-            f"{what} has shape (), so it has no rows. The first axis must be the rows; send [value] for one row."
-        )
+        hint = "The first axis must be the rows; send [value] for one row."
+        raise InvalidInput(f"{what} has shape (), so it has no rows. {hint}")
 
 
 def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
-    """Return an array's datatype and data. Copy the data only if their layout in memory differs. Raises InvalidInput."""
+    """Return an array's datatype and data. The data are copied only if their memory layout differs. Raises InvalidInput."""
     import numpy
 
     _check_rows(what, array)
@@ -204,7 +200,7 @@ def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
         return "BF16", _octets(numpy.ascontiguousarray(array).view(numpy.uint16).astype("<u2", copy=False))
     datatype = _DATATYPES.get(f"{kind}{array.dtype.itemsize}")
     if datatype is None:
-        hint = "Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, text or bytes."
+        hint = "Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, strings or bytes."
         raise InvalidInput(f"{what} of dtype {array.dtype}: cannot be sent. {hint}")
     return datatype, _octets(numpy.ascontiguousarray(array, _DTYPES[datatype]))
 
@@ -214,11 +210,13 @@ def _octets(array: Any) -> bytes | memoryview:
 
 
 def _elements(what: str, array: Any) -> bytes:
-    """Encode an array of texts or bytes. The length of each element precedes it."""
+    """Encode an array of strings or bytes. Each element is preceded by its length."""
     pieces: list[bytes] = []
     for value in array.ravel().tolist():
         if not isinstance(value, str | bytes):
-            raise InvalidInput(f"{what} of dtype {array.dtype} with a {type(value).__name__}: expected texts or bytes.")
+            raise InvalidInput(
+                f"{what} of dtype {array.dtype} with a {type(value).__name__}: expected strings or bytes."
+            )
         try:
             element = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError as exc:
@@ -256,7 +254,7 @@ def _texts(count: int, data: bytes) -> Any:
 
 
 def _brain_floats(bits: Any) -> Any:
-    """Return an array of bfloat16 if a library has registered this type with numpy, or else of float32 with the same values."""
+    """Return an array of bfloat16 if a library has registered this type with NumPy, or else of float32 with the same values."""
     import numpy
 
     try:

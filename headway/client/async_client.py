@@ -1,4 +1,4 @@
-"""Client for asyncio, and its tasks."""
+"""Client for asyncio, and the tasks it submits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AsyncClient(AnyClient):
-    """Client of a Headway service for asyncio, with the same arguments and methods as `Client`. Use it in only one event loop.
+    """Client of a Headway service for asyncio, with the same arguments and methods as `Client`. Use it in a single event loop.
 
     async with headway.AsyncClient("http://127.0.0.1:8000") as client:
         print((await client.infer("hello")).output)
@@ -70,7 +70,7 @@ class AsyncClient(AnyClient):
         timeout: float | None = None, *, concurrency: int = CONCURRENCY, return_errors: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:  # fmt: skip
-        """Run the model on several inputs; see `Client.infer_many`. Unless `return_errors` is True, an error cancels the others."""
+        """Run the model on several inputs; see `Client.infer_many`. Unless `return_errors` is True, an error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
         seconds = self._service.seconds(timeout)
@@ -120,7 +120,7 @@ class AsyncClient(AnyClient):
         return AsyncTask(self, read_task(await self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> AsyncTask:
-        """Return the task with an id, which another process may have submitted. This makes no request."""
+        """Return the task with this id, which another process may have submitted. No request is sent."""
         return AsyncTask(self, id)
 
     async def _send(self, request: Request, timeout: float) -> Answer:
@@ -179,7 +179,7 @@ class AsyncClient(AnyClient):
 
 
 class AsyncTask(AnyTask["AsyncClient"]):
-    """Submitted input, whose result you fetch later. Any client of the same tenant can get it with `task(id)`."""
+    """A submitted input, whose result you fetch later. Any client of the same tenant can get the task with `task(id)`."""
 
     async def status(self) -> State:
         """Return the state of the task; see `Task.status`."""

@@ -1,4 +1,4 @@
-"""Client for threads, and its tasks."""
+"""Client for threads, and the tasks it submits."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ CONCURRENCY = 64
 
 
 class Client(AnyClient):
-    """Client of a Headway service. One client serves all threads of a process and keeps its connections open.
+    """Client of a Headway service. All threads of a process can share one client, which keeps its connections open.
 
         with headway.Client("http://127.0.0.1:8000") as client:
             print(client.infer("hello").output)
 
     Each request has its own idempotency key, so a retry after a refusal or a lost connection never runs it twice. If a
-    refusal says when to retry, the client waits until then. Raises InvalidArgument for an unusable argument.
+    refusal says when to retry, the client waits until then. Raises InvalidArgument if an argument is unusable.
 
     Arguments:
         url: address of the service, including any path that a proxy puts before the routes.
         api_key: API key or JSON Web Token, or None.
         timeout: seconds for a call in total, including retries and pauses. The service may allow less.
-        retries: maximum number of retries per call. With 0, a request is sent once, without an idempotency key.
-        connections: maximum number of open connections. Further calls wait for a free one.
+        retries: maximum number of retries per call. If 0, a request is sent once, without an idempotency key.
+        connections: maximum number of open connections. Calls beyond this wait for a free one.
         headers: header fields to add to every request.
         ssl_context: certificates to trust, instead of the system's.
     """
@@ -73,8 +73,8 @@ class Client(AnyClient):
         """Run the model on one input.
 
         Arguments:
-            input: a string, or any JSON value that the target takes. Or a numpy array, or a dict of arrays by name, whose first axis
-                is the rows. The output is then an array or a dict of arrays.
+            input: a string or any other JSON value that the target accepts; or a NumPy array or a dict of named arrays, whose first
+                axis is the rows. For arrays, the output is an array or a dict of arrays.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
             timeout: seconds for the call in total; None for the client's.
@@ -82,7 +82,7 @@ class Client(AnyClient):
             outputs: names of the output arrays to return; None for all.
 
         Raises:
-            ClientError: there is no answer, or the answer is an error; see `headway.client.errors`.
+            ClientError: there was no answer, or the answer was an error; see `headway.client.errors`.
             InvalidInput: the input cannot be sent (also a TypeError and a ValueError).
         """
         request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
@@ -110,12 +110,12 @@ class Client(AnyClient):
         """Run the model on several inputs, one request each, and return the results in their order.
 
         Arguments:
-            inputs: an iterable of inputs. Of an array, each row is an input. Its output is one row, without the row axis.
+            inputs: an iterable of inputs. Each row of an array is an input, and its output is one row, without the row axis.
             model: None for the service's only or default model.
             parameters: a JSON object for each input.
-            timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to retry, as with a
-                rate limit, the client waits within this time. Such retries don't count towards `retries`.
-            concurrency: maximum number of requests at once.
+            timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to retry, for
+                example at a rate limit, the client waits as long as this time allows. Such retries don't count towards `retries`.
+            concurrency: maximum number of concurrent requests.
             return_errors: True to return the error of a failed input in its place. Otherwise, the client sends no further requests
                 after an error, and raises the error once the requests in flight are done.
             outputs: names of the output arrays to return; None for all.
@@ -123,7 +123,7 @@ class Client(AnyClient):
         Raises:
             ClientError: the first error in the order of the inputs, unless `return_errors` is True. Its `input_index` is the index
                 of the input that failed.
-            InvalidInput: `inputs` is a text, bytes or a dict; nothing was sent.
+            InvalidInput: `inputs` is a string, bytes or a dict; nothing was sent.
             ValueError: `concurrency` is below 1; nothing was sent.
         """
         if concurrency < 1:
@@ -147,7 +147,7 @@ class Client(AnyClient):
             finished = True
         finally:  # An interrupted caller must not wait for the requests in flight.
             threads.shutdown(wait=finished, cancel_futures=True)
-        # The threads take the inputs in order, so failed inputs come before cancelled ones.
+        # The threads take the inputs in order, so the failed input comes before the cancelled ones.
         return [_outcome(future) for future in futures] if return_errors else [future.result() for future in futures]
 
     def submit(
@@ -162,10 +162,10 @@ class Client(AnyClient):
         """Submit an input as a task. Return the task once the service has queued it.
 
         Arguments:
-            input: a string, or any JSON value that the target takes.
+            input: a string or any other JSON value that the target accepts.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
-            timeout: seconds that the task may take in total; None for the longest time that the service allows.
+            timeout: seconds that the task may take in total; None for the maximum that the service allows.
             idempotency_key: your own key, for requests that another process may send again.
 
         Raises:
@@ -176,7 +176,7 @@ class Client(AnyClient):
         return Task(self, read_task(self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> Task:
-        """Return the task with an id, which another process may have submitted. This makes no request."""
+        """Return the task with this id, which another process may have submitted. No request is sent."""
         return Task(self, id)
 
     def _send(self, request: Request, timeout: float) -> Answer:
@@ -217,7 +217,7 @@ class Client(AnyClient):
         return Answer(response.status, response.headers, response.data)
 
     def _connections(self) -> PoolManager:
-        """Return this process's connections. A forked process must not use its parent's."""
+        """Return this process's connections. A forked process must not use those of its parent."""
         pool = self._pool
         if pool is not None and self._pid == os.getpid():
             return pool
@@ -240,16 +240,16 @@ class Client(AnyClient):
 
 
 class Task(AnyTask["Client"]):
-    """Submitted input, whose result you fetch later. Any client of the same tenant can get it with `task(id)`."""
+    """A submitted input, whose result you fetch later. Any client of the same tenant can get the task with `task(id)`."""
 
     def status(self) -> State:
-        """Return the state of the task. Raises NotFound if the task is unknown, or its outcome has expired."""
+        """Return the state of the task. Raises NotFound if the task is unknown or its outcome has expired."""
         status, _ = read_outcome(self._client._send(poll(self.id, 0.0), self._client._service.timeout))
         return status
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result of the task. Raises TimedOut after `timeout` seconds, while the task continues; NotFound if the task is
-        unknown or its outcome has expired; and another ApiError if the task failed."""
+        """Wait for the result of the task. Raises TimedOut after `timeout` seconds (the task then continues), NotFound if the task is
+        unknown or its outcome has expired, and another ApiError if the task failed."""
         polling = Polling(self.id, timeout, time.monotonic())
         while True:
             request, seconds = polling.next(time.monotonic())
@@ -260,7 +260,8 @@ class Task(AnyTask["Client"]):
             time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and delete its outcome. If it isn't running on a GPU yet, it never will. An unknown task is no error."""
+        """Cancel the task and delete its outcome. If it isn't running on a GPU yet, it never will. It is not an error if the task
+        is unknown."""
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 

@@ -5,9 +5,9 @@
     ├── InvalidInput        also a TypeError and a ValueError
     ├── Unreachable         also a ConnectionError
     ├── TimedOut            also a TimeoutError
-    └── ApiError            the service answered with an error; subclasses are the kinds of errors below
+    └── ApiError            the service answered with an error; subclasses: see below
 
-Other errors of the service are a plain ApiError. Clients raise an error only once their retries are used up.
+Errors of the service without a subclass are plain ApiErrors. Clients raise an error only after using up their retries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.errors import HeadwayError, SettingError
 
 
 class ClientError(HeadwayError):
-    """Root of all errors of a call. `hopeless` is True if a retry would also fail. `infer_many` sets `input_index`."""
+    """Base class of all errors of a call. `hopeless` is True if a retry would fail, too. `infer_many` sets `input_index`."""
 
     hopeless: bool = False
     input_index: int | None = None
@@ -30,7 +30,7 @@ class ClientError(HeadwayError):
         return self._place + super().__str__()
 
     def locate(self, index: int, inputs: object) -> None:
-        """Add the index of the failed input to the error and to its text."""
+        """Add the index of the failed input to the error and to its message."""
         self.input_index = index
         count = f" of {len(inputs)}" if isinstance(inputs, Sized) else ""
         self._place = f"input {index}{count}, counted from 0: "
@@ -94,7 +94,7 @@ class Conflict(ApiError):
 
 
 class PayloadTooLarge(ApiError):
-    """The body or the input is larger than the service takes."""
+    """The body or the input is larger than the service accepts."""
 
 
 class RejectedByModel(ApiError):
@@ -138,7 +138,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     errors.BACKEND_ERROR: ModelFailed,
     errors.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
-"""Class for each error code. Other codes are a plain ApiError."""
+"""Class for each error code. For other codes, ApiError is used."""
 
 BY_STATUS: dict[int, type[ApiError]] = {
     400: BadRequest,
@@ -150,12 +150,12 @@ BY_STATUS: dict[int, type[ApiError]] = {
     503: Overloaded,
     504: DeadlineExceeded,
 }
-"""Class for each status of answers that aren't Headway's, such as a proxy's."""
+"""Class for each status, for answers that aren't Headway's, such as those of a proxy."""
 
 _NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"))
-"""OpenSSL's reasons if the server doesn't use TLS. They depend on OpenSSL's version."""
+"""Reasons that OpenSSL gives, depending on its version, if the server doesn't use TLS."""
 _ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")
-"""Ends of OpenSSL's reasons if the server requires a client certificate. TLS 1.2 has only the second."""
+"""Endings of the reasons that OpenSSL gives if the server requires a client certificate. TLS 1.2 has only the second."""
 _NOT_TAKEN = ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN", "ALERT_CERTIFICATE_EXPIRED")
 
 
@@ -171,11 +171,11 @@ def lost(url: str, exc: BaseException) -> Unreachable:
 
 
 def tls_fault(exc: BaseException, authority: str, own: str) -> str:
-    """Explain an error of a TLS handshake that a retry would repeat; empty for other errors. The hints name `authority` and `own` as
-    the options for an authority to trust and for the client's certificate."""
+    """Explain a TLS handshake error that a retry would repeat, or return an empty string for other errors. The hints mention
+    `authority` and `own` as the options for an authority to trust and for the client's certificate."""
     cause: ssl.SSLError | None = None
     step: BaseException | None = exc
-    while step is not None:  # The last SSLError is Python's own. Libraries may wrap it without its reason.
+    while step is not None:  # The last SSLError is Python's own. Libraries may wrap it and omit its reason.
         cause = step if isinstance(step, ssl.SSLError) else cause
         step = step.__cause__ or step.__context__
     reason = (cause.reason or "") if cause is not None else ""

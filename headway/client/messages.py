@@ -17,19 +17,19 @@ State = Literal["PENDING", "SUCCESS", "FAILED"]
 ROUTE = "/v1/inference"  # Path of inferences and tasks, relative to the service's address.
 _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
-_OCTETS = "an input of bytes is not JSON; for a target that takes bytes send base64.b64encode(input).decode()"
-_VALUES = "Send text, a number, True, False, None, or lists and dicts of these with text as keys; for an array or tensor, its .tolist()."
+_OCTETS = "an input of bytes is not JSON; for a target that takes bytes, send base64.b64encode(input).decode()"
+_VALUES = "Send text, a number, True, False, None, or lists and dicts of these with strings as keys; for an array or tensor, its .tolist()."
 ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Answer of the model to one input.
+    """The model's answer to one input.
 
     Attributes:
-        output: a string, or any JSON value that the target returns. For arrays: a numpy array, or a dict of arrays by name. Texts in
-            arrays are UTF-8 bytes.
+        output: a string or any other JSON value that the target returns. For arrays: a NumPy array or a dict of named arrays. Strings
+            in arrays are UTF-8 bytes.
         request_id: id of the request in the service's log and ledger.
-        latency_ms: milliseconds from the complete request to its answer, measured in the service; None for tasks and arrays.
+        latency_ms: milliseconds from receiving the complete request to its answer, as measured by the service; None for tasks and arrays.
         tokens_used: None if the target doesn't report them.
         model_version: empty if the service doesn't report it.
     """
@@ -42,7 +42,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """HTTP request of a call, the same for each attempt. With `timed`, each attempt also sends the caller's remaining time."""
+    """HTTP request of a call, the same for each attempt. If `timed`, each attempt also sends the caller's remaining time."""
 
     method: str
     path: str
@@ -85,18 +85,16 @@ def forget(task_id: str) -> Request:
     return Request("DELETE", _RESULT + task_id, {})
 
 
-def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
-    """Return `inputs` unchanged. Raises InvalidInput if it is not iterable, or is a single input: a text, bytes or a mapping."""
+def check_inputs(inputs: object) -> Iterable[Any]:
+    """Return `inputs` unchanged. Raises InvalidInput unless it is an iterable other than a string, bytes or a mapping."""
     kind, hint = type(inputs).__name__, "For a single input call infer, or give a list: [input]."
-    if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
-        raise InvalidInput(f"inputs of type {kind} are not a list of inputs. {hint}")
-    if not isinstance(inputs, Iterable):
+    if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
         raise InvalidInput(f"inputs of type {kind} are not a list of inputs. {hint}")
     return inputs
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Raise InvalidArgument unless an argument in seconds is a number above 0."""
+    """Raise InvalidArgument unless the value of an argument in seconds is a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
         raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")
 
@@ -218,7 +216,7 @@ def read_error(answer: Answer) -> ApiError:
         text = " ".join(answer.body[:_SHOWN_BODY].decode("utf-8", "replace").split())
         kind = BY_STATUS.get(answer.status, ApiError)
         return kind(text or "no content", status=answer.status, retry_after=_pause(answer), hopeless=hopeless)
-    if not problem.status:  # The body of an Open Inference Protocol error has only the message.
+    if not problem.status:  # The body of an Open Inference Protocol error contains only the message.
         code, id = (answer.header.get(name, "") for name in ("x-headway-error", "x-request-id"))
         problem = _Problem(code, problem.error, request_id=id)
     error = _error(problem, answer.status, hopeless)

@@ -1,11 +1,12 @@
-"""Code without I/O that both clients share: the service to call, and a call with its attempts and pauses.
+"""What both clients share, without I/O: the service to call, and a call with its attempts and pauses.
 
     attempt ──answer──▶ done
       ▲        │ refused, failed, or the connection was lost
       └─pause──┘ while retries and time are left; otherwise the call raises the last error
 
-An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits this long and up to a quarter
-longer, so that clients refused at the same time don't retry at the same time. Long polls fetch the outcome of a task.
+An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits that long plus a random
+share of up to a quarter, so that clients refused at the same time don't retry at the same time. The outcome of a task is fetched by
+long polling.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from headway.version import __version__
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))  # Statuses after which a retry of the same request may succeed.
 REFUSED = frozenset((429, 503))  # Statuses of requests that the service has not started.
 CONNECT = 5.0
-GRACE = 0.25  # Seconds to wait beyond the caller's time, so that the service's own 504 can arrive.
-# Seconds before the first retry if the service gives no time. Each further pause is four times as long.
+GRACE = 0.25  # Seconds to wait beyond the caller's time, so that a 504 from the service can arrive.
+# Seconds before the first retry if the service doesn't specify a time. Each further pause is four times as long.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 8.0
-SPREAD = 0.25  # Pauses that the service requests are extended by a random share, up to this one.
-LONGEST_WAIT = 20.0  # Longest wait of a poll in seconds. Proxies usually close silent connections after a minute.
+SPREAD = 0.25  # Pauses that the service requests are extended by a random share of up to this much.
+LONGEST_WAIT = 20.0  # Longest wait of a poll in seconds. Proxies usually close idle connections after a minute.
 SPARE = 5.0  # Seconds that a poll may take beyond its wait and the caller's time.
 PAUSE = 1.0  # Seconds between polls if the service answered before the poll's wait was over, although the task is still running.
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """Attempt of a call, with fields to add to the request's header, and time limits in seconds to connect and for the answer."""
+    """One attempt of a call: additional header fields, and time limits in seconds for connecting and for the answer."""
 
     header: dict[str, str]
     connect: float
@@ -59,8 +60,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """Call with up to `retries` retries, which ends `timeout` seconds from `now`. If it is `patient`, retries after a refusal that
-    says when to retry don't count. `rng` returns random numbers in [0, 1) for the pauses."""
+    """Call with up to `retries` retries, which ends `timeout` seconds after `now`. If `patient`, a retry doesn't count if the refusal
+    said when to retry. `rng` returns random numbers in [0, 1) for the pauses."""
 
     def __init__(
         self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float], *, patient: bool = False,
@@ -83,7 +84,7 @@ class Call:
         return Attempt(header, min(CONNECT, remaining + GRACE), remaining + GRACE)
 
     def answered(self, answer: Answer, now: float) -> float | None:
-        """Return None after a success, or else the seconds until the next attempt. Raises ApiError if there is no next attempt."""
+        """Return None after a success, or else the seconds until the next attempt. Raises ApiError if there is to be none."""
         if 200 <= answer.status < 300:
             return None
         error = read_error(answer)
@@ -94,7 +95,7 @@ class Call:
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
-        """Return the seconds until the next attempt after one without an answer. Raises `error` if there is no next one."""
+        """Return the seconds until the next attempt after one that got no answer. Raises `error` if there is to be none."""
         if error.hopeless:
             raise error
         return self._pause(error, None, now)
@@ -118,7 +119,7 @@ class Call:
 
 
 class Polling:
-    """Wait for the outcome of a task, for `timeout` seconds from `now`, or without limit if it is None. Raises InvalidArgument."""
+    """Polls for the outcome of a task, for `timeout` seconds from `now` (None: without limit). Raises InvalidArgument."""
 
     def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
         if timeout is not None:
@@ -130,7 +131,7 @@ class Polling:
         self._asked_at = now
 
     def next(self, now: float) -> tuple[Request, float]:
-        """Return the next poll, and the time limit in seconds for the poll and its retries."""
+        """Return the next poll, and the time limit in seconds for it and its retries."""
         remaining = 2 * LONGEST_WAIT if self._until is None else max(self._until - now, 0.0)
         self._wait = min(remaining, LONGEST_WAIT)
         self._asked_at = now
@@ -158,7 +159,7 @@ CONNECTIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """Service and how to call it. See `Client` for the fields. The constructor checks them."""
+    """A service, and how to call it. See `Client` for the fields, which the constructor checks."""
 
     url: str = URL
     api_key: str | None = field(default=None, repr=False)
@@ -178,7 +179,7 @@ class Service:
         check_seconds("timeout", self.timeout)
         for name, value, least in (("retries", self.retries, 0), ("connections", self.connections, 1)):
             if type(value) is not int or value < least:
-                raise InvalidArgument(name, value, f"must be a whole number from {least} on", "Or leave it out.")
+                raise InvalidArgument(name, value, f"must be a whole number, {least} or more", "Or leave it out.")
 
     @property
     def base(self) -> str:
@@ -193,7 +194,7 @@ class Service:
 
     @property
     def proxy(self) -> str | None:
-        """Proxy for this address from the environment; None for an address on this machine."""
+        """Proxy for this address, from the environment; None if the address is on this machine."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if _is_loopback(host) or urllib.request.proxy_bypass(host):
@@ -209,7 +210,7 @@ class Service:
         return given
 
     def key(self, given: str | None) -> str:
-        """Return the given idempotency key, or a new key. It is empty if the client doesn't retry."""
+        """Return the given idempotency key or else a new one, which is empty if the client doesn't retry."""
         if given is not None:
             return given
         return str(uuid.uuid4()) if self.retries else ""
@@ -222,14 +223,14 @@ class Service:
         try:
             parts = urlsplit(self.url)
             host, _ = parts.hostname, parts.port
-        except ValueError:  # Its message may quote a password.
+        except ValueError:  # The exception may quote a password.
             raise InvalidArgument("url", "…", "is not a valid URL", f"For example {URL}.") from None
         if parts.username is not None or parts.password is not None:
-            raise InvalidArgument("url", "…", "holds a user name or password", "Give the key as api_key.")
+            raise InvalidArgument("url", "…", "contains a user name or password", "Give the key as api_key.")
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             raise InvalidArgument("url", self.url, "is not the address of a service", f"For example {URL}.")
         if not self.url.isprintable() or " " in self.url:
-            raise InvalidArgument("url", self.url, "holds a space or control character", "Percent-encode it.")
+            raise InvalidArgument("url", self.url, "contains a space or control character", "Percent-encode it.")
         if self.base.endswith(ROUTE):
             hint = f"Leave out {ROUTE}, which the client adds."
             raise InvalidArgument("url", self.url, "is the address of a route, not of a service", hint)

@@ -1,7 +1,7 @@
-"""Optional packages, the modules that they provide, and hints how to install them.
+"""Optional packages, the modules that they provide, and hints on how to install them.
 
-A hint names the packages, not the extra `headway[…]`. The extra only works with a checkout or a wheel, because a package index may
-have another project called headway.
+Hints name the packages, not the extra `headway[…]`. The extra works only with a checkout or a wheel, because on a package index,
+the name headway may belong to another project.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 
 
 def install_hint(extra: str) -> str:
-    """Return a hint how to install an extra's packages."""
+    """Return a hint on how to install an extra's packages."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"Run pip install {packages}."
 
@@ -53,7 +53,7 @@ def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[No
     try:
         yield
     except ImportError as exc:
-        # A package without the imported name is broken, not missing. But gRPC raises the same error for a package that it needs.
+        # A package without the imported name is broken, not missing. However, gRPC raises the same error if a package that it needs is missing.
         if (exc.name or "").partition(".")[0] not in MODULES[extra] or (type(exc) is ImportError and extra != "grpc"):
             raise
         raise SettingError(setting, value, reason, install_hint(extra)) from exc

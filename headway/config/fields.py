@@ -1,4 +1,4 @@
-"""Descriptions of settings, and of options of tools such as `headway simulate`, as metadata of the fields that they describe."""
+"""Descriptions of settings, and of the options of tools such as `headway simulate`, as metadata of dataclass fields."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Term(Enum):
 
 
 def outside(value: float, low: float, high: float, unit: str = "") -> tuple[str, str] | None:
-    """Return the reason and hint for a number outside its bounds, or None for a good number."""
+    """Return the reason and hint for a number outside its bounds, or None if it is within them."""
     if low <= value <= high:
         return None
     return f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip(), "Choose a value in that range."
 
 
 class TextForm(msgspec.Struct, frozen=True):
-    """Pattern that a whole text must match, with the reason and hint for other texts."""
+    """Pattern that a string must match in full, with the reason and hint to show if it doesn't."""
 
     pattern: str
     reason: str
@@ -58,9 +58,9 @@ class TextForm(msgspec.Struct, frozen=True):
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a setting.
 
-    `group` is its heading in the help. `within` are the inclusive bounds of a number. `among` are the allowed texts; empty if any
-    text is allowed. The setting has no effect without the setting that `needs` names. `parts` are the parts of a process that use
-    it; None if every process does. `show` removes secrets from a text. The short help lists only `common` settings.
+    `group` is its heading in the help. `within` are the inclusive bounds of a number. `among` are the allowed strings; empty if any
+    string is allowed. The setting has no effect without the setting that `needs` names. `parts` are the parts of a process that use
+    it; None if every process does. `show` removes secrets from a string. The short help lists only `common` settings.
     """
 
     default: Any
@@ -78,7 +78,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     common: bool = False
 
     def fault(self, value: Any) -> tuple[str, str] | None:
-        """Return the reason and hint for a wrong value, or None for a good one. Other settings are not considered."""
+        """Return the reason and hint for a wrong value, or None for a good one. Other settings are not taken into account."""
         if self.within is not None and value is not None:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
             low, high = self.within
@@ -114,16 +114,16 @@ FUNCTION = TextForm(
     "is neither chars nor the name of a function",
     "Name a function of the target's module, for example tokens.",
 )
-ADDRESS = TextForm(r"[A-Za-z0-9_.:%-]{1,253}", "is no address or host name", "For example 127.0.0.1 or ::1.")
+ADDRESS = TextForm(r"[A-Za-z0-9_.:%-]{1,253}", "is not an address or host name", "For example 127.0.0.1 or ::1.")
 _ORIGIN = r"https?://[a-z0-9.\[\]:-]+"
 ORIGINS = TextForm(
     rf"|\*|{_ORIGIN}(,\s*{_ORIGIN})*",
-    "must be * or origins: a scheme, a host and maybe a port each, without a path",
+    "must be * or origins, each with a scheme, a host and optionally a port, but no path",
     "For example https://app.example,http://localhost:5173.",
 )
 HOST_NAMES = TextForm(
     r"(?:[A-Za-z0-9_.-]{1,253}(?:,[A-Za-z0-9_.-]{1,253}){0,63})?",
-    "must be host names, without ports, with commas between them",
+    "must be comma-separated host names without ports",
     "For example ops.example.com,gpu-1.",
 )
 TOKEN = TextForm(r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
@@ -136,13 +136,13 @@ def hidden(text: str) -> str:
 
 
 def joined(words: Iterable[str], last: str) -> str:
-    """Join words with commas, and with `last` before the last one."""
+    """Join words with commas, and the last one with the word `last`."""
     *first, end = words
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def unset_wait() -> str:
-    """Return a text for the help with the default wait of each policy."""
+    """Describe the default wait of each policy, for the help."""
     policies_by_wait: dict[str, list[str]] = {}
     for name, policy in POLICIES.items():
         if not policy.own_waits:
@@ -153,7 +153,7 @@ def unset_wait() -> str:
 
 class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
     """Option of a tool. `default` and the inclusive bounds `within` are in the option's unit. `per` of these units make one unit of
-    the field, for example 1000 for an option in ms and a field in seconds. `type` is str if the tool itself parses the text."""
+    the field, for example 1000 for an option in ms and a field in seconds. `type` is str if the tool parses the value itself."""
 
     flag: str
     metavar: str

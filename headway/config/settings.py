@@ -1,7 +1,7 @@
-"""The table of settings, and checks that concern several settings.
+"""The table of settings, and checks that involve several settings.
 
 An error names a setting as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. So
-checks put field names between backticks, and `sources.load` replaces them by the names that the user wrote.
+checks put field names in backticks, and `sources.load` replaces them with the names that the user wrote.
 """
 
 from __future__ import annotations
@@ -46,20 +46,16 @@ from headway.core.scaling import rules as scale_rules_of
 from headway.dialects import AUTO, NAMES
 from headway.errors import SettingError
 
-ALL_ROWS = "all"
-LEDGER_ROWS = ("ended", ALL_ROWS)  # Values of `ledger_rows`: record only ended requests, or all accepted requests.
-LOG_LEVELS = ("debug", "info", "warning", "error")
+ALL_ROWS = "all"  # Value of `ledger_rows`.
 NONE, LOCAL = "none", "local"
-AUTOSCALE = (NONE, LOCAL)
-SCALE_POLICIES = ("rules", "plan")
 
-MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)  # Longest deadline of a request, of its wait and of its batch, in ms.
+MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)  # Longest deadline for a request, for its wait and for its batch, in ms.
 MAX_BATCH = 4096
 MOST_WORKERS = 256
 MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 PREFIX = "HEADWAY_"
-CHARS = "chars"  # Value of `weight` for which an input weighs its number of characters.
+CHARS = "chars"  # Value of `weight` that makes the number of characters the weight of an input.
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -79,70 +75,70 @@ _SCALING = "Autoscaler"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of one process. A wrong value raises SettingError."""
+    """Settings of one process. The constructor raises SettingError for a wrong value."""
 
-    max_header_bytes: ClassVar[int] = 16_384  # Most bytes of a request line and header together.
+    max_header_bytes: ClassVar[int] = 16_384  # Largest size of a request line and header together.
     max_parameters: ClassVar[int] = 64
     large_payload_bytes: ClassVar[int] = 64 << 10
-    """Size above which an input or output is stored outside the broker's queue, so that operations on the queue stay short."""
-    keys_retention_s: ClassVar[float] = 30 * 86_400.0  # Seconds for which an ended key stays in the ledger's database.
+    """Size above which an input or output is stored outside the broker's queue, so that queue operations stay fast."""
+    keys_retention_s: ClassVar[float] = 30 * 86_400.0  # Seconds that an expired key stays in the ledger's database.
     arena_bytes: ClassVar[int] = 64 << 20
-    """Most shared memory for large inputs and outputs, between a worker process and its host. It is allocated as needed."""
+    """Maximum shared memory for large inputs and outputs, between a worker process and its host. Allocated as needed."""
     least_drain_s: ClassVar[float] = 30.0
-    """Seconds that a shutdown waits for requests in flight, or longer if a request or batch may take longer."""
+    """Least time in seconds that a shutdown waits for requests in flight. It waits longer if a request or batch may take longer."""
     grpc_max_age_s: ClassVar[float] = 300.0
-    """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share."""
+    """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share of the clients."""
 
     # fmt: off
     host: str = setting("127.0.0.1", _SERVICE,
-        "Address of the public port; 0.0.0.0 for every interface.", form=ADDRESS, parts=RolePart.GATEWAY, common=True)
+        "Address of the public port; 0.0.0.0 for all interfaces.", form=ADDRESS, parts=RolePart.GATEWAY, common=True)
     port: int = setting(8000, _SERVICE,
         "Public port; 0 lets the system choose.", within=(0, 65_535), parts=RolePart.GATEWAY, common=True)
     grpc_port: int = setting(0, _SERVICE,
-        "Public port of gRPC, at the same address; 8081 is usual; 0: none.", within=(0, 65_535), parts=RolePart.GATEWAY, common=True)
+        "Public gRPC port, at the same address; usually 8081; 0: none.", within=(0, 65_535), parts=RolePart.GATEWAY, common=True)
     tls_cert: str = setting("", _SERVICE,
-        "Certificate of all ports, which then use TLS: a PEM file, with the intermediate certificates; read again when it changes.",
+        "Certificate for all ports, which then use TLS: a PEM file that includes the intermediate certificates; reloaded when it changes.",
         common=True)
     tls_key: str = setting("", _SERVICE,
-        "File of the certificate's private key, not encrypted; if left out: the key is in the file of `tls_cert`.")
+        "File with the certificate's unencrypted private key; if left out: the key is in the file of `tls_cert`.")
     tls_client_ca: str = setting("", _SERVICE,
-        "File of the authorities that must have signed client certificates; if left out: clients need none.")
+        "File of authorities that client certificates must be signed by; if left out: clients need no certificate.")
     model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME, common=True)
     model_version: str = setting("1", _SERVICE,
         "Version reported in answers.", form=NAME, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.ALWAYS)
     version_weights: str = setting("", _SERVICE,
-        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; if left out: by the number of workers. SIGHUP reads them again.",
+        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; if left out: in proportion to their workers. SIGHUP reloads them.",
         needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL)
     default_model: str = setting("", _SERVICE,
-        "Model for requests that name none, if there are several; if left out: the model with the name in `model`, or else such requests get 400.",
+        "Model for requests that don't name one, if there are several models; if left out: the model named by `model`, or else such requests get 400.",
         common=True)
     chat_template: str = setting("plain", _SERVICE,
-        "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template, like those of models on the "
-        "Hugging Face Hub.",
+        "How a chat is turned into one string: plain, a line `role: content` per message; or a file with a Jinja template, like those of "
+        "models on the Hugging Face Hub.",
         parts=RolePart.GATEWAY, own=Own.MODEL)
     lame_duck_ms: float = setting(0.0, _SERVICE,
-        "How long a shutdown keeps serving while /readyz already answers 503; at least as long as load balancers take to notice.",
+        "How long to keep serving during a shutdown while /readyz already answers 503; at least as long as load balancers take to notice.",
         "ms", within=(0, 600_000), parts=RolePart.GATEWAY)
     reload: bool = setting(False, _SERVICE,
         "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
         parts=RolePart.BATCHERS, common=True)
 
     workers: int = setting(1, _WORKERS,
-        "Worker processes, one per GPU; for a remote API: most calls in flight; if left out: as many as `devices` names.",
+        "Number of worker processes, one per GPU; for a remote API: maximum number of calls in flight; if left out: as many as `devices` names.",
         within=(1, MOST_WORKERS), parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
     devices: str = setting("", _WORKERS,
         "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); if left out: those "
-        "that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
+        "that CUDA_VISIBLE_DEVICES allows, or else all GPUs of the machine.",
         parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
     models_per_gpu: int = setting(0, _WORKERS,
-        "How many of several models a GPU keeps loaded, each in its own process. All models then share all GPUs, and a request for another "
-        "model loads it. 0: each model has its own workers and GPUs.",
+        "With several models: how many of them a GPU keeps loaded, each in its own process. All models then share all GPUs, and are loaded "
+        "when a request needs them. 0: each model has its own workers and GPUs.",
         within=(0, 256))
     min_warm: int = setting(0, _WORKERS,
-        "With `models_per_gpu`: fewest GPUs on which a model stays loaded.",
+        "With `models_per_gpu`: minimum number of GPUs on which a model stays loaded.",
         "GPUs", within=(0, MOST_WORKERS), needs="models_per_gpu", own=Own.MODEL)
     start_timeout_ms: float = setting(300_000.0, _WORKERS,
-        "Longest time for a worker to load the target and pass its warm-up batch. The autoscaler waits twice as long for a new worker, which "
+        "Maximum time for a worker to load the target and pass its warm-up batch. The autoscaler waits twice as long for a new worker, which "
         "may need a machine first.",
         "ms", within=(100, 3_600_000), parts=RolePart.GATEWAY | RolePart.BATCHERS | RolePart.CONTROLLER, own=Own.VERSION)
     recycle_rss_mb: int = setting(0, _WORKERS,
@@ -150,27 +146,27 @@ class Settings:
         "MiB", within=(0, 1 << 24), parts=RolePart.BATCHERS, own=Own.VERSION)
 
     max_batch_size: int = setting(32, _BATCHING,
-        "Largest batch the target takes.", "inputs", within=(1, MAX_BATCH), own=Own.VERSION, term=Term.ALWAYS, common=True)
+        "Largest batch that the target accepts.", "inputs", within=(1, MAX_BATCH), own=Own.VERSION, term=Term.ALWAYS, common=True)
     max_batch_weight: int = setting(0, _BATCHING,
-        "Most weight of a batch, in addition to the limit on its inputs; a heavier input runs alone; 0: no limit.",
+        "Maximum weight of a batch, in addition to its maximum size; a heavier input runs alone; 0: no limit.",
         within=(0, MOST_WEIGHT), own=Own.MODEL, term=Term.ALWAYS)
     weight: str = setting(CHARS, _BATCHING,
         "Weight of an input: chars, its number of characters; or the name of a function of the target, such as tokens.",
         form=FUNCTION, needs="max_batch_weight", own=Own.MODEL, term=Term.ALWAYS)
     max_wait_ms: float | None = setting(None, _BATCHING,
-        f"Longest wait for a fuller batch, or for {joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
+        f"Maximum wait for a fuller batch, or for {joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
         f"the wait to aim at; unset: {unset_wait()}.",
         "ms", within=(0, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     policy: str = setting("paced", _BATCHING,
         f"When a batch leaves: {joined(POLICIES, 'or')}.",
         among=policies.NAMES, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
     max_queue: int = setting(20_000, _BATCHING,
-        "Most entries that may wait at once, over all tiers. Five times as many records may wait for a slow ledger; more are dropped and "
-        "counted.",
+        "Maximum number of entries waiting at a time, over all tiers. Five times as many records may wait for a slow ledger; further records "
+        "are dropped and counted.",
         "inputs", within=(1, 10_000_000), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED)
     shed_depths: str = setting("auto", _BATCHING,
-        "Numbers of waiting entries above which the lowest tier is refused, and above which all but the highest tier are, such as 100,500; "
-        "auto: as many as can be answered in time.",
+        "Two numbers of waiting entries, such as 100,500: above the first, the lowest tier is refused; above the second, all but the highest "
+        "tier are refused. auto: as many as can be answered in time.",
         own=Own.MODEL, term=Term.CHANGED)
 
     broker: str = setting("", _FLEET,
@@ -179,59 +175,59 @@ class Settings:
         "If left out: the queue is in this process.",
         show=shown_url, common=True)
     broker_prefix: str = setting("headway", _FLEET,
-        "Beginning of all keys in the broker; each installation needs its own.", form=NAME, needs="broker")
+        "Prefix of all keys in the broker; each installation needs its own.", form=NAME, needs="broker")
     broker_timeout_ms: float = setting(1000.0, _FLEET,
-        "Longest time for a call to the broker before it counts as failed. If a worker is silent for 2 s longer, its batch goes to another "
-        "worker.",
+        "Time after which a call to the broker counts as failed. If a worker is unresponsive for 2 s longer than that, its batch goes to "
+        "another worker.",
         "ms", within=(10, 60_000), needs="broker")
     shards: int = setting(1, _FLEET,
-        "Queues that each model is split into; 16 is usual when one Redis is too few.", within=(1, 256), needs="broker")
+        "Number of queues that each model is split into; usually 16 if one Redis is not enough.", within=(1, 256), needs="broker")
     name: str = setting("", _FLEET,
         "Name of this process, unique in the fleet; if left out: host name and process id.", form=NAME_OR_NONE)
     expected_workers: int = setting(0, _FLEET,
-        "Healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.", "workers", within=(0, 1_000_000))
+        "Number of healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.", "workers", within=(0, 1_000_000))
     fallback: str = setting("", _FLEET,
         "Function or remote batch API that a gateway calls while the broker is unreachable: TARGET, or NAME=TARGET. Each of several models "
-        "may have its own in its table. Its answers have `model_version`. Requests that name a version then get 503, as do all without a "
-        "fallback. A function runs one batch at a time, an API four.",
+        "may have its own in its table. Its answers include `model_version`. Meanwhile, requests that name a version get 503; without a "
+        "fallback, all requests do. A function runs one batch at a time, an API four.",
         needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL, common=True)
     target_utilisation: float = setting(1.0, _FLEET,
         "Share of the measured capacity, 0.1 to 1, that requests of the lowest tier may use together with all others.",
         within=(0.1, 1), parts=RolePart.CONTROLLER)
 
     queue_timeout_ms: float = setting(2000.0, _TIMEOUTS,
-        "Longest wait in the queue before the first run; by default never longer than the overall time.",
+        "Maximum wait in the queue before the first run; by default never longer than the total time for a request.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED, common=True)
     gpu_timeout_ms: float = setting(3000.0, _TIMEOUTS,
-        "Longest run of one batch, after which its worker is killed. A shutdown waits at least as long.",
+        "Maximum run time of a batch, after which its worker is killed. A shutdown waits at least as long.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     request_timeout_ms: float = setting(4000.0, _TIMEOUTS,
-        "Longest overall time for a request, at most 600000. A shutdown waits as long for requests in flight, but at least 30 s.",
+        "Maximum total time for a request, at most 600000. A shutdown waits this long for requests in flight, and at least 30 s.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED, common=True)
 
     tiers: str = setting("enterprise,paid,free", _TIERS, "Comma-separated tiers, the highest first.")
-    default_tier: str = setting("paid", _TIERS, "Tier of every request, if the service uses neither keys nor tokens.")
+    default_tier: str = setting("paid", _TIERS, "Tier of all requests if the service uses neither keys nor tokens.")
     reserved_share: float = setting(0.1, _TIERS,
         "Share of each batch, 0 to 0.5, reserved for lower tiers while they wait.",
         within=(0, 0.5), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.CHANGED)
     keys: str = setting("", _IDENTITY,
-        "API keys: a TOML file, or `ledger` for the ledger's database; without this and `jwt`, anybody may send requests.",
+        "API keys: a TOML file, or `ledger` for the ledger's database; with neither this nor `jwt`, anybody may send requests.",
         parts=RolePart.GATEWAY, common=True)
     jwt: str = setting("", _IDENTITY,
         "TOML file of the issuers whose JSON Web Tokens are accepted (see docs/security.md).", parts=RolePart.GATEWAY)
     user_rate: float = setting(1000.0, _IDENTITY,
-        "Requests per minute of a user whose key has no rate of its own; 0: no limit.", within=(0, 1e9), parts=RolePart.GATEWAY)
+        "Requests per minute that a user may send whose key has no rate of its own; 0: no limit.", within=(0, 1e9), parts=RolePart.GATEWAY)
     tier_rates: str = setting("", _IDENTITY,
-        "Requests per minute of all users of a tier together, such as free=60000,paid=600000; unset: no limit.", parts=RolePart.GATEWAY)
+        "Requests per minute that all users of a tier may send together, such as free=60000,paid=600000; unset: no limit.", parts=RolePart.GATEWAY)
 
     ledger: str = setting("", _LEDGER,
         "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Better set in the environment "
         "if it has a password. If left out: nowhere.",
         show=shown_url, common=True)
     keep_days: float = setting(30.0, _LEDGER,
-        "Age at which records of requests, and files and ended jobs of bulk jobs, are removed; 0: never.", "days", within=(0, 36_500))
+        "Age at which request records, bulk files and finished bulk jobs are removed; 0: never.", "days", within=(0, 36_500))
     ledger_rows: str = setting("ended", _LEDGER,
-        "Requests to record: `ended`; or `all`, which are `queued` at first.", among=LEDGER_ROWS, needs="ledger")
+        "Requests to record: `ended`, once they have ended; or `all`, with the status `queued` at first.", among=("ended", ALL_ROWS), needs="ledger")
     ledger_content: bool = setting(False, _LEDGER,
         "Also record inputs and outputs. Otherwise, they are never written to disk.", needs="ledger")
 
@@ -240,19 +236,19 @@ class Settings:
         "no bulk jobs.",
         parts=RolePart.GATEWAY, common=True)
     bulk_max_bytes: int = setting(10 << 30, _BULK,
-        "Most bytes of files that a tenant may store. It also allows a file per MiB, a line of a job per KiB, and an unfinished job per "
-        "100 MiB; at least 10 files and one job.",
+        "Maximum bytes of files that a tenant may store. It also allows one file per MiB, one line of a job per KiB, and one unfinished job "
+        "per 100 MiB; at least 10 files and one job.",
         within=(1, 1 << 50), parts=RolePart.GATEWAY, needs="bulk_dir")
 
     cache: bool = setting(False, _SHARING,
-        "Cache outputs, and reuse them for the same request of the same tenant.", own=Own.MODEL, term=Term.CHANGED, common=True)
+        "Cache outputs, and reuse them for identical requests of the same tenant.", own=Own.MODEL, term=Term.CHANGED, common=True)
     collapse: bool = setting(False, _SHARING,
-        "Run identical requests that a tenant sends at the same time only once.", own=Own.MODEL, term=Term.CHANGED)
+        "Run identical requests only once if a tenant sends them at the same time.", own=Own.MODEL, term=Term.CHANGED)
     result_ttl_s: float = setting(600.0, _SHARING,
         "How long the outcome of a task or of an Idempotency-Key is kept. Outputs in the cache are kept half as long.",
         "s", within=(1, 86_400), own=Own.MODEL, term=Term.CHANGED)
     task_timeout_ms: float = setting(30_000.0, _SHARING,
-        "Longest overall time for a task (Prefer: respond-async), waiting included; by default never shorter than for other requests.",
+        "Maximum total time for a task (Prefer: respond-async), including its wait; by default never shorter than for other requests.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), own=Own.MODEL, term=Term.CHANGED)
 
     max_body_bytes: int = setting(1_048_576, _LIMITS,
@@ -262,19 +258,19 @@ class Settings:
         "docs/input-policy.md); if left out: none.",
         parts=RolePart.GATEWAY)
     memory_mb: int = setting(1024, _LIMITS,
-        "Most memory for unanswered inputs; a tenant may hold at most as much as remains free. With a broker, that is for all processes "
-        "together, and never more than half of its `maxmemory`. A quarter as much is added for stored outcomes (with a broker, on each "
-        "server, and never more than a quarter of its `maxmemory`). Another quarter is for bodies being received and large or unread "
-        "answers; the outputs of one request may take half of that, over gRPC at most 32 MiB.",
+        "Maximum memory for unanswered inputs; a tenant may use at most as much as remains free. With a broker, the limit is for all "
+        "processes together, and never more than half of its `maxmemory`. In addition, a quarter as much is for stored outcomes (with a "
+        "broker, on each server, and never more than a quarter of its `maxmemory`), and another quarter for bodies being received and for "
+        "large or unread answers. The outputs of one request may take half of the latter, over gRPC at most 32 MiB.",
         "MiB", within=(1, 1 << 22))
     max_connections: int = setting(10_000, _LIMITS,
-        "Most open client connections; with keys or tokens, a tenant may have at most nine times as many as remain free.",
+        "Maximum number of open client connections; with keys or tokens, a tenant may have at most nine times as many as remain free.",
         within=(1, 1_000_000), parts=RolePart.GATEWAY)
     cors_origins: str = setting("", _LIMITS,
         "Comma-separated origins whose pages may send requests from a browser; *: all; if left out: none.",
         form=ORIGINS, parts=RolePart.GATEWAY, common=True)
     read_timeout_ms: float = setting(10_000.0, _LIMITS,
-        "Longest time to receive a request's header, and as long again for its body.", "ms", within=(10, 600_000), parts=RolePart.GATEWAY)
+        "Maximum time to receive a request's header, and the same again for its body.", "ms", within=(10, 600_000), parts=RolePart.GATEWAY)
     keep_alive_ms: float = setting(30_000.0, _LIMITS,
         "How long an idle connection stays open.", "ms", within=(10, 3_600_000), parts=RolePart.GATEWAY)
 
@@ -285,73 +281,73 @@ class Settings:
         "Name of the remote model, for dialects that name it in each request or in the path.",
         form=REMOTE_MODEL, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     remote_rate: float = setting(0.0, _REMOTE,
-        "Most calls to the API per second, from all slots of a process; 0: no limit.",
+        "Maximum number of calls to the API per second, from all slots of a process; 0: no limit.",
         "calls/s", within=(0, 100_000), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
     remote_token: str = setting("", _REMOTE,
         "Bearer token sent to the remote API; better set in the environment.",
         show=hidden, form=TOKEN, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
     remote_headers_file: str = setting("", _REMOTE,
-        "File of header fields sent to the remote API, one `Name: value` per line; read again when it changes.",
+        "File of header fields to send to the remote API, one `Name: value` per line; reloaded when it changes.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
     remote_ca: str = setting("", _REMOTE,
-        "PEM file of the authorities that must have signed the certificate of a remote API at https:// or grpcs://; read again when it "
-        "changes; if left out: those of the system.",
+        "PEM file of authorities that the certificate of a remote API at https:// or grpcs:// must be signed by; reloaded when it changes; "
+        "if left out: those of the system.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS)
     remote_cert: str = setting("", _REMOTE,
-        "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it changes; if left out: none.",
+        "Client certificate for the remote API: a PEM file that includes the intermediate certificates; reloaded when it changes; if left out: none.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS)
     remote_key: str = setting("", _REMOTE,
-        "File of the certificate's private key, not encrypted; if left out: the key is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
+        "File with the certificate's unencrypted private key; if left out: the key is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
 
     admin_host: str = setting("127.0.0.1", _ADMIN_LOG,
         "Address of the admin port; anything but loopback needs an admin token.", form=ADDRESS)
     admin_port: int = setting(9000, _ADMIN_LOG,
         "Admin port (metrics, health, workers, dead letters); 0 lets the system choose.", within=(0, 65_535), common=True)
     admin_token: str = setting("", _ADMIN_LOG,
-        "Service token for admin routes (Authorization: Bearer …), or NEW,OLD while you change it; better set in the environment.",
+        "Service token for admin routes (Authorization: Bearer …), or NEW,OLD while you replace it; better set in the environment.",
         show=hidden, form=TOKEN)
     admin_names: str = setting("", _ADMIN_LOG,
-        "Comma-separated host names that requests to the admin port may use, besides loopback and IP addresses.",
+        "Comma-separated host names that requests to the admin port may use, in addition to loopback and IP addresses.",
         form=HOST_NAMES, needs="admin_token")
     promise_ms: float = setting(200.0, _ADMIN_LOG,
-        "Latency promised for 95 % of the requests, which the dashboard shows beside the actual one.",
+        "Latency promised for 95 % of the requests. The dashboard shows it next to the actual latency.",
         "ms", within=(1, MAX_REQUEST_TIMEOUT_MS))
     log_level: str = setting("info", _ADMIN_LOG,
-        "Least severe lines to log: debug, info, warning or error.", among=LOG_LEVELS, common=True)
+        "Lowest severity to log: debug, info, warning or error.", among=("debug", "info", "warning", "error"), common=True)
     log_json: bool = setting(False, _ADMIN_LOG, "Log lines as JSON.")
     access_log: float = setting(0.0, _ADMIN_LOG,
-        "Share of the requests, 0 to 1, to log with their outcome and how long each part took.", within=(0, 1), parts=RolePart.GATEWAY)
+        "Share of the requests, 0 to 1, to log with their outcome and the time of each stage.", within=(0, 1), parts=RolePart.GATEWAY)
     trace: bool = setting(False, _ADMIN_LOG,
-        "Record traces, and send them over OTLP as the OTEL_… variables say.")
+        "Record traces, and send them over OTLP as configured by the OTEL_… variables.")
 
     autoscale: str = setting(NONE, _SCALING,
-        "Who changes the number of workers: local, the processes that run them, within their devices; none: an external scaler such as KEDA, "
-        "which reads the published number.",
-        among=AUTOSCALE, parts=RolePart.CONTROLLER | RolePart.BATCHERS)
+        "What changes the number of workers: local, the processes that run them, up to the number of their devices; none: an external scaler "
+        "such as KEDA, which reads the published number.",
+        among=(NONE, LOCAL), parts=RolePart.CONTROLLER | RolePart.BATCHERS)
     scale_policy: str = setting("rules", _SCALING,
         "How the number of workers is chosen: rules, by `scale_rules`; plan, the fewest that keep `promise_ms` under the measured load, as in "
         "headway plan.",
-        among=SCALE_POLICIES, parts=RolePart.CONTROLLER, own=Own.MODEL)
+        among=("rules", "plan"), parts=RolePart.CONTROLLER, own=Own.MODEL)
     min_workers: int = setting(1, _SCALING,
-        "Fewest workers of a model; 0: no workers while it gets no requests, see `scale_to_zero_after_s`.",
+        "Minimum number of workers of a model; 0: no workers while it gets no requests, see `scale_to_zero_after_s`.",
         "workers", within=(0, MOST_WORKERS_OF_FLEET), parts=RolePart.CONTROLLER | RolePart.BATCHERS, own=Own.MODEL)
     max_workers: int = setting(0, _SCALING,
-        "Most workers of a model; 0: with local, as many as there are devices (on the CPU: cores), with none, no limit.",
+        "Maximum number of workers of a model; 0: with local, as many as there are devices (on the CPU: cores), with none, no limit.",
         "workers", within=(0, MOST_WORKERS_OF_FLEET), parts=RolePart.CONTROLLER | RolePart.BATCHERS, own=Own.MODEL)
     scale_to_zero_after_s: float = setting(0.0, _SCALING,
         "With `min_workers` 0: time without requests after which a model has no workers until its next request; 0: never.",
         "s", within=(0, 86_400), parts=RolePart.CONTROLLER, own=Own.MODEL)
     scale_rules: str = setting("", _SCALING,
-        "Rules, in the file a list of tables, else as JSON: "
+        "Rules, as a list of tables in the file, or else as JSON: "
         '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; if left out: '
         f"{'; '.join(f'{rule}: {rule.change:+d}' for rule in scale_rules_of.USUAL)}.",
         parts=RolePart.CONTROLLER, own=Own.MODEL)
     # fmt: on
 
     models: tuple[ModelSettings, ...] = ()
-    """Models with settings of their own; empty if there is only the model that `model` names."""
+    """Models with their own settings; empty if there is only the model that `model` names."""
     weights_file: str = dataclasses.field(default="", compare=False, repr=False)
-    """File from which SIGHUP reads the weights of versions again; empty if they came from elsewhere."""
+    """File from which SIGHUP reloads the version weights; empty if they came from elsewhere."""
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -363,7 +359,7 @@ class Settings:
 
     @property
     def tier_names(self) -> tuple[str, ...]:
-        """Names of the tiers, with the highest first."""
+        """Names of the tiers, highest first."""
         return tuple(name.strip() for name in self.tiers.split(","))
 
     @property
@@ -371,7 +367,7 @@ class Settings:
         return self.tier_names.index(self.default_tier)
 
     def tier_rate(self, tier: str) -> float:
-        """Return the requests per minute of all users of a tier together; 0 for no limit."""
+        """Return how many requests per minute all users of a tier may send together; 0 means no limit."""
         rates = (part.strip().partition("=") for part in self.tier_rates.split(","))
         return next((float(rate) for name, _, rate in rates if name == tier), 0.0)
 
@@ -391,17 +387,17 @@ class Settings:
 
     @property
     def lease_s(self) -> float:
-        """Seconds of silence after which a worker's batch goes to another worker: enough for a slow call and two renewals."""
+        """Seconds after which the batch of an unresponsive worker goes to another: enough for a slow call and two renewals."""
         return self.broker_timeout_ms / 1000 + 2
 
     @property
     def ledger_backlog(self) -> int:
-        """Most records that may wait for the ledger's database: five for each entry in the queue."""
+        """Maximum number of records waiting for the ledger's database: five for each entry in the queue."""
         return max(100, 5 * self.max_queue)
 
     @property
     def bulk_max_files(self) -> int:
-        """Most files of a tenant: one for each MiB."""
+        """Maximum number of files of a tenant: one for each MiB."""
         return max(10, self.bulk_max_bytes >> 20)
 
     @property
@@ -414,12 +410,12 @@ class Settings:
 
     @property
     def kept_bytes(self) -> int:
-        """Most bytes of stored outcomes; a tenant may have a quarter of them."""
+        """Maximum bytes of stored outcomes, of which a tenant may use a quarter."""
         return self.memory_mb << 18
 
     @property
     def bodies_bytes(self) -> int:
-        """Most bytes of received bodies and of large or unread answers. The outputs of one request may take half of them."""
+        """Maximum bytes of received bodies and of large or unread answers. The outputs of one request may take half of this."""
         return self.memory_mb << 18
 
     @property
@@ -433,7 +429,7 @@ class Settings:
 
     @cached_property
     def runs(self) -> Mapping[str, Settings]:
-        """Settings of the workers by NAME of the model, or by NAME@VERSION. Raises SettingError, for example for `models.NAME.FIELD`."""
+        """Settings of the workers, by model NAME or NAME@VERSION. Raises SettingError, which may name a field `models.NAME.FIELD`."""
         if not self.models:
             return MappingProxyType({self.model: self})
         runs = {}
@@ -470,7 +466,7 @@ class Settings:
 
     @cached_property
     def default(self) -> str:
-        """Name of the model for requests that name none; empty if such requests are refused."""
+        """Name of the model for requests that don't name one; empty if such requests are refused."""
         names = self.served
         if self.default_model:
             return self.default_model
@@ -518,8 +514,8 @@ def flag(name: str) -> str:
 
 
 def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
-    """Return changed settings without an effect, each with the setting that it needs. They are no error, because processes of
-    several roles may share a file. `versions` is True if the user named versions of a model."""
+    """Return settings that were changed but have no effect, each with the setting that it needs. They are not errors, because
+    processes in several roles may share a file. `versions` is True if the user named versions of a model."""
     owners = (settings, *settings.served.values())
     versions = versions or any(model.versions for model in settings.models)
     return [
@@ -571,7 +567,7 @@ def _devices(settings: Settings) -> None:
     for id in ids:
         if not _DEVICE.fullmatch(id):
             hint = "Write a number or a UUID, as nvidia-smi -L lists them, such as 0, GPU-8932f937-… or MIG-…; or cpu."
-            refuse(settings, "devices", f"{id!r} is no id of a GPU", hint)
+            refuse(settings, "devices", f"{id!r} is not the id of a GPU", hint)
     fewer = settings.autoscale == LOCAL and settings.workers < len(ids)
     if len(ids) != settings.workers and not fewer:
         count = "1 device" if len(ids) == 1 else f"{len(ids)} devices"
@@ -598,9 +594,9 @@ def _min_warm(settings: Settings) -> None:
     for name, least in zip(names, [settings.min_warm, *per_model], strict=True):
         if least > settings.workers:
             reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
-            raise SettingError(name, least, reason, "A GPU holds a model once; lower it, or raise `workers`.")
+            raise SettingError(name, least, reason, "A GPU loads a model only once; lower it, or raise `workers`.")
     if sum(per_model) > room or (sum(per_model) == room and 0 in per_model):
-        reason = f"is too low: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(per_model)} of them loaded"
+        reason = f"is too low: {settings.workers} GPUs hold {room} models, but `min_warm` keeps {sum(per_model)} of them loaded"
         refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
     for model in settings.models:
         for name, value in model.values:
@@ -681,7 +677,7 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    # A tenant gets half of the memory, where a character may take four bytes. A quarter of it must hold two received bodies.
+    # A tenant gets half of the memory, where a character may take four bytes. A quarter of it must be enough for two received bodies.
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.memory_mb < least:
         reason = f"is too little for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
@@ -726,7 +722,7 @@ def _scaling(settings: Settings) -> None:
         reason = f"needs `min_workers` 0, but it is {settings.min_workers}"
         refuse(settings, "scale_to_zero_after_s", reason, "Set `min_workers` to 0, or leave this out.")
     if settings.scale_to_zero_after_s and settings.models_per_gpu:
-        reason = "has no effect with `models_per_gpu`, where idle models make room for others anyway"
+        reason = "has no effect with `models_per_gpu`, because idle models already make room for others"
         refuse(settings, "scale_to_zero_after_s", reason, "Leave one of them out.")
     if settings.autoscale == LOCAL and settings.models_per_gpu:
         reason = "scales the workers of each model, but with `models_per_gpu` all models share the workers"
@@ -734,8 +730,8 @@ def _scaling(settings: Settings) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Return True if this process can find a file at this path."""
-    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises if the name is too long, or in a closed folder
+    """Return True if there is a file at this path that this process can access."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises if the name is too long, or the folder inaccessible
 
 
 CHECKS: tuple[Callable[[Settings], None], ...] = (

@@ -1,7 +1,7 @@
 """Merge flags, environment and file into Settings. Errors name a setting as its user wrote it.
 
-Other settings derive from these: those for fallbacks, and those for models that only their workers know. A model's *terms* are the
-settings that gateways have to know. Workers report them in the registry.
+The settings of fallbacks, and of models that only workers know, are derived from these. A model's *terms* are the settings that
+gateways need to know. Workers report them in the registry.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from headway.core.excerpt import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
-Given = dict[str, tuple[str, Any]]  # Name as its user wrote it, and value, for each field that a source sets.
+Given = dict[str, tuple[str, Any]]  # For each field that a source sets: its name as the user wrote it, and its value.
 
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """Parsed file of settings."""
+    """Parsed settings file."""
 
     path: Path
     content: Mapping[str, Any] = field(repr=False)
@@ -45,7 +45,7 @@ class FileTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Table `[models.NAME]` of a file. `target` may be empty. `own` are its settings. `spelling` has their names for errors."""
+    """Table `[models.NAME]` of a file. `target` may be empty. `own` are its settings. `spelling` has their names for use in errors."""
 
     target: str = field(repr=False)
     own: tuple[tuple[str, Any], ...] = field(repr=False)
@@ -53,7 +53,7 @@ class ModelTable:
 
 
 def read_file(file: Path | None, source: str) -> FileTable:
-    """Read a file of settings, or if `file` is None, `headway.toml` in the working directory, if it exists. Raises SettingError for
+    """Read a settings file. If `file` is None, read `headway.toml` in the working directory, if it exists. Raises SettingError for
     `source` if the file is missing, not a regular file, or not TOML."""
     path = file or Path("headway.toml")
     if not is_file(path):
@@ -63,7 +63,7 @@ def read_file(file: Path | None, source: str) -> FileTable:
         reason = "is not a regular file" if os.path.exists(path) else "no such file"  # noqa: PTH110 - as in `is_file`
         if file is None:
             hint = "Put a TOML file there, or remove it."
-            raise SettingError("the file of settings", str(path.absolute()), reason, hint)
+            raise SettingError("the settings file", str(path.absolute()), reason, hint)
         raise SettingError(source, str(path), reason, "Name an existing TOML file, or leave it out.")
     try:
         text = ""
@@ -77,7 +77,7 @@ def read_file(file: Path | None, source: str) -> FileTable:
 
 _MODEL_KEYS = ("target", *SHORT)
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
-"""Heading of a model's table with a name that needs quotes but has none."""
+"""Heading of a model's table whose name needs quotes but has none."""
 
 
 def _toml_hint(text: str, error: str) -> str:
@@ -89,21 +89,21 @@ def _toml_hint(text: str, error: str) -> str:
 
 
 def values_of(file: FileTable) -> Given:
-    """Return the settings of a file, except those in tables of models. Raises SettingError."""
+    """Return the settings in a file, except those in model tables. Raises SettingError."""
     table = {name: value for name, value in file.content.items() if name != "models"}
     if isinstance(models := table.get("model"), dict):
         names = ", ".join(f"[models.{name}]" for name, own in models.items() if isinstance(own, dict))
-        hint = f"Write {names or '[models.NAME]'}; `model` is the name of a single one."
-        raise SettingError(f"{file.path}: model", "…", "is a table, but must be text", hint)
+        hint = f"Write {names or '[models.NAME]'}; `model` is the name of a single model."
+        raise SettingError(f"{file.path}: model", "…", "is a table, but must be a string", hint)
     return _values(table, f"{file.path}: ", FIELDS)
 
 
 def model_tables(file: FileTable) -> dict[str, ModelTable]:
-    """Return a file's tables of models by name. Raises SettingError if a table is malformed, or has a key that isn't allowed."""
+    """Return a file's model tables by name. Raises SettingError if a table is malformed, or has a key that isn't allowed."""
     content = file.content.get("models", {})
     if not isinstance(content, dict) or len(content) > MOST_MODELS:
         hint = f"Write [models.NAME] for each of at most {MOST_MODELS}."
-        raise SettingError(f"{file.path}: models", "…", "is no table of models", hint)
+        raise SettingError(f"{file.path}: models", "…", "is not a table of models", hint)
     tables = {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in content.items()}
     for name in tables:
         model_table = tables.get(name.partition("@")[0]) if "@" in name else None
@@ -117,10 +117,10 @@ def model_tables(file: FileTable) -> dict[str, ModelTable]:
 def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     if not isinstance(table, dict):
         hint = "Write [models.NAME], and one line for each setting."
-        raise SettingError(spelt, "…", "is no table", f"{hint} {VERSIONS}" if isinstance(table, list) else hint)
+        raise SettingError(spelt, "…", "is not a table", f"{hint} {VERSIONS}" if isinstance(table, list) else hint)
     target = table.get("target", "")
     if not isinstance(target, str):
-        raise SettingError(f"{spelt} target", "…", "must be text", 'Put it in quotes: "…".')
+        raise SettingError(f"{spelt} target", "…", "must be a string", 'Put it in quotes: "…".')
     settings = {str(SHORT.get(key, key)): value for key, value in table.items() if key != "target"}
     if len(settings) + ("target" in table) != len(table):
         raise SettingError(spelt, name, "has both `version` and `model_version`", "Write one of them.")
@@ -131,10 +131,7 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
 
 
 def _values(
-    table: Mapping[str, Any],
-    prefix: str,
-    allowed: Collection[str],
-    keys: Mapping[str, str] = MappingProxyType({}),
+    table: Mapping[str, Any], prefix: str, allowed: Collection[str], keys: Mapping[str, str] = MappingProxyType({})
 ) -> Given:
     """Return the settings in a table. `keys` maps settings to their keys in the file, if these differ."""
     values: Given = {}
@@ -154,10 +151,8 @@ def _values(
                 raise _belongs_to_model(spelt, name, value, prefix.rpartition("[models.")[2].partition("@")[0])
             if name not in FIELDS:
                 raise unknown(spelt, name, value, names)
-            reason, hint = (
-                "is a setting of the process, not of a model",
-                "Write it at the top of the file, above all tables.",
-            )
+            reason = "is a setting of the process, not of a model"
+            hint = "Write it at the top of the file, above all tables."
             raise SettingError(spelt, FIELDS[name].shown(value), reason, hint)
         if name == "scale_rules" and isinstance(value, list):
             values[name] = (spelt, _scale_rules(spelt, value))
@@ -202,7 +197,7 @@ def typed(spelt: str, name: str, value: Any) -> Any:
     if type(value) is expected:
         return value
     what, hint = {
-        str: ("text", 'Put it in quotes: "…".'),
+        str: ("a string", 'Put it in quotes: "…".'),
         int: ("a whole number", "Write digits without quotes."),
         float: ("a number", "Write digits without quotes."),
         bool: ("true or false", "Write it without quotes."),
@@ -211,7 +206,7 @@ def typed(spelt: str, name: str, value: Any) -> Any:
 
 
 Targets = Mapping[str, str | None]
-ALIKE = 0.85  # Least similarity of a misspelt name to the right one, from 0 to 1 by `difflib`.
+ALIKE = 0.85  # Minimum similarity of a misspelt name to the right one, from 0 to 1 as computed by `difflib`.
 
 
 def load(
@@ -223,11 +218,11 @@ def load(
 ) -> Settings:
     """Merge flags, environment and file into Settings. Raises SettingError if a name is unknown, or a value is wrong.
 
-    `flags` has values or texts by field name, and None for flags that were not given. `HEADWAY_PORT` in `environ` sets `port`, and
-    so on. Empty variables are ignored. If `file` is None, the file is the one that `HEADWAY_CONFIG` names, or else `headway.toml` in
-    the working directory, if it exists. `spell` returns the caller's name of a field. `targets` are one target, or NAME=TARGET or
-    NAME@VERSION=TARGET for each of several, or names of models in the file. A caller that has the targets as objects passes a
-    mapping with the models as keys. None means all models in the file.
+    `flags` maps field names to values or strings, or to None for flags that were not given. `HEADWAY_PORT` in `environ` sets `port`,
+    and so on. Empty variables are ignored. If `file` is None, the file is the one that `HEADWAY_CONFIG` names, or else
+    `headway.toml` in the working directory, if it exists. `spell` returns the caller's name for a field. `targets` is a single
+    target, or a NAME=TARGET, a NAME@VERSION=TARGET or the name of a model in the file for each of several. Callers whose targets are
+    objects pass a mapping with the models as keys. None means all models in the file.
     """
     table = _read_named(file, environ, spell)
     tables = model_tables(table)
@@ -256,14 +251,14 @@ def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Read the weights of versions from the file again, by model; at "" for models without a table. Raises SettingError."""
+    """Reread the version weights from the file. Returns them by model, with "" for models without a table. Raises SettingError."""
     table = read_file(Path(settings.weights_file), "config")
     default = str(values_of(table).get("version_weights", ("", ""))[1])
     weights = {"": default}
     for model, own in model_tables(table).items():
         weights[model] = str(dict(own.own).get("version_weights", default))
     for text in weights.values():
-        replace(settings, models=(), default_model="", version_weights=text)  # Building Settings checks it.
+        replace(settings, models=(), default_model="", version_weights=text)  # The constructor checks it.
     return weights
 
 
@@ -279,15 +274,15 @@ def _merged(
     targets: Targets | None = None,
     single_target: bool = False,
 ) -> Settings:
-    """Merge sources. A later source overrides an earlier one. `targets` has the targets by model: "" for the target in the model's
-    table, None for an object that the caller has. `single_target` is True for a target without a model's name."""
+    """Merge sources. Later sources override earlier ones. `targets` has the targets by model: "" for the target in the model's table,
+    None if the caller has it as an object. `single_target` is True if there is one target without a model's name."""
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
     for given in sources:
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
-    alone = str(values.get("model", FIELDS["model"].default)) if single_target else None
-    models = tuple(_fitted_model(values, model) for model in _chosen(tables, targets, alone))
+    single = str(values.get("model", FIELDS["model"].default)) if single_target else None
+    models = tuple(_fitted_model(values, model) for model in _chosen(tables, targets, single))
     _fit_times(values)
     _fit_workers(values)
     try:
@@ -299,7 +294,7 @@ def _merged(
 def _respelt(
     error: SettingError, values: Mapping[str, Any], spelling: Mapping[str, str], tables: Mapping[str, ModelTable]
 ) -> SettingError:
-    """Replace the names of settings in an error by those that the user wrote. `models.NAME.FIELD` is a model's own setting."""
+    """Replace the names of settings in an error with those that the user wrote. `models.NAME.FIELD` is a model's own setting."""
     model, _, name = error.setting.removeprefix("models.").rpartition(".")
     given = {name: spelling[name] for name in values}
     for table in (model.partition("@")[0], model):
@@ -313,10 +308,10 @@ def _respelt(
     return SettingError(given.get(name) or f"{spelling[name]} (its default)", error.value, reason, hint)
 
 
-def _chosen(tables: Mapping[str, ModelTable], targets: Targets | None, alone: str | None) -> tuple[ModelSettings, ...]:
-    """Return the models that the user named, or else all models with a table. `alone` is the model of a single target."""
-    if targets is None and alone is not None:
-        return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
+def _chosen(tables: Mapping[str, ModelTable], targets: Targets | None, single: str | None) -> tuple[ModelSettings, ...]:
+    """Return the models that the user named, or else all models with a table. `single` is the model of a single target."""
+    if targets is None and single is not None:
+        return (ModelSettings(single, "", tables[single].own),) if single in tables else ()
     no_table = ModelTable("", (), {})
     models: dict[str, ModelSettings] = {}
     for key, target in _with_versions(tables, targets).items():
@@ -336,7 +331,7 @@ def _chosen(tables: Mapping[str, ModelTable], targets: Targets | None, alone: st
 
 
 def _with_versions(tables: Mapping[str, ModelTable], targets: Targets | None) -> Targets:
-    """Return the targets by model, or by version for models whose versions have tables. If `targets` is None, use all tables."""
+    """Return the targets by model, or by version for models whose versions have tables. If `targets` is None, all tables are used."""
     expanded: dict[str, str | None] = {}
     for name, target in (dict.fromkeys(tables, "") if targets is None else targets).items():
         versions = [table for table in tables if table.startswith(f"{name}@")] if target == "" else []
@@ -365,7 +360,7 @@ def _fit_workers(values: dict[str, Any]) -> None:
 
 
 def _fit_times(values: dict[str, Any]) -> None:
-    """Adjust the default times to `request_timeout_ms`: the queue's must not be longer, and the tasks' not shorter."""
+    """Adjust the default times to `request_timeout_ms`: the one for the queue must not be longer, the one for tasks not shorter."""
 
     def default(name: str) -> float:
         value: Any = FIELDS[name].default
@@ -379,8 +374,8 @@ def _fit_times(values: dict[str, Any]) -> None:
 
 
 def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, str]]:
-    """Return variables that look like misspelt settings, each with the most similar name. Other variables with the prefix may belong
-    to other programs, such as those that Kubernetes sets for a Service. `known` are variables of Headway that are not settings."""
+    """Return variables that look like misspelt settings, each with the most similar name. Other variables with the prefix may come
+    from other programs; for example, Kubernetes sets some for a Service. `known` are Headway's variables that are not settings."""
     names = {PREFIX + name.upper() for name in FIELDS} | {f"{PREFIX}CONFIG", *known}
     endings = [name.removeprefix(PREFIX) for name in names]
     misspelt = []
@@ -400,8 +395,9 @@ def _from_environ(environ: Mapping[str, str]) -> Given:
         spelt = f"{PREFIX}{name.upper()}"
         if text := environ.get(spelt):
             if text.startswith("tcp://"):
-                hint = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
-                raise SettingError(spelt, FIELDS[name].shown(text), "is a service link", hint)
+                hint = "There is a Service of this name: set enableServiceLinks: false in the pod."
+                reason = "was set by Kubernetes as a service link, not by you"
+                raise SettingError(spelt, FIELDS[name].shown(text), reason, hint)
             values[name] = (spelt, _parsed(spelt, name, text))
     return values
 
@@ -444,9 +440,9 @@ Terms = Sequence[tuple[str, str | int | float | bool]]
 
 
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
-    """Return the settings of each model with a fallback, with only the target in `fallback`. A target without a model's name is for
-    the default model, or else for the first model. A model's own table overrides it. Raises SettingError for a fallback of a model
-    without settings in this process."""
+    """Return the settings of each model with a fallback. Their `fallback` is only the target. A target without a model's name is for
+    the default model, or else for the first model. A model's own table takes precedence. Raises SettingError for a fallback for a
+    model that has no settings in this process."""
     if not settings.broker:
         return {}
     served = settings.served
@@ -455,9 +451,7 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
         model, target = split_target(settings.fallback) or ("", settings.fallback)
         if model and model not in served:
             reason = f"is for the model {model!r}, but this process only has settings for {', '.join(served)}"
-            hint = (
-                f"Write a table [models.{model}] with this fallback in the settings file, or set --model to its name."
-            )
+            hint = f"Write a table [models.{model}] with this fallback in the file, or set --model to its name."
             raise SettingError("fallback", f"{model}={shown_target(target)}", reason, hint)
         if model:
             targets[model] = target
@@ -469,18 +463,18 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
 
 
 def fallback_batches(fallback: str) -> int:
-    """Return how many batches a gateway runs at once on a fallback. A function runs one, because a gateway's CPUs are scarce."""
+    """Return how many batches a gateway runs on a fallback at a time. A function runs one, because a gateway's CPUs are scarce."""
     return _REMOTE_CALLS if "://" in fallback.partition("(")[0] else 1
 
 
 def terms_of(settings: Settings) -> tuple[tuple[str, str | int | float | bool], ...]:
-    """Return the terms of a model from its settings."""
+    """Return the terms in a model's settings."""
     terms = [(name, getattr(settings, name)) for name in TERMS]
     return tuple((name, value) for name, value in terms if name in _ALWAYS or value != FIELDS[name].default)
 
 
 def on_terms(settings: Settings, model: str, terms: Terms) -> Settings:
-    """Add the terms of a model that only its workers know to the process's settings. Leave out terms that contradict these."""
+    """Add a model's terms, as its workers report them, to the process's settings. Leave out terms that contradict these."""
     values: dict[str, Any] = {name: value for name, value in terms if name in TERMS and _fits(name, value)}
     longest = values.get("request_timeout_ms", settings.request_timeout_ms)
     values["queue_timeout_ms"] = min(values.get("queue_timeout_ms", settings.queue_timeout_ms), longest)

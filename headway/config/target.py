@@ -1,4 +1,4 @@
-"""Targets: parse the text that names a function, class or remote API to serve. This imports no user code.
+"""Targets: parse the string that names the function, class or remote API to serve. This imports no user code.
 
     module:attr              ModuleTarget, importable from the working directory or the Python path
     path/to/file.py:attr     FileTarget
@@ -7,9 +7,9 @@
 
 `attr` may be dotted (`app:models.small`). A class may get literal arguments: `path/to/file.py:Model(size='small', layers=3)`.
 
-NAME=TARGET names the model, and NAME@VERSION=TARGET one of several versions of it. A table `[models.NAME]` of the settings file has
-the settings of a model, and may have its target. Its versions share these settings. Models without a table have the settings of the
-process. The command line chooses which models are served: those that it names, or else all models in the file with a target.
+NAME=TARGET names the model, and NAME@VERSION=TARGET one of several versions of it. A table `[models.NAME]` of the settings file
+contains the settings of a model, and optionally its target. All its versions share these settings. Models without a table have the
+settings of the process. The models served are those named on the command line, or else all models in the file that have a target.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headway.errors import SettingError, TargetError
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """Attribute of an importable module. Both names may be dotted. `arguments` are the arguments of a class, for `core.arguments`.
+    """Attribute of an importable module. Both names may be dotted. `arguments` are those of a class, see `core.arguments`.
     `folder` is the folder to import from; empty for the working directory."""
 
     module: str
@@ -74,8 +74,8 @@ class RemoteTarget(msgspec.Struct, frozen=True):
 
 
 class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
-    """Target of a test, which records the inputs of each batch. `subject` is a target for a worker process, or a function, class or
-    other callable for a thread of this process."""
+    """Target in a test that records the inputs of each batch. `subject` is a target to run in a worker process, or a callable to run
+    in a thread of this process."""
 
     subject: ModuleTarget | FileTarget | Callable[..., Any]
     batches: list[list[Any]]
@@ -101,7 +101,7 @@ _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
 
 
 def parse_target(text: str) -> Target:
-    """Parse the text of a target. Raises TargetError if it is malformed, its file is missing, or an argument is not a literal."""
+    """Parse a target. Raises TargetError if it is malformed, its file is missing, or an argument is not a literal."""
     if (called := _called(text)) is not None:
         return _with_own_arguments(text, *called)
     if "://" in text:
@@ -121,7 +121,7 @@ def parse_target(text: str) -> Target:
 
 
 def shown_target(text: str) -> str:
-    """Return the text of a target without secrets: without arguments, and a URL without user, password, query and fragment."""
+    """Return a target without its secrets: without arguments, and a URL without user, password, query and fragment."""
     if (called := _called(text)) is not None:
         return f"{shown_target(called[0])}(…)"
     scheme, colon, rest = text.partition("://")
@@ -129,7 +129,7 @@ def shown_target(text: str) -> str:
         return "…" if re.search("[@?]", text) else text
     address, *options = re.split("[?#]", rest, maxsplit=1)
     if "@" in scheme or any("@" in option for option in options):
-        return "…"  # Nobody can tell where the password would end.
+        return "…"  # There is no telling where the password ends.
     _, at, place = address.rpartition("@")
     return f"{scheme}://{'…@' if at else ''}{place}"
 
@@ -147,7 +147,9 @@ def _called(text: str) -> tuple[str, str] | None:
 def _with_own_arguments(text: str, named: str, call: str) -> Target:
     target = parse_target(named)
     if not call.rstrip().endswith(")"):
-        raise _error(text, "its arguments have no end", "Close them with ), and quote the whole for your shell.")
+        raise _error(
+            text, "its arguments are not closed", "Close them with ), and quote the whole target for your shell."
+        )
     own = call.rstrip()[:-1]
     try:
         arguments.read(own)
@@ -158,7 +160,7 @@ def _with_own_arguments(text: str, named: str, call: str) -> Target:
 
 def _error(text: str, reason: str, hint: str) -> TargetError:
     shown = shown_target(text)
-    # The reason may quote a part of the text, which may be a password.
+    # The reason may quote a part of the text that is a password.
     if "://" not in text and shown != text and _called(text) is None:
         reason, hint = "names neither a function nor a URL", "Begin a URL with http:// or https://."
     return TargetError(f"TARGET {shown!r}: {reason}. {hint}")
@@ -187,7 +189,7 @@ def _remote(text: str) -> Target:
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
-    except ValueError:  # Its text may quote a password where the port should be.
+    except ValueError:  # The exception may quote a password where the port should be.
         raise _error(text, "is not a valid URL", "Write http://host:port/path.") from None
     if parts.scheme not in SCHEMES:
         *others, last = (f"{scheme}://" for scheme in SCHEMES)
@@ -195,11 +197,11 @@ def _remote(text: str) -> Target:
         raise _error(text, f"the scheme {parts.scheme!r} is not supported", hint)
     if parts.username is not None or parts.password is not None:
         hint = "Leave it out; credentials are set by remote_headers_file or remote_token."
-        raise _error(text, "holds a user name or password", hint)
+        raise _error(text, "contains a user name or password", hint)
     if not host:
         raise _error(text, "names no host", "Write http://host:port/path.")
     if not text.isprintable() or " " in text:
-        raise _error(text, "holds a space or control character", "Percent-encode it.")
+        raise _error(text, "contains a space or control character", "Percent-encode it.")
     return SCHEMES[parts.scheme](text)
 
 
@@ -213,8 +215,8 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.:/-]{1,128}(@[A-Za-z0-9_.:/@-]{0,128}
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """One of several models, or a version of a model; `name` is then the name of the version. `target` is empty if the process runs
-    none, or if it is a Python object. `versions` is empty if this process names no versions; `model_version` then is the version."""
+    """One of several models, or a version of a model. `name` is the name of the model or version. `target` is empty if the process
+    doesn't run it, or if the target is a Python object. If `versions` is empty, the setting `model_version` has the version."""
 
     name: str
     target: str = field(default="", repr=False)
@@ -229,9 +231,9 @@ def split_target(text: str) -> tuple[str, str] | None:
 
 
 def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the targets on the command line by model; None for a single target without a name. A text that is the name of a table
-    means the model and target of the table, and yields an empty target. If a model has tables for its versions, its name means all
-    these versions. Raises SettingError."""
+    """Return the targets on the command line by model, or None for a single target without a name. The name of a table stands for the
+    model and target in that table, and is returned with an empty target. The name of a model whose versions have tables stands for
+    all these versions. Raises SettingError."""
     known = {*tables, *(table.partition("@")[0] for table in tables)}
     if len(texts) == 1 and texts[0] not in known and split_target(texts[0]) is None:
         return None

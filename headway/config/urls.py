@@ -17,7 +17,7 @@ OPTIONS = {
     "sentinel_password": "password of that user",
 }
 """Options that may follow a `?`, as NAME=VALUE joined by `&`, with their meanings."""
-LAST_DATABASE = 2**31 - 1  # Highest database number that servers accept.
+LAST_DATABASE = 2**31 - 1  # Highest database number that servers allow.
 
 _BROKER_EXAMPLE = "For example redis://127.0.0.1:6379/0."
 _DATABASE_EXAMPLE = "For example sqlite:///headway.db or postgresql://headway@127.0.0.1/headway."
@@ -25,13 +25,12 @@ _ESCAPES = "In a password / is written %2F, ? %3F, # %23, @ %40."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
-Fault = tuple[
-    str, str
-]  # Reason why a URL is wrong, and a hint. Neither quotes the URL, because it may contain a password.
+# Reason why a URL is wrong, and a hint. Neither quotes the URL, because it may contain a password.
+Fault = tuple[str, str]
 
 
 def broker_fault(url: str) -> Fault | None:
-    """Return the fault of a broker's URL, or None for a good URL."""
+    """Return what is wrong with a broker's URL, or None if it is valid."""
     scheme, colon, _ = url.partition("://")
     if not colon or scheme not in BROKER_FAULTS:
         *others, last = BROKER_FAULTS
@@ -42,7 +41,7 @@ def broker_fault(url: str) -> Fault | None:
 def _redis_fault(url: str) -> Fault | None:
     scheme, _, rest = url.partition("://")
     if not (url.isascii() and url.isprintable()) or " " in url:
-        return "holds a space or a character beyond ASCII", "Percent-encode it."
+        return "contains a space or a non-ASCII character", "Percent-encode it."
     authority, _, path = re.split("[?#]", rest)[0].partition("/")
     hosts = authority.rpartition("@")[2]
     for host in hosts.split(","):
@@ -66,7 +65,7 @@ def _redis_fault(url: str) -> Fault | None:
 
 def _option_fault(scheme: str, rest: str) -> Fault | None:
     if "#" in rest:
-        return "holds a #", "In a password # is written %23."
+        return "contains a #", "In a password # is written %23."
     for option in filter(None, rest.partition("?")[2].split("&")):
         name = option.partition("=")[0]
         if name not in OPTIONS:
@@ -79,23 +78,21 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
     return None
 
 
-BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
-    **dict.fromkeys(SCHEMES, _redis_fault),
-}
+BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {**dict.fromkeys(SCHEMES, _redis_fault)}
 
 
 def database_fault(url: str) -> Fault | None:
-    """Return the fault of a database's URL, or None for a good URL."""
+    """Return what is wrong with a database's URL, or None if it is valid."""
     if re.fullmatch(r"sqlite:///.+|postgres(ql)?://.+", url) is None:
-        return "is no URL of a database", _DATABASE_EXAMPLE
+        return "is not the URL of a database", _DATABASE_EXAMPLE
     scheme, _, rest = url.partition("://")
     if scheme == "sqlite":
         hint = "Write only the path, as in sqlite:///headway.db. Choose a path without these characters."
-        return ("holds a ? or #, but SQLite takes no options here", hint) if re.search("[?#]", rest) else None
+        return ("contains a ? or #, but SQLite takes no options here", hint) if re.search("[?#]", rest) else None
     if "#" in rest:
-        return "holds a #", _ESCAPES
+        return "contains a #", _ESCAPES
     if re.split("[/?]", rest)[0].count("@") > 1:
-        return "holds more than one @ before its database", _ESCAPES
+        return "contains more than one @ before its database", _ESCAPES
     if not all(re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65_535 for port in _ports(rest)):
         hint = f"Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE. {_ESCAPES}"
         return "names a port that is not a number from 1 to 65535", hint
@@ -117,11 +114,10 @@ def _ports(rest: str) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as messages may show it: without its user, password and options. Return … if the URL is
-    malformed."""
+    """Return a URL in the form that messages may show: without user, password and options. Return … if it is malformed."""
     scheme, colon, rest = url.partition("://")
     if scheme == "sqlite" and rest.isprintable():
-        return url.partition("?")[0]  # A path, where no password can be.
+        return url.partition("?")[0]  # A path cannot contain a password.
     if not colon:
         return "…" if re.search("[@?#]", url) else url
     address, *options = re.split("[?#]", rest, maxsplit=1)

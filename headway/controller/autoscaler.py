@@ -1,9 +1,9 @@
-"""Decide how many workers each model should have, while this process's controller leads.
+"""Decides how many workers each model should have, while this process's controller leads.
 
-The decisions are made in `core/scaling`, from the reports of the fleet that this module collects. A model's capacity is published
-with the number of workers and its reason. A new leader resumes from that number, and each process with workers takes its share
-of it. A single process resizes its own pools. A slot finishes its batch before it is taken away. A slot that fails to start is
-tried again for as long as it is wanted.
+The decisions are made in `core/scaling`, based on the fleet's reports, which this module collects. A model's capacity is published
+along with the number of workers and the reason. A new leader resumes from that number, and each process with workers runs its share
+of them. A process that is the entire fleet resizes its own pools. A slot finishes its batch before it is removed. A slot that fails
+to start is retried for as long as it is needed.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Pool(Protocol):
 
     @property
     def most(self) -> int:
-        """Number of slots that there are devices for."""
+        """Maximum number of slots, given the available devices."""
 
     @property
     def serving(self) -> bool:
         """True once the pool can be resized."""
 
     async def resize(self, size: int) -> None:
-        """Serve with `size` slots. Return once the slots that are taken away have finished."""
+        """Change the number of slots to `size`. Returns once the slots that are removed have finished."""
 
 
 class LocalScaling:
-    """The pools of this process by model, and the size that each was asked for last."""
+    """This process's pools by model, and the size last requested for each."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
@@ -59,13 +59,13 @@ class LocalScaling:
         self._resizing: set[asyncio.Task[None]] = set()
 
     def current(self, model: str) -> int:
-        """Return the size that was asked for last, or else the pool's size; 0 for a model without a pool."""
+        """Return the size that was last requested or, if none was, the pool's size. 0 for a model without a pool."""
         pool = self._pools.get(model)
         return 0 if pool is None else self._asked.get(model, pool.size)
 
     def scale(self, model: str, workers: int) -> None:
-        """Start to resize a model's pool, to no more workers than there are devices. Leave a pool alone that has not started yet,
-        as the caller asks again shortly."""
+        """Begin to resize a model's pool, within the number of devices. A pool that hasn't started yet is left alone, because the
+        caller asks again shortly."""
         pool = self._pools.get(model)
         if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
             return
@@ -78,18 +78,18 @@ class LocalScaling:
         try:
             await pool.resize(workers)
         except Exception as exc:
-            log.exception("could not resize a pool of workers", model=model, workers=workers, error=str(exc))
+            log.exception("could not resize a worker pool", model=model, workers=workers, error=str(exc))
 
 
 class ScalingFollower(PeriodicResource):
-    """Resource that resizes the pools of `models` by the published numbers; see `headway.app.lifecycle.Resource`."""
+    """Resizes the pools of `models` to the published numbers. A `headway.app.lifecycle.Resource`."""
 
     def __init__(
         self, process: str, models: Collection[str], pools: LocalScaling, fleet: Fleet, clock: Callable[[], float]
     ) -> None:
         self._process, self._models, self._pools, self._fleet = process, models, pools, fleet
         self._clock, self._freshness = clock, Freshness(clock())
-        self._warned: set[tuple[str, str]] = set()  # Pairs of a model and a driver that the log has warned about.
+        self._warned: set[tuple[str, str]] = set()  # Models and drivers that a warning was logged about.
         super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
 
     async def _follow(self) -> None:
@@ -105,35 +105,38 @@ class ScalingFollower(PeriodicResource):
             self._pools.scale(model, shares(scaling.desired, scalable)[self._process])
 
     def _warn_of_other(self, model: str, driver: str) -> None:
-        """Warn once about a controller with another driver. Such a controller doesn't know that processes scale their own
-        workers."""
+        """Warn once about a controller with another driver, which doesn't know that processes scale their own workers."""
         if driver in ("", LOCAL) or (model, driver) in self._warned:
             return
         self._warned.add((model, driver))
         log.warning(
-            "this process scales its own workers, but its controller is set to another driver; the process still follows "
-            "the controller's number of workers: start both with --autoscale local, and set the bounds and rules on the "
-            "controller",
+            "this process scales its own workers, but its controller is set to another driver; the process follows the "
+            "controller's number of workers nevertheless: start both with --autoscale local, and set the limits and rules on "
+            "the controller",
             model=model,
             controller=driver,
         )
 
 
 SETTLES_AFTER = 3.0
-"""Seconds for which a new leader only listens before it decides, because workers and hosts report one by one."""
+"""Seconds for which a new leader only listens before it decides, because workers and hosts don't all report at the same time."""
 YIELDS_AFTER = 2.0
-"""Seconds without requests after which a model gives up its last worker if another model waits for the GPU."""
+"""Seconds without requests after which a model gives up its last worker, if another model is waiting for the GPU."""
 LEFT_FOR = 30.0
-"""Seconds for which a model is remembered after all its workers were stopped, for example because its host restarts."""
+"""Seconds for which a model is remembered after all its workers were stopped, because its host may just be restarting."""
 
 
 class ScaledModel(msgspec.Struct):
-    """State of one model's scaling in this process, since the instant `since`.
+    """State of one model's scaling in this process, since the time `since`.
 
-    `there_at` is the last instant at which it had a worker that wasn't told to stop. `scaler` is None until the number to start
-    from is known. `live` counts the workers that are not offline. While nothing was decided, `follows` is True, and the number
-    follows the workers that turn up. `published` is the previous leader's last scaling. `warned` is True once the log says that the
-    model keeps a worker, and `short` while it wants more workers than its processes have room for.
+    Attributes:
+        there_at: last time at which the model had a worker that hadn't been told to stop.
+        scaler: None until it is known which number to start from.
+        live: number of workers that aren't offline.
+        follows: True until something has been decided. Until then, the number follows the workers that appear.
+        published: the previous leader's last scaling.
+        warned: True if it was logged that the model keeps a worker.
+        short: True while the model wants more workers than its processes have room for.
     """
 
     since: float
@@ -147,9 +150,9 @@ class ScaledModel(msgspec.Struct):
 
 
 class Autoscaler:
-    """Autoscaler of one controller. `pools` are the pools of this process to resize, or None if other processes follow the
-    published numbers. `limits` returns the bounds of a model, or None if it isn't scaled. `name` is the driver of the scaling, as
-    the setting names it. Models that are not `named` are forgotten once all their workers have left."""
+    """Autoscaler of one controller. `pools` are this process's pools, or None if other processes follow the published numbers.
+    `limits` returns a model's limits, or None if it isn't scaled. `name` is the value of the setting `autoscale`. Models that aren't
+    in `named` are forgotten once all their workers have left."""
 
     def __init__(
         self, pools: LocalScaling | None, limits: Callable[[str], ScaleLimits | None], counters: ControllerCounts,
@@ -157,7 +160,7 @@ class Autoscaler:
     ) -> None:  # fmt: skip
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
-        # Scaling that this process published last for each model, until another controller leads.
+        # Scaling that this process last published for each model. Cleared when another controller leads.
         self._own_scalings: dict[str, Scaling] = {}
         self._models: dict[str, ScaledModel] = {}
 
@@ -171,7 +174,7 @@ class Autoscaler:
         self._models.clear()
 
     def begin(self, published: Collection[Capacity]) -> None:
-        """Start to lead from the published numbers or, if the broker has lost them, from the last ones of this process."""
+        """Start to lead from the published numbers or, if the broker has lost them, from those that this process last published."""
         scalings = {capacity.model: capacity.scaling for capacity in published if capacity.scaling is not None}
         last, now = scalings or self._own_scalings, self._clock()
         self._models = {model: ScaledModel(now, now, published=scaling) for model, scaling in last.items()}
@@ -184,14 +187,14 @@ class Autoscaler:
         self, capacity: Capacity, load: Load | None, queue: int, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo],
         bulk: int = 0,
     ) -> Capacity:  # fmt: skip
-        """Decide on one model, and return its capacity with the scaling to publish. `queue` counts the model's waiting entries, and
-        `bulk` its waiting lines of bulk jobs. `workers` and `members` are all those of the fleet."""
+        """Decide about one model, and return its capacity with the scaling to publish. `queue` is the number of its waiting entries,
+        and `bulk` that of its waiting bulk lines. `workers` and `members` are those of the entire fleet."""
         model = capacity.model
         limits = self._bounded(model, members)
         kept = [worker for worker in workers if worker.model == model and not _left(worker)]
         live = [worker for worker in kept if worker.status is not WorkerStatus.OFFLINE]
         if limits is None or any(worker.gpu for worker in kept):
-            reason = "its workers share GPUs with other models, which are not scaled"
+            reason = "its workers share GPUs with other models, and such models are not scaled"
             held = Scaling(desired=len(kept), current=capacity.healthy, reason=reason, driver=self._name)
             return replace(capacity, scaling=held)
         now = self._clock()
@@ -217,7 +220,7 @@ class Autoscaler:
             rate=offered(model, load, members),
             capacity=capacity.items_per_second,
             cost=batch_cost(load),
-            # Batches that run while bulk lines wait are mostly made of those lines.
+            # While bulk lines are waiting, most running batches consist of such lines.
             running=0 if bulk else sum(worker.in_flight for worker in live),
             load=round(max((worker.load_seconds for worker in live), default=0.0), 3),
             bulk=bulk if bulk and self._may_run_lines(model, scaler, members) else 0,
@@ -236,29 +239,29 @@ class Autoscaler:
         return replace(capacity, scaling=scaling)
 
     def _kept_alive(self, model: str, state: ScaledModel, limits: ScaleLimits) -> ScaleLimits:
-        """Keep a last worker for a model that no setting names. Without workers nobody would know that it exists."""
+        """Keep one worker for a model that no setting names, because without workers nobody would know that the model exists."""
         if not limits.idle_after or model in self._named:
             return limits
         if not state.warned:
             state.warned = True
-            hint = "Name it in the settings of controllers and gateways: by --model, or in a table [models.NAME]."
-            log.warning("a model keeps a worker without requests, as no setting names it", model=model, hint=hint)
+            hint = "Name it in the settings of controllers and gateways, with --model or in a table [models.NAME]."
+            log.warning("a model keeps a worker without requests, because no setting names it", model=model, hint=hint)
         return replace(limits, idle_after=0.0)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
-        """Return a model's limits, narrowed to the workers that its processes have room for. Each process keeps one."""
+        """Return a model's limits, reduced to what its processes have room for. Each process keeps one worker."""
         limits = self._limits(model)
         room = [member.scalable[model] for member in members if model in member.scalable]
         if limits is None or not room:
             return limits
         places = sum(most for _, most in room)
-        if limits.idle_after and places < sum(size for size, _ in room):  # Another model waits for one of its places.
+        if limits.idle_after and places < sum(size for size, _ in room):  # Another model is waiting for a place.
             limits = replace(limits, idle_after=min(limits.idle_after, YIELDS_AFTER))
         most = max(min(limits.most, places), 1)
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
 
     def _may_run_lines(self, model: str, scaler: Scaler, members: Sequence[ProcessInfo]) -> bool:
-        """Return True if bulk lines may keep or start a model's workers, because no other model wants their places."""
+        """Return True if bulk lines may keep or start workers of a model, because no other model wants their places."""
         homes = [member.scalable for member in members if model in member.scalable]
         if homes and not any(home[model][1] for home in homes):
             return False
@@ -302,13 +305,13 @@ class Autoscaler:
         )  # fmt: skip
 
     def _begin(self, model: str, state: ScaledModel, limits: ScaleLimits) -> Scaler | None:
-        """Make the scaler from the published number, or from the workers that run. Return None while that is too early."""
+        """Create the scaler from the published number or from the running workers. Return None while it is too early for that."""
         published, now = state.published, self._clock()
         current = 0 if self._pools is None else self._pools.current(model)
         if published is not None:
             state.scaler = Scaler(limits, published.desired, now, published.reason, published.start_seconds)
         elif now == state.since or (not current and now < state.since + SETTLES_AFTER):
-            return None  # At the first look, rates cover too short a time.
+            return None  # At the first look, rates cover too short a period.
         else:
             may_have_none = limits.idle_after > 0 and self._name != NONE
             state.scaler = Scaler(limits, current or max(state.live, 0 if may_have_none else 1), now)
@@ -317,7 +320,7 @@ class Autoscaler:
 
 
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
-    """Return True if all workers of a model were stopped on purpose. A lost worker has a reason, and counts as there."""
+    """Return True if all workers of a model were stopped on purpose. A lost worker has a reason, so it counts as present."""
     own = [worker for worker in workers if worker.model == model]
     return bool(own) and all(map(_left, own))
 
@@ -335,7 +338,7 @@ def start_trouble(workers: Sequence[WorkerInfo]) -> str:
 
 
 def retry_in(workers: Sequence[WorkerInfo]) -> float:
-    """Return the seconds until the first failed start is retried; 0 while any worker is loading, or if none failed."""
+    """Return the seconds until a failed start is retried. 0 if none failed, or while a worker is loading."""
     starting = [worker for worker in workers if worker.status is WorkerStatus.STARTING]
     if not any(worker.start_failed for worker in starting):
         return 0.0
@@ -343,14 +346,14 @@ def retry_in(workers: Sequence[WorkerInfo]) -> float:
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:
-    """Return the entries per second that clients send to a model, including refused ones. If no gateway reports a rate,
-    the broker's rate is used, which misses clients that left before they could be answered."""
+    """Return the entries per second that clients send to a model, including refused ones. If no gateway reports a rate, this is the
+    broker's rate, which excludes entries that were withdrawn unanswered."""
     arrivals = [member.arrivals[model] for member in members if model in member.arrivals]
     return sum(map(sum, arrivals)) if arrivals or load is None else load.rate
 
 
 def batch_cost(load: Load | None) -> BatchCost | None:
-    """Return the cost of a model's batches in entries; None before the first measured batch."""
+    """Return the cost of a model's batches in terms of entries, or None if no batch has been measured yet."""
     if load is None or load.alpha + load.beta <= 0.0 or load.largest <= 0.0:
         return None
     size = load.entry_size

@@ -3,8 +3,8 @@
 follow ──lead is free──▶ lead ──not renewed in time──▶ follow
          (asked once a second, and less often while the leader renews it)
 
-The leader also advances rollouts, as `core/rollout` decides from the counts of the gateways. It writes these counts to the broker
-now and then, so that the next leader can carry on from them.
+The leader also advances rollouts, as decided by `core/rollout` from the gateways' counts. It writes these counts to the broker now
+and then, so that the next leader can continue from them.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
-"""Seconds between two publications while there are requests. Limits lag behind by as much, as they follow publications."""
+"""Seconds between two publications while there are requests. Limits depend on what is published, so they lag by as much."""
 GONE_AFTER = OFFLINE_AFTER
-"""Seconds without a worker or a setting that names a model, after which its capacity is withdrawn."""
+"""Seconds after which a model's capacity is withdrawn if the model has no worker and no setting names it."""
 LEADS_FOR = 2.5  # Seconds for which the lead lasts. Each look renews it.
 ENDS_SOON = 1.25
-"""Once another controller's lead ends within so many seconds, ask for it twice a second. It should have been renewed by then."""
+"""If another controller's lead expires within this many seconds, it should have been renewed. Ask for it twice a second then."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The fleet at one look. Attributes with a default are only read when the autoscaler or a rollout needs them."""
+    """What one look at the fleet found. Fields with a default are only read if the autoscaler or a rollout needs them."""
 
     workers: Sequence[WorkerInfo]
     loads: Mapping[QueueName, Load]
@@ -66,12 +66,12 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Controller of one process, which leads if no other does.
+    """Controller of one process. It leads if no other controller does.
 
-    `id` is the process's. Above `target_utilisation`, a share of the measured capacity, the lowest tier is held back. The `pace` of
-    the process is kept up while it leads. `alone` is True if there can be no other controller, so that leading isn't worth a log
-    line. `leads` is True if it led when it last asked. `models` returns the models that the fleet serves, besides those with
-    workers; None for all models that the broker knows.
+    `id` is the id of the process. `target_utilisation` is the share of the measured capacity above which the lowest tier is held
+    back. The `pace` of the process never rests while it leads. `alone` is True if there can be no other controller, so leading isn't
+    logged. `leads` is True if it was the leader when it last asked. `models` returns the models that the fleet serves even if they
+    have no workers. If it is None, these are all models that the broker knows.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Controller:
         self.models, self.autoscaler = models, autoscaler
         self._clock, self._pace = clock, pace
         self._led_until = -math.inf
-        # Seconds that another controller's lead had left at the last look; infinite if unknown.
+        # Seconds until another controller's lead expires, as of the last look. Infinite if unknown.
         self._ends_in = math.inf
         self._say = log.debug if alone else log.info
         self._id, self._broker, self._fleet, self._target_utilisation = id, broker, fleet, target_utilisation
         self._rollouts = RolloutLeader(fleet, counters or ControllerCounts(), clock)
         self._published: dict[str, float] = {}
-        self._last: dict[str, Capacity] = {}  # Capacity last published for each model while leading; see `_steady`.
-        # Capacities that had not changed at the last look, to be published with the next.
+        self._last: dict[str, Capacity] = {}  # Capacity last published for each model while leading. See `_steady`.
+        # Capacities that hadn't changed at the last look. They are published together with the next look.
         self._unchanged: list[Capacity] = []
         self._calm = False  # True if the fleet had nothing to do at the last look.
         # True if the capacity that was logged last was an estimate, by model.
@@ -99,11 +99,11 @@ class Controller:
 
     @property
     def leads_now(self) -> bool:
-        """True while the lead hasn't run out, so that no other controller can lead."""
+        """True while the lead hasn't expired, so that no other controller can lead."""
         return self.leads and self._clock() < self._led_until
 
     def every(self) -> float:
-        """Return the seconds until the next look. They are fewer while it leads a busy fleet, or is about to lead."""
+        """Return the seconds until the next look. Looks are more frequent while it leads a busy fleet, or is about to lead."""
         if self.leads:
             return REST_EVERY if self._calm else PUBLISH_EVERY
         return PUBLISH_EVERY if self._ends_in < ENDS_SOON else self._pace.every()
@@ -115,17 +115,17 @@ class Controller:
         self._periodic.soon()
 
     async def stop(self) -> None:
-        """Stop asking for the lead. Leaving the fleet gives it up."""
+        """Stop asking for the lead. The lead itself ends when the process leaves the fleet."""
         await self._periodic.stop()
 
     async def _control(self) -> None:
         try:
             until = self._clock() + LEADS_FOR
-            asked, led = self._fleet.acquire_leadership(self._id, LEADS_FOR), self.leads
-            if led:  # It probably still leads, so look and publish in the same round trip.
-                self._ends_in, seen, _ = await asyncio.gather(asked, self._look(), self._publish_again())
+            acquiring, led = self._fleet.acquire_leadership(self._id, LEADS_FOR), self.leads
+            if led:  # This controller probably still leads, so look and publish in the same round trip.
+                self._ends_in, seen, _ = await asyncio.gather(acquiring, self._look(), self._publish_again())
             else:
-                self._ends_in = await asked
+                self._ends_in = await acquiring
             leads = self._ends_in == 0.0
             self._become(leads)
             self._led_until = until
@@ -138,7 +138,7 @@ class Controller:
                 rollouts = await self._rollouts.look(seen.rollouts, seen.members) if self.leads_now else {}
                 await self._publish(seen, rollouts)
         except BrokerUnavailable:
-            self._become(leader=False, known=False)  # Another may lead before the broker is back.
+            self._become(leader=False, known=False)  # Another controller may lead before the broker is back.
             self._ends_in = math.inf
             self._pace.stir()
             raise
@@ -152,15 +152,15 @@ class Controller:
 
     async def _look(self) -> _Seen:
         broker, fleet = self._broker, self._fleet
-        asked: dict[str, Awaitable[Any]] = {
+        calls: dict[str, Awaitable[Any]] = {
             "workers": broker.workers(), "loads": broker.loads(), "rollouts": fleet.rollouts(),
         }  # fmt: skip
         if self.autoscaler is not None or self._rollouts.asks:
-            asked["members"] = fleet.members()
+            calls["members"] = fleet.members()
         if self.autoscaler is not None:
-            asked |= {"depths": broker.depths(), "bulk": broker.bulk_queues()}
-        answers = await asyncio.gather(*asked.values())
-        return _Seen(**dict(zip(asked, answers, strict=True)))
+            calls |= {"depths": broker.depths(), "bulk": broker.bulk_queues()}
+        answers = await asyncio.gather(*calls.values())
+        return _Seen(**dict(zip(calls, answers, strict=True)))
 
     async def _publish(self, seen: _Seen, rollouts: Mapping[str, Rollout]) -> None:
         workers, loads = seen.workers, seen.loads
@@ -168,7 +168,7 @@ class Controller:
         loads_by_model: dict[str, Load] = {}
         rates: dict[str, float] = {}
         for queue, load in loads.items():
-            # Versions of a model mostly cost the same. The version with the most batches is known best.
+            # A model's versions mostly cost the same. The best estimate is that of the version with the most batches.
             rates[queue.model] = rates.get(queue.model, 0.0) + load.rate
             if queue.model not in loads_by_model or load.departures > loads_by_model[queue.model].departures:
                 loads_by_model[queue.model] = load
@@ -189,7 +189,7 @@ class Controller:
                 measured = self.autoscaler.look(measured, all_versions, waiting, workers, seen.members, bulk)
             capacities.append(replace(measured, rollout=rollouts.get(model)))
         for measured in capacities:
-            if not self.leads_now:  # The process stood still, and another controller may lead by now.
+            if not self.leads_now:  # The process was stalled, and another controller may lead by now.
                 return
             if self._calm and _steady(measured) == self._last.get(measured.model):
                 self._unchanged.append(measured)
@@ -201,7 +201,7 @@ class Controller:
         await self._withdraw_except(models)
 
     async def _publish_again(self) -> None:
-        """Publish the capacities that had not changed at the last look, unless another controller may lead by now."""
+        """Publish the capacities that hadn't changed at the last look, unless another controller may lead by now."""
         unchanged, self._unchanged = self._unchanged, []
         if self.leads_now:
             self._published.update(dict.fromkeys((capacity.model for capacity in unchanged), self._clock()))
@@ -225,7 +225,7 @@ class Controller:
             log.info(event, model=capacity.model, items_per_second=rate, workers=capacity.healthy)
 
     def _become(self, leader: bool, known: bool = True) -> None:
-        """Note that this controller leads or follows. `known` is False if the leader is unknown."""
+        """Record whether this controller leads. `known` is False if it is unknown which controller does."""
         if not leader and self.autoscaler is not None:
             (self.autoscaler.forget if known else self.autoscaler.interrupt)()
         if leader is not self.leads:
@@ -234,40 +234,40 @@ class Controller:
 
 
 def _calm(seen: _Seen) -> bool:
-    """Return True if nothing waits and all workers rest. A fleet without workers isn't calm, as it expects its first ones."""
+    """Return True if nothing is waiting and all workers rest. A fleet without workers isn't calm, because it expects some."""
     healthy = [worker for worker in seen.workers if worker.status is WorkerStatus.HEALTHY]
     rests = bool(healthy) and all(worker.every >= REST_EVERY for worker in healthy)
     return rests and not any(load.depth for load in seen.loads.values())
 
 
 def _steady(capacity: Capacity) -> Capacity:
-    """Return a capacity without the figures that fade over time."""
+    """Return a capacity without the numbers that decay over time."""
     if capacity.scaling is None:
         return capacity
     return replace(capacity, scaling=replace(capacity.scaling, utilisation=None, rate=0.0))
 
 
-KEEP_EVERY = 2.0  # Seconds of counts that may be lost with a leader.
-# Maximum seconds that count between two looks, because nobody watches while the broker is out of reach.
+KEEP_EVERY = 2.0  # Seconds of counts that may be lost if a leader ends.
+# Maximum seconds between two looks that count as observed, because nobody observes while the broker is unreachable.
 LONGEST_LOOK = 5.0
-STEP = "step"  # Label of the metric for a new step. The state is the label of other changes.
+STEP = "step"  # Metric label for a new step. For other changes the label is the state.
 
 _Tallies = dict[tuple[str, str, str], VersionCounts]  # Counts by gateway, model and version.
 
 
 class RolloutLeader:
-    """The rollouts of the fleet, in a controller that may lead it."""
+    """Advances the rollouts of the fleet while its controller leads."""
 
     def __init__(self, fleet: Fleet, counters: ControllerCounts, clock: Callable[[], float]) -> None:
         self._fleet, self._counters, self._clock = fleet, counters, clock
         self._held: dict[str, Rollout] = {}
         self._kept_at: dict[str, float] = {}
-        self._seen: _Tallies | None = None  # Counts of the gateways at the last look; None before the first.
+        self._seen: _Tallies | None = None  # The gateways' counts at the last look, or None before the first look.
         self._looked_at = 0.0
 
     @property
     def asks(self) -> bool:
-        """True if the next look needs the fleet's processes, because a rollout is running or it is the first look."""
+        """True if the next look needs the fleet's processes, because a rollout is running or because it is the first look."""
         return self._seen is None or any(rollout.running for rollout in self._held.values())
 
     def begin(self) -> None:
@@ -275,7 +275,7 @@ class RolloutLeader:
         self._seen = None
 
     async def look(self, kept: Sequence[Rollout], members: Sequence[ProcessInfo]) -> Mapping[str, Rollout]:
-        """Advance the rollouts that the broker keeps, and return them by model for publication."""
+        """Advance the rollouts that the broker stores. Returns them by model, to be published."""
         now = self._clock()
         seconds, self._looked_at = min(now - self._looked_at, LONGEST_LOOK), now
         first, news = self._seen is None, self._news(members)
@@ -299,7 +299,7 @@ class RolloutLeader:
         return self._held
 
     async def _keep(self, before: Rollout, after: Rollout, now: float, *, lost: bool) -> None:
-        """Write a rollout back if it has changed. If an operator has changed it meanwhile, the next look follows the operator."""
+        """Write a rollout back if it has changed. If an operator changed it in the meantime, the next look starts from that change."""
         moved = (before.state, before.step) != (after.state, after.step)
         if moved or lost or (after.running and now - self._kept_at[after.model] >= KEEP_EVERY):
             after = replace(after, revision=after.revision + 1)
@@ -311,9 +311,9 @@ class RolloutLeader:
         self._held[after.model] = after
 
     def _news(self, members: Sequence[ProcessInfo]) -> Mapping[tuple[str, str], VersionCounts]:
-        """Return the counts of all gateways since the last look, by model and version. A restarted gateway counts from zero."""
+        """Return what all gateways counted since the last look, by model and version. A restarted gateway counts from zero."""
         before, news = self._seen or {}, dict[tuple[str, str], VersionCounts]()
-        self._seen = dict(before)  # A gateway that is silent for a while may come back.
+        self._seen = dict(before)  # A gateway that doesn't report for a while may come back.
         for member in members:
             for model, versions in member.versions.items():
                 for version, counts in versions.items():
@@ -337,7 +337,7 @@ class RolloutLeader:
 
 
 def _place(rollout: Rollout) -> tuple[object, ...]:
-    """Return the identity of a rollout and its progress, to compare them."""
+    """Return the identity and the progress of a rollout, for comparison."""
     return rollout.version, rollout.beside, rollout.steps, rollout.state, rollout.step
 
 

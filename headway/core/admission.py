@@ -1,20 +1,20 @@
 """Admission: accept no entry that can't be served in time.
 
-An entry is admitted if what is ahead of it drains before its deadline:
+An entry is admitted if the entries ahead of it can be served before its deadline:
 
     ahead ≤ drain · (deadline − ℓ − margin)
 
-`drain` is the part of the fleet's k·B/ℓ(B) entries per second that its tier gets: all of it less what higher tiers send, and never
-less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier is refused first, and nothing overtakes an
-accepted entry and makes it late.
+`drain` is the part of the fleet's k·B/ℓ(B) entries per second that is left for the entry's tier: all of it less what higher tiers
+send, and never less than the reserved share. "Ahead" are the entries of its own tier and of those above. So lower tiers are refused
+first, and nothing overtakes an accepted entry and makes it late.
 
-In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do, too, and
-many admitted entries would be a little late, so the margin covers two standard deviations of the wait. A full batch is admitted all
-the same, as otherwise GPUs would run half full. Entries ahead don't delay a new entry if the next batches of the free GPUs have
-room for all of them. The queue admits such an entry whatever its deadline.
+In steady overload the queue stays at its bound, so entries wait as long as they may. If run times vary, so do waits, and many
+admitted entries would be slightly late. So the margin covers two standard deviations of the wait. A full batch is still admitted,
+because otherwise GPUs would run half full. If the next batches of the free GPUs have room for all entries ahead, these don't delay
+a new entry, and the queue admits it whatever its deadline.
 
-The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that drains at a fixed rate has
-a depth for every wait."""
+The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): for a queue that drains at a fixed
+rate, each wait corresponds to a depth."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ import msgspec
 
 from headway.model import Entry
 
-MIN_MARGIN = 0.005  # Shortest margin in seconds: part of a deadline kept for everything but waiting and running.
+MIN_MARGIN = 0.005  # Shortest margin in seconds: the part of a deadline kept for everything but waiting and running.
 MARGIN_SHARE = 0.02  # The margin as a share of the deadline, if that is more than MIN_MARGIN.
-WAIT_DEVIATIONS = 2.0  # Standard deviations by which a wait may exceed its mean without making an entry late.
-LEAST_SHARE = 0.01  # Smallest share of the drain for computing the wait of a tier, even if the tier gets less.
-MIN_WAIT = 0.001  # Shortest wait in seconds that a refusal names.
+WAIT_DEVIATIONS = 2.0  # Number of standard deviations by which a wait may exceed its mean without making an entry late.
+LEAST_SHARE = 0.01  # Smallest share of the drain when estimating a tier's wait, even if the tier gets less.
+MIN_WAIT = 0.001  # Shortest wait in seconds that a refusal states.
 
 
 class Refused(msgspec.Struct, frozen=True):
     """Refusal of an entry.
 
-    `most` isn't 0 if the request has too many inputs even for an empty queue. It is the number of inputs that would be admitted. It
-    is negative if at the known pace not even one input would be answered in time. Then `-most` inputs are admitted anyway."""
+    `most` isn't 0 if the request has too many inputs even for an empty queue. It is the number of inputs that would be admitted. If
+    at the known pace not even one input could be answered in time, it is negative, and `-most` inputs are admitted anyway."""
 
     wait: float  # Seconds until the entry would be admitted.
     tier_only: bool  # True if the highest tier would be admitted now.
@@ -45,25 +45,25 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True):
-    """Figures for admission, recomputed from time to time. Sizes are numbers of entries, unless entries are weighed."""
+    """Numbers that admission works with, recomputed from time to time. Sizes are numbers of entries, unless entries are weighed."""
 
-    drains: tuple[float, ...]  # Size per second that reaches each tier, highest first; all 0 while unknown.
-    batch_seconds: float  # Run time in seconds of a full batch that is slower than the mean by one standard deviation.
+    drains: tuple[float, ...]  # Size per second that is left for each tier, highest first; all 0 if unknown.
+    batch_seconds: float  # Run time in seconds of a full batch that is one standard deviation slower than the mean.
     max_batch: float = 0.0  # Size of a full batch.
     spread: float = 0.0  # Growth of a wait's squared margin (WAIT_DEVIATIONS), in seconds² per second of wait.
     known: dict[tuple[int, float, float], float] = {}  # Bounds computed so far, by tier and timeouts.
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:
-        """Return limits that admit every entry, for the time before the first measured batch."""
+        """Return limits that admit every entry, for use until a batch has been measured."""
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
     def of(
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
-        """Return limits computed from what the fleet can do: the whole GPUs, the mean (0 if unknown) and standard deviation in
-        seconds of a full batch's run time, the size that arrives per second in each tier, highest first, and the reserved share."""
+        """Return limits computed from `slots` (whole GPUs), the mean and standard deviation of a full batch's run time in seconds
+        (a mean of 0 if unknown), the size that arrives per second in each tier (highest first), and the reserved share."""
         if seconds <= 0.0:
             return cls.unknown(len(rates))
         drain = slots * max_batch / seconds
@@ -75,7 +75,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Return the largest size of the entries ahead with which `entry` is still admitted to `tier`."""
+        """Return the largest size of the entries ahead at which `entry` is still admitted to `tier`."""
         batch_seconds = self.batch_seconds
         wait = entry.queue_timeout
         if entry.timeout - batch_seconds < wait:
@@ -97,17 +97,17 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return allowed
 
     def pace(self, tier: int) -> float:
-        """Size per second by which the queue ahead of a tier shortens, more than 0 once a batch was measured."""
+        """Return the size per second by which the queue ahead of a tier shrinks. It is positive once a batch has been measured."""
         return max(self.drains[tier], self.drains[0] * LEAST_SHARE)
 
     def most(self, entry: Entry, size: float) -> float:
-        """Return how many entries like `entry`, each of this size, are answered in time if nothing else waits."""
+        """Return how many entries like `entry`, each of this size, can be answered in time if nothing else is waiting."""
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Return the refusal of an entry; None to admit it. `ahead` is the size of the entries ahead, `first` of tier 0."""
+        """Return a refusal, or None to admit the entry. `ahead` is the size of all entries ahead, `first` that of tier 0."""
         if ahead == 0 or self.batch_seconds <= 0.0:
-            return None  # A bad estimate must not lock everybody out, so an entry with nothing ahead of it may try.
+            return None  # A bad estimate must not lock everybody out, so an entry with nothing ahead of it is let in.
         allowed = self.allowed(tier, entry)
         if ahead < allowed:
             return None

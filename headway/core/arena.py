@@ -1,8 +1,8 @@
-"""Places of large values in an arena, which is memory that a worker's process and its host share. The owners of the memory ask here
-where a value goes, and check the places that the other side names.
+"""Places for large values in an arena, which is memory that a worker's process and its host share. The side that writes a value
+gets its place here, and the other side checks the places that it receives.
 
-One batch at a time has the arena. Its values lie in a row from the start: first the inputs, placed by the host, then the outputs,
-placed by the worker. The next batch starts over, so that memory that was touched once is used again. The generation of a place is
+The arena holds one batch at a time. Its values are stored in a row from the start: first the inputs, written by the host, then the
+outputs, written by the worker. The next batch starts over, so that the same memory pages are reused. The generation of a place is
 the number of its batch, so that a place never refers to another batch's value."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-ALIGNMENT = 64  # Offsets of places are multiples of this number of bytes, which suits arrays of numbers.
+ALIGNMENT = 64  # Places start at multiples of this number of bytes, which suits arrays of numbers.
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Place of one value: `length` bytes from `offset` on, for the batch whose number is `generation`."""
+    """Place of one value: `length` bytes starting at `offset`, for the batch whose number is `generation`."""
 
     offset: int
     length: int
@@ -23,21 +23,20 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def end(self) -> int:
-        """Offset just after the last byte."""
         return self.offset + self.length
 
 
 class Allocator:
-    """Places of the batch whose number is `generation`, in an arena of `size` bytes."""
+    """Allocates places in an arena of `size` bytes for the batch whose number is `generation`."""
 
     __slots__ = ("_generation", "_size", "used")
 
     def __init__(self, size: int, generation: int, used: int = 0) -> None:
         self._size, self._generation = size, generation
-        self.used = used  # Bytes taken at the beginning of the arena.
+        self.used = used  # Bytes in use at the beginning of the arena.
 
     def take(self, length: int) -> Place | None:
-        """Return a place for `length` bytes; None if there is no room."""
+        """Return a place for `length` bytes, or None if there is no room."""
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         if offset + length > self._size:
             return None
@@ -46,7 +45,7 @@ class Allocator:
 
 
 def sound(places: Iterable[Place], size: int, generation: int, used: int) -> bool:
-    """Return True if places are valid: in order, inside the arena behind the `used` bytes, without overlap, and of this batch."""
+    """Return True if places are valid: in order, after the `used` bytes, inside the arena, not overlapping, and of this batch."""
     for place in places:
         if place.generation != generation or place.length < 0 or not used <= place.offset <= place.end <= size:
             return False

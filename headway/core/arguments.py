@@ -7,15 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MOST_CHARS = 100_000  # Limit on the characters of the text.
+MOST_CHARS = 100_000  # Limit on the length of the string.
 
 
 class NoArguments(ValueError):
-    """The text isn't arguments. Says why, without quoting a value."""
+    """The string isn't a list of arguments. Says why, without quoting a value."""
 
 
 def read(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and named arguments in a text. Raises NoArguments if it isn't a list of literals."""
+    """Parse a string into positional and named arguments. Raises NoArguments if they aren't literals."""
     if not text.strip():
         return [], {}
     if len(text) > MOST_CHARS:
@@ -32,13 +32,13 @@ def read(text: str) -> tuple[list[Any], dict[str, Any]]:
         if keyword.arg is None:
             raise NoArguments("** is not a literal")
         if keyword.arg in named:
-            raise NoArguments(f"argument {keyword.arg} is there twice")
+            raise NoArguments(f"argument {keyword.arg} is given twice")
         named[keyword.arg] = _literal(keyword.value, f"argument {keyword.arg}")
     return positional, named
 
 
 def write(named: Mapping[str, object]) -> str:
-    """Return named arguments as a text for `read`. Raises NoArguments if a name isn't an identifier, or a value has no literal."""
+    """Return named arguments as a string for `read`. Raises NoArguments if a name isn't an identifier or a value has no literal."""
     for name in named:
         if not name.isidentifier():
             raise NoArguments(f"{name!r} is not the name of an argument")
@@ -48,7 +48,7 @@ def write(named: Mapping[str, object]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the arguments for printing: names without values, which may be secret."""
+    """Return the arguments for printing. The values, which may be secret, are left out."""
     positional, named = read(text)
     return ", ".join(["…"] * len(positional) + [f"{name}=…" for name in named])
 

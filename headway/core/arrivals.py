@@ -1,10 +1,10 @@
-"""Arrivals: endless streams of the instants at which requests come, drawn at random or read from a trace.
+"""Arrivals: endless streams of the times at which requests arrive, drawn at random or read from a trace.
 
-Each stream yields seconds from 0 on, never decreasing. It is drawn from as needed, so an hour's load takes no more memory than a
-second's. As randomness is an argument, the same seed gives the same arrivals in a load test and in a simulation.
+Each stream yields seconds from 0 on, never decreasing. It is read as needed, so an hour's load takes no more memory than a
+second's. As the source of randomness is an argument, the same seed yields the same arrivals in a load test and in a simulation.
 
-A trace is CSV. Either it has a header line that names a `TIMESTAMP` column, whose cells are ISO 8601 times (`2023-11-16
-18:17:03.9799600`, as in the Azure LLM inference traces) or seconds, or it is one bare column of seconds."""
+A trace is CSV. It either has a header line that names a `TIMESTAMP` column, or consists of a single column without a header. The
+header's column holds ISO 8601 times (`2023-11-16 18:17:03.9799600`, as in the Azure LLM inference traces) or seconds."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from headway.errors import SettingError
 
 
 class RandomSource(Protocol):
-    """Source of randomness, uniform in [0, 1); a `random.Random` is one."""
+    """Source of random numbers, uniform in [0, 1). A `random.Random` is one."""
 
     def random(self) -> float: ...
 
 
 def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
-    """Return arrivals of many independent clients, with exponential gaps, at a mean rate per second. Raises SettingError."""
+    """Return arrivals from many independent clients: exponential gaps at a mean rate per second. Raises SettingError."""
     _check(rate)
     mean = 1.0 / rate
     return accumulate(-math.log(1.0 - rng.random()) * mean for _ in repeat(None))
 
 
 def uniform(rate: float) -> Iterator[float]:
-    """Return arrivals at equal gaps, the first at 0, at a rate per second. Raises SettingError if it isn't positive."""
+    """Return evenly spaced arrivals at a rate per second, the first at 0. Raises SettingError if the rate isn't positive."""
     _check(rate)
     return (number / rate for number in count())
 
@@ -40,10 +40,11 @@ def uniform(rate: float) -> Iterator[float]:
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     """Return recorded arrivals, sped up or slowed down to a mean rate.
 
-    Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record starts again, one
-    mean gap later. It has instants in seconds, never decreasing, from any origin, and must not be an iterator, as it is read often.
+    Every gap is multiplied by (recorded rate / wanted rate), which preserves the burstiness. At the end, the recording starts again,
+    one mean gap later. It consists of times in seconds that never decrease, counted from any origin. It must not be an iterator,
+    because it is read more than once.
 
-    Raises SettingError if the rate is not a positive number, or the record has no time span to scale."""
+    Raises SettingError if the rate isn't a positive number, or the recording spans no time that could be scaled."""
     _check(rate)
     number, first, last = 0, 0.0, 0.0
     for last in recorded:
@@ -53,7 +54,7 @@ def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     span = last - first
     if number < 2 or span <= 0.0:
         raise SettingError(
-            "trace", f"{number} arrivals in {span:g} s", "has no rate", "Use one with arrivals at two instants or more."
+            "trace", f"{number} arrivals in {span:g} s", "has no rate", "Use one with arrivals at two or more times."
         )
     scale, length = (number - 1) / span / rate, number / rate
     return (lap * length + (instant - first) * scale for lap in count() for instant in recorded)
@@ -68,8 +69,8 @@ COLUMN = "TIMESTAMP"
 
 
 def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> Iterator[float]:
-    """Yield the arrivals of a trace, given line by line, in seconds from its first one. On iteration, raises SettingError with the
-    number of a line if there is no TIMESTAMP column, or if an instant can't be read or is earlier than the previous instant."""
+    """Yield the arrivals of a trace, given line by line, in seconds since the first one. Iterating raises SettingError, with the
+    line number, if there is no TIMESTAMP column, a time can't be read, or a time is earlier than the one before it."""
     column: int | None = None
     read: Callable[[str], float] | None = None
     before = -math.inf
@@ -84,7 +85,7 @@ def instants(lines: Iterable[str], name: str, setting: str = "--arrivals") -> It
                 read = _reading(text)
             instant = read(text)
         except (ValueError, TypeError):
-            reason = f"line {line}: {text!r} is not an instant like the others"
+            reason = f"line {line}: {text!r} is not a time like the others"
             raise SettingError(
                 setting, name, reason, f"Write seconds or YYYY-MM-DD HH:MM:SS.ffffff in {COLUMN}."
             ) from None
@@ -107,18 +108,18 @@ def _rows(lines: Iterable[str], name: str, setting: str) -> Iterator[tuple[int, 
 
 
 def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
-    """Return the column of instants, given the first line, and True if that line is a header."""
+    """Return the index of the column of times, given the first line, and True if that line is a header."""
     names = [cell.strip().lstrip("\ufeff").upper() for cell in cells]
     if COLUMN in names:
         return names.index(COLUMN), True
     if len(cells) == 1 and not names[0].isidentifier():
         return 0, False
     reason = f"has no column {COLUMN}; its first line is {','.join(cells)[:80]!r}"
-    raise SettingError(setting, name, reason, f"Name the column of arrival instants {COLUMN}.")
+    raise SettingError(setting, name, reason, f"Name the column of arrival times {COLUMN}.")
 
 
 def _reading(sample: str) -> Callable[[str], float]:
-    """Return a parser for a trace whose first instant is `sample`. It returns seconds from that instant."""
+    """Return a parser for a trace whose first time is `sample`. The parser returns seconds since that time."""
     try:
         zero = float(sample)
     except ValueError:

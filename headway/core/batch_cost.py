@@ -1,16 +1,16 @@
-"""Cost of a batch: which of three lines predicts its run time, and into which calls it is best cut.
+"""Cost of a batch: which of three lines predicts its run time, and how to split it into calls.
 
     number   α + β·n           every input takes the same time
     weight   α + β·Σw          an input takes time by its weight, such as its length
     padded   α + β·n·max w     all inputs are padded to the longest
 
-All three are fitted to the calls that ran, and the one with the best recent forecasts holds. The line by number holds until another
-line is clearly better, so that a model whose batches always take the same time keeps it. A batch of a model that pads is sorted and
-cut if that saves time, by dynamic programming over the places of the cuts.
+All three are fitted to past calls, and the one with the best recent forecasts is used. The number line is kept until another is
+clearly better, so that a model whose batches always take the same time stays with it. If a model pads, each batch is sorted and cut
+wherever that saves time. Dynamic programming finds the cuts.
 
-If every batch contains an input of the greatest length, the line by number fits, too. So now and then a batch runs in two calls on
-trial, the lighter inputs first, if α is known to be small, or can't be known as all batches are full. If the lighter inputs take
-less time than their number predicts, more trials follow soon; otherwise ever fewer."""
+If every batch contains an input of the greatest length, the number line fits as well. So now and then a batch runs on trial in two
+calls, the lighter inputs first. A trial requires that α is known to be small, or can't be known because all batches are full. If
+the lighter inputs take less time than their number predicts, more trials follow soon; otherwise they become rare."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from headway.core.service_model import DECAY, ServiceModel
 from headway.core.weight_estimate import octets
 from headway.model import CostLine, CostShape, Value, WorkerInfo, WorkerStatus
 
-NUMBER_ERROR = 0.03  # Mean relative error of forecasts below which the line by number holds whatever the others are.
-BETTER = 0.8  # Error of another line, relative to the current line, at which the other line takes over.
+NUMBER_ERROR = 0.03  # Mean relative error of forecasts below which the number line is used, however good others are.
+BETTER = 0.8  # A line replaces the current one if its error is at most this share of the current line's error.
 RECENT = 0.05  # Weight of the newest call in the mean error of a line.
-KNOWN_CALLS = 16  # Calls that must run before a line other than that by number can hold.
+KNOWN_CALLS = 16  # Calls that must have run before a line other than the number line is used.
 FIRST_TRIALS = 8  # Calls between the first two trials.
-MORE_TRIALS = 256  # Limit on the calls between two trials that show a gain, and minimum after a trial without gain.
-LAST_TRIALS = 8192  # Limit on the calls between two trials.
-MORE = 1.5  # Growth of the distance between trials after one that showed a gain. It doubles after others.
-AS_FORETOLD = 0.75  # Time of the lighter inputs, relative to the forecast by number, from which a trial shows no gain.
-SPARED = 0.25  # Smallest share of number × longest that a trial must spare.
-FULL = 0.95  # Mean size, relative to the largest, from which batches say little about smaller batches.
-NOTICED = 0.1  # Relative change of a line from which it is reported again.
-MOST_CALLS = 4  # Limit on the calls of a batch.
-LEAST_SAVED = 0.1  # Smallest share of a batch's time that a cut must save.
-MOST_PLACES = 64  # Limit on the places of a batch at which a cut is considered.
+MORE_TRIALS = 256  # Most calls between two trials that show a gain, and fewest after a trial that shows none.
+LAST_TRIALS = 8192  # Most calls between two trials.
+MORE = 1.5  # Factor by which the distance between trials grows after a gain. Otherwise it doubles.
+AS_FORETOLD = 0.75  # A trial shows a gain if the lighter inputs take less than this share of the forecast by number.
+SPARED = 0.25  # Smallest share of number × longest that a trial must save.
+FULL = 0.95  # If the mean size is at least this share of the largest, batches say little about smaller ones.
+NOTICED = 0.1  # Relative change from which a line is reported again.
+MOST_CALLS = 4  # Most calls that a batch is split into.
+LEAST_SAVED = 0.1  # Smallest share of a batch's time that cutting it must save.
+MOST_PLACES = 64  # Most places in a batch at which a cut is considered.
 
 
 class BatchCost:
-    """Run time of calls, learnt from past calls of at least one input each."""
+    """Learns the run time of calls from past calls with at least one input."""
 
     def __init__(self) -> None:
-        self.shape = CostShape.NUMBER  # Shape of the line that holds.
+        self.shape = CostShape.NUMBER  # Shape of the line in use.
         self.errors = dict.fromkeys(CostShape, 0.0)  # Mean relative error of each line's recent forecasts.
         self._lines = {shape: ServiceModel() for shape in CostShape}
         self._calls = self._batches = self._inputs = self._padded = 0.0
@@ -58,14 +58,13 @@ class BatchCost:
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Return True if a batch may run in two calls on trial. That spares padding worth `spared` inputs of the greatest length.
-        By the slope of the line by number, it takes no longer than one call if the model pads. Without a slope, full batches are
-        tried."""
+        """Return True if a batch may run in two calls on trial, which saves padding worth `spared` inputs of the greatest length. If the
+        model pads, the two must take no longer than one, by the number line. If that line has no slope yet, batches must be full."""
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Split a batch of at least one input into calls, each a list of places, in the cheapest way or on trial."""
+        """Split a batch of at least one input into calls, in the cheapest way or on trial. Each call is a list of indices."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -122,14 +121,14 @@ class BatchCost:
         return self.line_of(self.shape)
 
     def line_of(self, shape: CostShape) -> CostLine:
-        """Return the line of a shape, even while another shape holds."""
+        """Return the line of a shape, even if another shape is in use."""
         line = self._lines[shape]
         longest = max(self._padded / self._inputs, 1.0) if self._inputs else 1.0  # It is a divisor elsewhere.
         return CostLine(shape, line.alpha, line.beta, longest, self.errors[shape])
 
 
 def padded(workers: Iterable[WorkerInfo]) -> dict[str, CostLine]:
-    """Return the mean line of each model that pads, as found by most of its healthy workers with a line."""
+    """Return the mean line of each model that pads according to most of its healthy workers that have a line."""
     lines: dict[str, list[CostLine]] = {}
     for worker in workers:
         if worker.cost is not None and worker.status is WorkerStatus.HEALTHY:
@@ -161,9 +160,8 @@ def is_news(line: CostLine | None, known: CostLine | None) -> bool:
 
 
 def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
-    """Cut a batch of at least one input into the best calls, given the weights of its inputs. Each call is a list of places,
-    lightest first. Unless several calls save LEAST_SAVED of the batch's time by this line, it is one call in the order of the
-    batch."""
+    """Cut a batch of at least one input into the best calls, given the weights of its inputs. Each call is a list of indices,
+    lightest input first. If cutting saves less than LEAST_SAVED of the batch's time, there is one call in the batch's own order."""
     count = len(weights)
     whole = line.alpha + line.beta * count * max(weights)
     enough = (1.0 - LEAST_SAVED) * whole
@@ -174,7 +172,9 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     ends = [count * number // places for number in range(places + 1)]
     heaviest = [weights[order[end - 1]] for end in ends]
     costs = [0.0] + [inf] * places
-    begins: list[list[int]] = []  # For each number of calls and each place as an end, where the last call begins.
+    begins: list[
+        list[int]
+    ] = []  # Where the last call begins, for each number of calls and each place where it may end.
     least, calls = enough, 0
     for number in range(1, MOST_CALLS + 1):
         steps = [
@@ -196,12 +196,12 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     return parts[::-1] or [list(range(count))]
 
 
-SURE = 64  # Calls after which most are ignored, if every input takes the same time.
-LOOKED_AT = 8  # One in so many calls is observed then.
+SURE = 64  # Number of calls after which most are ignored, if every input takes the same time.
+LOOKED_AT = 8  # From then on, one call out of this many is observed.
 
 
 class Calls:
-    """Learns in the child process what a target's calls cost. Cuts batches into calls if the model pads, unless `whole` is set."""
+    """Learns in the child process how long a target's calls take. If the model pads, cuts batches into calls, unless `whole`."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()
@@ -230,7 +230,7 @@ class Calls:
             self._cost.observe(part, seconds)
 
     def news(self) -> CostLine | None:
-        """Return the line that holds, if it differs enough from the line returned last."""
+        """Return the line in use if it differs enough from the one returned last, else None."""
         line = self._cost.line
         if not is_news(line, self.reported) or (self.reported is None and line.shape is CostShape.NUMBER):
             return None

@@ -1,16 +1,16 @@
-"""Budgets that owners share, such as connections or bytes in flight, so that the greediest owner leaves something for the others.
+"""Budgets that several owners share, such as connections or bytes in flight. The greediest owner leaves something for the others.
 
-Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g / (1 + g) of
-all. Each of n greedy owners gets g / (1 + n · g), and 1 / (1 + n · g) stays free, which is enough for owners that need little. So
-nothing is reserved while nobody is greedy, and no share has to be configured."""
+Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. A single owner gets g / (1 + g) of
+the total. Each of n greedy owners gets g / (1 + n · g), and 1 / (1 + n · g) stays free, which is enough for owners that need
+little. So nothing is reserved while nobody is greedy, and no share has to be configured."""
 
 from __future__ import annotations
 
-GREED = 9  # Multiple of the free units that one owner may hold. With 9, an owner alone gets nine tenths of all.
+GREED = 9  # Multiple of the free units that an owner may hold. With 9, a single owner gets nine tenths of the total.
 
 
 class Budget:
-    """A number of units, and how many of them each owner holds. With a `greed` of 0, only `total` limits an owner; see GREED."""
+    """A number of units, and how many of them each owner holds. If `greed` is 0, only `total` limits an owner; see GREED."""
 
     __slots__ = ("_greed", "_used", "free")
 
@@ -23,9 +23,9 @@ class Budget:
         return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
-        """Take units for an owner. Returns False, and takes none, if it may not hold so many.
+        """Take units for an owner. Returns False, and takes none, if the owner may not hold that many.
 
-        An owner that holds none may take the last unit. If `most` isn't 0, it limits the owner's units, whatever is free."""
+        An owner that holds none may take even the last units. If `most` isn't 0, an owner never holds more than that."""
         used = self._used.get(owner, 0)
         left, wanted = self.free - amount, used + amount
         if left < 0 or (most and wanted > most) or (used and self._greed and wanted > self._greed * left):

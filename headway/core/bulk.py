@@ -1,28 +1,28 @@
-"""Bulk entries: a class below all tiers, for seats that would be empty and GPUs that would be idle.
+"""Bulk entries: a class below all tiers, which fills empty seats of batches and runs on idle GPUs.
 
-A bulk entry never makes a batch of other entries leave. It is part of no figure that decides about others, such as depth, arrivals
-or admission. It rides in one of two ways:
+A bulk entry never makes a batch of regular entries leave, and isn't counted in any number that affects them, such as depth, arrival
+rate or admission. It runs in one of two ways:
 
-    seats   in a batch that leaves anyway, once all others are packed
+    seats   in a batch that leaves anyway, once all regular entries are packed
     whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
 
 A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, they fill all empty seats;
-otherwise only so many that the members stay within the promised latency. If the model pads inputs to the longest of a call, bulk
-entries heavier than all members go last. A whole batch then has entries of similar weight, and takes no longer than a full batch of
-others.
+otherwise only as many as keep the members within the promised latency. If the model pads inputs to the longest of a call, bulk
+entries heavier than all members go last. The entries of a whole batch are then of similar weight, and it takes no longer than a
+full batch of regular entries.
 
-A whole batch is a bet, as a request that then finds no GPU waits for up to a batch. To make that rarer than `QueueLimits.delayed`,
-enough GPUs are left to others, assuming Poisson arrivals. The result is counted as a credit: each departing request earns that
-share, and each request that waited while bulk held a GPU costs 1. No bet is placed that the credit can't pay for. After QUIET
-seconds without a request the fleet counts as idle, and bulk gets all GPUs.
+A whole batch is a bet: a request that then finds no free GPU waits for up to a batch. To make that rarer than
+`QueueLimits.delayed`, enough GPUs are left free, assuming Poisson arrivals. A credit keeps track of the result: each departing
+request earns that share, and each request that waited while bulk held a GPU costs 1. No bet is placed that the credit can't pay
+for. After QUIET seconds without a request the fleet counts as idle, and bulk gets all GPUs.
 
-The credit starts at FIRST_CREDIT, so that no job waits long beside idle GPUs. While the credit pays for a bet, a single GPU may
-begin a whole batch even if that leaves no GPU to others. For that, nothing may wait, and at most one request may be expected during
-the batch. The earlier rate says little after SETTLED seconds without a request, which then count as proof enough.
+The credit starts at FIRST_CREDIT, so that no job waits long while GPUs are idle. While the credit pays for a bet, a single GPU may
+start a whole batch even if no GPU is left for regular entries. This requires that nothing is waiting, and that at most one request
+is expected during the batch. After SETTLED seconds without a request, the earlier rate says little, and the batch may start anyway.
 
-Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, with entries of one shape. If a batch fails,
-whoever sent its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (The idea
-of a bulk class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
+Bulk entries that may fail, or that are large, run `apart`: only in whole batches, with entries of one shape. If a batch fails,
+the sender of its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (A bulk
+class for a black-box target follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
 
 from __future__ import annotations
 
@@ -37,30 +37,32 @@ from headway.core.departure import LEEWAY
 from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
 from headway.core.packing import Nearness
 
-STRETCH = 1.03  # Ratio of their times up to which a full batch counts as no longer than the departing batch.
-WITHIN = 0.8  # Share of the promised latency within which a batch with bulk entries should be back.
-QUIET = 30.0  # Seconds without an entry of others after which a fleet counts as idle.
+STRETCH = 1.03  # A full batch counts as no longer than the departing batch if it takes up to this multiple of its time.
+WITHIN = 0.8  # A batch with bulk entries should be back within this share of the promised latency.
+QUIET = 30.0  # Seconds without a regular entry after which a fleet counts as idle.
 FIRST_CREDIT = 1.0  # Initial credit.
-SETTLED = 0.5  # Seconds without an entry of others after which their earlier rate no longer predicts the next.
-# Smallest gap between whole batches, relative to an even one, so that GPUs don't all become free at once.
+SETTLED = 0.5  # Seconds without a regular entry after which their earlier rate no longer predicts the next.
+# Smallest gap between whole batches, relative to an even gap, so that GPUs don't all become free at the same time.
 SPACING = 0.8
-LOOK = 0.05  # Seconds after which a whole batch that may not leave yet is looked at again.
-MOST_PAGES = 64  # Limit on the pages of large entries in a whole batch, unless there is only one.
-APART_AHEAD = 256  # Limit on the entries searched for companions of the first entry that rides apart.
-BATCHES_WAITING = 4  # Limit on waiting entries, in full batches for each GPU. The sender holds back further entries.
+LOOK = 0.05  # Seconds after which to check again whether a whole batch may leave.
+MOST_PAGES = 64  # Limit on the pages of the large entries in a whole batch, unless there is only one.
+APART_AHEAD = 256  # Most entries searched for companions of the first entry that runs apart.
+BATCHES_WAITING = 4  # Limit on waiting entries, in full batches per GPU. The sender holds back further entries.
 _WEIGHT = attrgetter("weight")
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
-    """Forecast for a whole batch if it leaves now: how long the batch runs, and what other entries come meanwhile."""
+    """Forecast for a whole batch that leaves now: how long the batch runs, and which regular entries arrive in the meantime."""
 
     seconds: float  # Expected run time of the batch in seconds.
-    rate: float  # Arrivals of others per second.
-    gap: float  # Shortest time in seconds between two departures of others; 0 for none.
+    rate: float  # Regular arrivals per second.
+    gap: float  # Shortest time in seconds between two regular departures; 0 for none.
     slots: int  # Live GPUs.
-    whole: float  # Whole GPUs that they add up to. On a GPU that models share, a batch would delay another model.
-    newest: float  # Instant of the latest arrival of others; minus infinity for none.
-    waiting: int = 0  # Others that wait.
+    whole: (
+        float  # Whole GPUs that they amount to. On a GPU shared by several models, a batch would delay another model.
+    )
+    newest: float  # Time of the latest regular arrival; minus infinity for none.
+    waiting: int = 0  # Regular entries that are waiting.
 
 
 class BulkClass:
@@ -69,9 +71,9 @@ class BulkClass:
     def __init__(self, delayed: float, most_credit: float) -> None:
         self._delayed, self._most_credit = delayed, most_credit
         self._seats, self._apart, self._again = TierQueue(), list[QueuedEntry](), list[QueuedEntry]()
-        self.busy = 0  # Running whole batches.
+        self.busy = 0  # Whole batches that are running.
         self.credit = FIRST_CREDIT  # Number of requests that may still be delayed.
-        self.delayed = 0  # Requests that waited for a GPU with a whole batch.
+        self.delayed = 0  # Requests that waited for a GPU that ran a whole batch.
         self._left = self._excused = self.ended = -math.inf
 
     @property
@@ -85,8 +87,8 @@ class BulkClass:
             self._seats.push(queued)
 
     def hand_back(self, members: Sequence[QueuedEntry]) -> None:
-        """Put back entries that never ran, ahead of all others."""
-        self._seats.sweep()  # Entries that left out of turn still have their places.
+        """Put back entries that never ran, ahead of all other bulk entries."""
+        self._seats.sweep()  # Entries that left out of turn are still listed.
         for queued in members:
             queued.state, queued.attempts = QUEUED, 0
         self._apart[:0] = [queued for queued in members if _rides_apart(queued)]
@@ -100,7 +102,7 @@ class BulkClass:
         self._seats.drop(queued)
 
     def fill(self, count: int, weight: float) -> list[QueuedEntry]:
-        """Take entries for the empty seats of a batch, within a number and a total weight."""
+        """Take entries for the empty seats of a batch, up to a number and a total weight."""
         taken: list[QueuedEntry] = []
         while len(taken) < count and weight > 0.0 and (queued := self._next(weight)) is not None:
             taken.append(queued)
@@ -112,7 +114,7 @@ class BulkClass:
         self, count: int, weight: float, members: int, heaviest: int, near: Nearness, padded: float = 0.0
     ) -> list[QueuedEntry]:
         """Take entries closest in weight to the heaviest of a batch, if the model pads inputs. Lighter entries go first. Heavier
-        entries ride only while the batch, padded, weighs no more than `padded`."""
+        entries are taken only while the padded batch weighs at most `padded`."""
         taken: list[QueuedEntry] = []
         for queued in self._by_nearness(heaviest, near.most):
             longest = max(queued.weight, heaviest)
@@ -136,14 +138,13 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Return the next entries. Entries of at most the given weight come first, the heaviest first. Then come the
-        heavier entries, the lightest first."""
+        """Return the next entries: first those of at most the given weight, heaviest first, then the others, lightest first."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
 
     def _take_early(self, queued: QueuedEntry, cost: float) -> None:
-        """Take an entry out of turn, at a cost in rounds to its tenant unless it was handed back."""
+        """Take an entry out of turn. Its tenant pays a cost in rounds, unless the entry was handed back."""
         if queued in self._again:
             self._again.remove(queued)
             queued.state, queued.attempts = RUNNING, 1
@@ -159,8 +160,8 @@ class BulkClass:
         near: Nearness | None = None,
         padded: float = 0.0,
     ) -> list[QueuedEntry]:
-        """Take the entries of a whole batch. Entries that ride apart go first, as they have no other way. With `near`, entries have
-        similar weight, and weigh at most `padded` when padded to the first."""
+        """Take the entries of a whole batch. Entries that run apart go first, because they can't run otherwise. If `near` is given,
+        entries have similar weight, and weigh at most `padded` in total when padded to the first."""
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
             self._excused = now + 2.0 * forecast.seconds
@@ -176,7 +177,7 @@ class BulkClass:
         return [first, *self.fill_near(count, weight, 1, first.weight, near, padded)]
 
     def _take_apart(self, count: int, weight: float) -> list[QueuedEntry]:
-        """Take the first entry that rides apart, and as many of its shape as fit."""
+        """Take the first entry that runs apart, and as many of its shape as fit."""
         taken: list[QueuedEntry] = []
         pages = MOST_PAGES
         for queued in self._apart[:APART_AHEAD]:
@@ -199,22 +200,22 @@ class BulkClass:
         self.busy, self.ended = self.busy - 1, now
 
     def earn(self, entries: int) -> None:
-        """Note that entries of others left, and earn credit for them."""
+        """Record that regular entries left, and earn credit for them."""
         self.credit = min(self.credit + self._delayed * entries, self._most_credit)
 
     def charge(self, entries: int, now: float) -> None:
-        """Note that entries of others waited for a GPU with a whole batch. Entries that come first after a silence are free."""
+        """Record that regular entries waited for a GPU that ran a whole batch. The first entries after a silence cost nothing."""
         self.delayed += entries
         if now <= self._excused:
             return
         self.credit = max(self.credit - entries, -self._most_credit)
 
     def near(self, now: float) -> bool:
-        """Return True if entries of others that leave now may have waited for a whole batch."""
+        """Return True if regular entries that leave now may have waited for a whole batch."""
         return self.busy > 0 or now - self.ended <= LEEWAY
 
     def opens_at(self, forecast: Forecast, now: float) -> float:
-        """Return the instant from which a whole batch may leave on an idle GPU, or when to look again."""
+        """Return the earliest time at which a whole batch may start on an idle GPU or, if that isn't known yet, when to check again."""
         if not self.depth:
             return math.inf
         held = self.held(forecast, now)
@@ -223,7 +224,7 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may leave on an idle GPU if no others arrive; infinite if it never may."""
+        """Return the seconds until a whole batch may start on an idle GPU if no regular entry arrives; infinite for never."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1
@@ -234,23 +235,22 @@ class BulkClass:
         return max(forecast.newest + QUIET - now, 0.0)
 
     def _may_begin(self, forecast: Forecast, now: float) -> bool:
-        """Return True if a single whole batch may leave although that leaves no GPU to others, as hardly any come."""
+        """Return True if so few regular entries arrive that a single whole batch may start although no GPU is left for them."""
         if self.busy or forecast.waiting or self.credit < 1.0:
             return False
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
 
 
 def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
-    """Return the size up to which bulk entries may fill a batch. The batch has size `size` without bulk entries. A
-    batch takes `alpha` + `beta` × its size seconds. The oldest entry of the batch has waited for `waited` seconds.
-    `promise` is the promised latency in seconds, or 0 for none."""
+    """Return the size up to which bulk entries may fill a batch of size `size`, at most `limit`. A batch takes `alpha` + `beta` ×
+    its size seconds. The oldest entry has waited for `waited` seconds. `promise` is the promised latency in seconds, or 0."""
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
     return max(size, min(limit, (WITHIN * promise - waited - alpha) / beta))
 
 
 def _none_left(forecast: Forecast, left: int) -> float:
-    """Return the chance that others need more than `left` GPUs while a whole batch runs."""
+    """Return the probability that regular entries need more than `left` GPUs while a whole batch runs."""
     mean = forecast.rate * forecast.seconds
     if forecast.gap > 0.0:
         mean = min(mean, forecast.seconds / forecast.gap)

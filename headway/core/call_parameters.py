@@ -1,8 +1,8 @@
-"""Parameters that apply to a whole call of a target: only requests with equal values ride together.
+"""Parameters that apply to a whole call of a target. Only requests with the same values can share a call.
 
-Values are compared in a normal form, and the call gets that form, so no answer depends on which requests share the call: 5.0 is 5,
--0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, an integer and a number with a fraction may
-be the same double, so 2⁵³ and 2⁵³.0 are not equal."""
+Values are compared in a normal form, and the call gets that form, so that no answer depends on which requests share the call: 5.0
+is 5, -0.0 is 0, and object members are sorted. Absent values are the same. From 2⁵³ on, an integer and a number with a fraction may
+be the same double, so 2⁵³ and 2⁵³.0 are not the same."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headway.core.parameters import CANONICAL, out_of_range
 from headway.core.rows import NUMBER_BYTES
 from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
-_INPUTS = frozenset(("messages",))  # Parameters that are the input itself, as for a chat model; "all" leaves them out.
+_INPUTS = frozenset(("messages",))  # Parameters that are the input itself, as for a chat model. "all" excludes them.
 
-_EXACT = 1 << 53  # Below this, numbers with a fraction or an exponent are exact, and become integers if they are whole.
+_EXACT = 1 << 53  # Numbers with a fraction or an exponent are exact below this. Whole ones become integers.
 
 
 def _number(text: str) -> float:
@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that apply to a whole call. These are all that any of the workers of the model names."""
+    """Return the parameters that apply to a whole call: all that any of the model's workers names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:
@@ -43,18 +43,18 @@ def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
 
 
 def seen(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that every target gets, given the workers of one model."""
+    """Return the parameters that every target receives, given the workers of one model."""
     some = [set(worker.sees) for worker in workers if worker.sees != ALL_PARAMETERS]
     return tuple(sorted(set.intersection(*some))) if some else ALL_PARAMETERS
 
 
 def unseen(parameters: bytes, sees: PerCall) -> list[str]:
-    """Return the names of parameters that a target never sees if it gets only `sees`."""
+    """Return the names of the parameters that a target never sees if it receives only `sees`."""
     return [name for name in _members(parameters or b"{}") if sees != ALL_PARAMETERS and name not in sees]
 
 
 def values_of(parameters: bytes, names: PerCall) -> bytes:
-    """Return the parameters with these names in normal form, if any. Long values (CANONICAL) and extreme values stay as written."""
+    """Return the parameters with these names in normal form, if any. Long (see CANONICAL) and extreme values stay as written."""
     if not parameters:
         return b""
     members = _members(parameters)
@@ -70,7 +70,7 @@ def values_of(parameters: bytes, names: PerCall) -> bytes:
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:
     """Return a number that requests share if they may run in one call, given their parameters and the number `shape` of their rows.
-    Other requests may have this number by chance, or by intent, so the process that runs a batch compares the values."""
+    Other requests may have this number by chance or by intent, so the process that runs a batch compares the values."""
     values = values_of(parameters, names)
     if not values:
         return shape

@@ -1,4 +1,4 @@
-"""Capacity of a model's workers, from what each worker does in full batches."""
+"""Capacity of a model, computed from how much each of its workers handles in full batches."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from headway.core.departure import Load
 from headway.core.service_model import REACH
 from headway.model import Capacity, WorkerInfo, WorkerStatus
 
-FORGOTTEN_AFTER = 120.0  # Seconds after which an unpublished capacity, such as of a model that is gone, is forgotten.
+FORGOTTEN_AFTER = 120.0  # Seconds after which a capacity that is no longer published is forgotten.
 
-STALE_AFTER = 10.0  # Seconds without a new publication after which the last capacity is no longer believed.
+STALE_AFTER = 10.0  # Seconds without a new publication after which the last capacity is no longer trusted.
 
-LEAST_BELIEVED = 0.5  # Share of a single input's run time within which no answer comes, however fast the slot.
+LEAST_BELIEVED = 0.5  # Share of a single input's run time before which no slot answers, however fast it is.
 
 
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
 ) -> Capacity:
-    """Return the capacity of one model, which is the sum of what its healthy slots do in full batches.
+    """Return the capacity of one model: the total that its healthy slots handle in full batches.
 
-    A slot without a batch yet counts like the others, by the load's α and β: B/ℓ(B), a full batch over its run time. If a GPU holds
-    several models, the share available to this one counts. The lowest tier is held back above `target_utilisation`, a share of the
-    capacity. While the broker's memory is scarce, it admits nothing, so no capacity is usable."""
+    For a slot that hasn't run a batch yet, α and β of the load predict its share: B/ℓ(B), a full batch over its run time. If a GPU
+    holds several models, only the share available to this one counts. The lowest tier is held back above `target_utilisation`, a
+    share of the capacity. While the broker's memory is scarce, it admits nothing, so no capacity is usable."""
     own = [worker for worker in workers if worker.model == model]
     healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
     usual = pace(load) if load is not None else 0.0
@@ -42,11 +42,11 @@ def capacity(
 
 
 class Freshness:
-    """Freshness of the capacities that a process reads from instant `now` on, by their last publication. Time is monotonic."""
+    """Tells whether the capacities that a process has read since time `now` are fresh, by their publication. Time is monotonic."""
 
     def __init__(self, now: float) -> None:
         self._since = now
-        # Broker instant of the last publication for each model, and when it was first read here.
+        # For each model, the broker's time of the last publication, and when it was first read here.
         self._heard: dict[str, tuple[float, float]] = {}
 
     def hear(self, capacity: Capacity, now: float) -> bool:
@@ -64,19 +64,18 @@ class Freshness:
 
 
 def pace(load: Load) -> float:
-    """Return the entries of mean size per second that one slot does in full batches; 0 if unknown.
+    """Return the entries of mean size per second that one slot handles in full batches; 0 if unknown.
 
-    As for admission, the line is trusted up to REACH times the largest batch seen, and level from there. Otherwise two small
-    batches, one of them slow by accident, could predict a capacity of next to nothing, and a throttle based on it would never let a
-    larger batch form."""
+    As in admission, the line is trusted up to REACH times the largest batch seen, and flat from there. Otherwise two small batches,
+    one of them slow by accident, could predict a capacity near zero, and a throttle based on it would never let a larger one form."""
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
 
 
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
-    """Return the seconds within which no worker answers a request, however many there are; 0 if unknown. A batch of one takes about
-    this long, or half of that if slots differ. The result never exceeds a full batch of the fastest slot, which measures it."""
+    """Return the number of seconds before which no worker answers a request, however many there are; 0 if unknown. This is about
+    the time of a batch of one, or half of that if slots differ, but never more than a full batch takes on the fastest slot."""
     if load.largest <= 0.0:
         return 0.0
     single = load.alpha + load.beta

@@ -1,27 +1,27 @@
-"""Limits on a batch, its wait and a request that suit a model, given the time that a batch takes."""
+"""Deadlines that suit a model, for a batch, for the wait in the queue and for the whole request, given the time a batch takes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-_AMPLE = 2.0  # Ratio of an ample deadline to what it must cover.
+_AMPLE = 2.0  # An ample deadline is this multiple of the time that it must cover.
 MOST_MS = 600_000  # Longest deadline that the settings allow, in ms.
-HELD_SHARE = 0.95  # Share of its time for which a request may be held for a starting worker. The rest is for the run.
+HELD_SHARE = 0.95  # Share of its time for which a request may wait for a starting worker. The rest is left for the run.
 
 
 def fitting(seconds: float) -> dict[str, int]:
     """Return suitable deadlines in ms, by setting, for a model whose batches take `seconds`.
 
-    A request may arrive just after a batch has left: it waits for that batch to end, and rides in the next."""
+    A request may arrive just after a batch has left. It then waits for that batch to finish, and runs in the next one."""
     batch = _rounded(_AMPLE * seconds)
     fits = {"gpu_timeout_ms": batch, "queue_timeout_ms": batch, "request_timeout_ms": 2 * batch}
     return {name: min(value, MOST_MS) for name, value in fits.items()}
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Return the flags that raise deadlines which are too short for batches of `seconds`; empty if none is. `limits` has
-    deadlines in ms, by setting. Missing deadlines are not checked."""
+    """Return the flags that raise the deadlines that are too short for batches of `seconds`, or an empty string. `limits` maps
+    settings to deadlines in ms. A missing deadline isn't checked."""
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 

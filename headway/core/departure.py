@@ -1,22 +1,22 @@
-"""Departure: the moment at which a batch leaves.
+"""Departure: when a batch leaves.
 
-A policy turns the measured load into a `Rule`, a handful of numbers, and `decide` applies the rule to the waiting entries. So a
+A policy turns the measured load into a `Rule`, which is a few numbers, and `decide` applies the rule to the waiting entries. So a
 policy is a few lines of arithmetic, its rule can be applied in another process, and each departure has a reason:
 
-    full      as many wait as the rule's batch size
+    full      as many entries are waiting as the rule's batch size
     deadline  the most urgent member would be too late if it waited longer
     window    the oldest member has waited as long as the rule allows
     headway   the slot's gap since the last departure is over
-    early     waiting wouldn't change the batch, as less than one more arrival is expected
+    early     waiting wouldn't change the batch, because less than one more arrival is expected
 
 If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take entries beyond
-the next batch of the fast slots, or those for which the fast slots are late.
+the next batch of the fast slots, and those for which the fast slots are late.
 
-`Past` holds the recent arrivals of a queue, and estimates the number of clients that wait for their answers. Arrivals are noted
-when their batch leaves, all at once, so that a request costs nothing extra. A fixed number of clients, each of which asks again
-once answered, differs from an open load in two ways. At the end of a batch the number of waiting or running entries nearly always
-equals the number of clients, whereas with Poisson arrivals it varies as much as its mean. And arrivals follow soon after a batch,
-with its answers, whereas other arrivals come at any time."""
+`Past` keeps the recent arrivals of a queue, and estimates how many clients are waiting for their answers. Arrivals are recorded
+together when their batch leaves, so that a single request costs nothing extra. If a fixed number of clients send a new request as
+soon as they get an answer, this differs from an open load in two ways. First, when a batch finishes, the number of waiting or
+running entries nearly always equals the number of clients; with Poisson arrivals its variance is as large as its mean. Second,
+arrivals follow soon after a batch, because of its answers; in an open load they come at any time."""
 
 from __future__ import annotations
 
@@ -31,38 +31,33 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.suspects import CallerKey, Group
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
-# Reasons of batches without a rule: entries that ran before, or whose caller rides apart; only bulk entries.
+# Reasons for batches that no rule decides on: entries that ran before; entries whose caller runs apart; only bulk entries.
 RETRY, APART, BULK = "retry", "apart", "bulk"
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
-# Waiting full batches from which a helping slot takes a batch, as the other slots' next batch takes no more than one.
-HELPED_FROM = 2
-MEASURE_AFTER = 100  # Departures after which a helping slot takes a batch at once, to show whether it is still slow.
-OVER = 1.25  # A batch is cut if it exceeds so many even shares of all that waits and runs.
-OVER_UNLIKE = 2.0  # The same if slots differ, as a part may go to a slow one.
-# Fewest GPUs for giving each entry its own. With fewer, Poisson arrivals too often look like waiting clients.
-LONE_FROM = 4
-# Limit on arrivals expected in a gap for giving each entry its own GPU: more can't be clients that wait for their answers.
-LONE_ARRIVALS = 1.5
-# Largest factor of a slot that takes a single entry while every other entry has a GPU; see `_each_has_its_own`.
-LONE_FACTOR = 2.2
-# Seconds before its most urgent member's last moment at which a batch leaves, for timers and the way back.
-LEEWAY = 0.005
+HELPED_FROM = 2  # Full batches that must wait before a helping slot takes one. The other slots take the first of them.
+MEASURE_AFTER = 100  # After this many departures a helping slot takes a batch, to show whether it is still slow.
+OVER = 1.25  # A batch is cut if it exceeds this many even shares of everything that is waiting or running.
+OVER_UNLIKE = 2.0  # The same if slots differ, because a part may go to a slow one.
+LONE_FROM = 4  # Fewest GPUs at which each entry gets its own. With fewer, Poisson arrivals often look like clients.
+LONE_ARRIVALS = 1.5  # Most arrivals expected in a gap at which each entry gets its own GPU. Clients can't cause more.
+LONE_FACTOR = 2.2  # Largest factor of a slot that may take a single entry; see `_each_has_its_own`.
+LEEWAY = 0.005  # A batch leaves this many seconds early, to allow for timers and the way back.
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Load of a model at an instant, the input of every policy. If slots differ, α and β are for a slot of the mean pace."""
+    """Load of a model at a point in time, as input for every policy. If slots differ, α and β are for a slot of average speed."""
 
     rate: float  # Arrivals in entries per second (λ).
-    alpha: float  # Fixed part of a batch's time in seconds (α); 0 until a batch was measured.
-    beta: float  # Seconds for each unit of a batch's size (β), as `QueueLimits.size` has it.
+    alpha: float  # Fixed part of a batch's time in seconds (α); 0 until a batch has been measured.
+    beta: float  # Seconds per unit of a batch's size (β); for sizes, see `QueueLimits.size`.
     slots: int  # Live GPUs (k).
     max_batch: int  # Limit on the entries of a batch, and the size of a full one.
-    depth: int = 0  # Entries waiting.
+    depth: int = 0  # Waiting entries.
     utilisation: float = 0.0  # Busy share of the slots, 0 to 1.
-    wait: float = 0.0  # Recent wait in seconds of the oldest member at departure.
+    wait: float = 0.0  # How long the oldest member of recent batches waited, in seconds.
     departures: int = 0  # Batches that have left so far.
-    deviation: float = 0.0  # Standard deviation in seconds of a batch's time around what α and β predict.
+    deviation: float = 0.0  # Standard deviation in seconds of a batch's time from what α and β predict.
     largest: float = 0.0  # About the largest recently measured batch; 0 if unknown.
     entry_size: float = 1.0  # Mean size of an entry; 1 unless entries are weighed.
     paces: tuple[int, ...] = ()  # Number of slots of each of `slot_factors.FACTORS`, if slots differ.
@@ -70,7 +65,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def size_rate(self) -> float:
-        """Arriving size per second, which uses the GPUs. `rate` tells how soon the next entry comes."""
+        """Size per second that arrives, and so the load on the GPUs. `rate` says how soon the next entry comes."""
         return self.rate * self.entry_size
 
     def in_entries(self) -> Load:
@@ -89,39 +84,39 @@ class Load(msgspec.Struct, frozen=True):
 
 class Rule(msgspec.Struct, frozen=True):
     """Numbers that decide when the next batch leaves. If `company` isn't 0, only a batch of at least that size leaves after a
-    silence (`quiet`). The silence starts at the last arrival or at the last end of a batch, whichever is later."""
+    silence (`quiet`), which starts at the last arrival or the end of the last batch, whichever is later."""
 
-    size: int  # Size at which a batch leaves at once.
+    size: int  # Size at which a batch leaves immediately.
     headway: float | None = None  # Shortest time in seconds between departures; None if the policy doesn't space them.
-    gap_each: float = 0.0  # Seconds that each unit of size of the largest batch on a GPU adds to that.
-    split: float = 0.0  # Square of the number of batches that a unit of size is best cut into; 0 to cut none.
-    window: float = math.inf  # Limit in seconds on the oldest member's wait; infinite for none.
+    gap_each: float = 0.0  # Seconds added to the headway for each unit of size of the largest running batch.
+    split: float = 0.0  # Square of the number of batches that a unit of size is best cut into; 0 for no cuts.
+    window: float = math.inf  # Longest wait of the oldest member in seconds.
     rate: float = 0.0  # Expected arrivals per second, for the early test.
     service: float = 0.0  # Expected run time of the batch in seconds, for the deadline test.
     pace: float = 0.0  # Seconds by which each departure moves the schedule on.
     tolerance: float = math.inf  # Seconds that a full batch may leave ahead of schedule; infinite if not spaced.
-    gather: float = 0.0  # Seconds for which others may join the oldest member, although the headway is over.
-    quiet: float = 0.0  # Seconds without an arrival after which the batch waits no longer.
+    gather: float = 0.0  # Seconds for which entries may still join the oldest member after the headway is over.
+    quiet: float = 0.0  # Seconds without an arrival after which the batch stops waiting.
     company: float = 0.0  # Smallest size at which a batch leaves after a silence; 0 for any.
-    team: float = 0.0  # Slots that take turns, if slots differ; else 0.
-    speed: float = 0.0  # Batches that these run together in the time of one on a slot of factor 1.
+    team: float = 0.0  # Number of slots that take turns, if slots differ; otherwise 0.
+    speed: float = 0.0  # Number of batches that they run together in the time of one on a slot of factor 1.
     slowest: float = math.inf  # Factor above which a slot only helps out.
     batch: float = 0.0  # Expected run time in seconds of a batch of the usual size on a slot of factor 1.
 
     def gap(self, running: float) -> float:
-        """Return the least seconds between departures, given the size of the largest batch on a GPU; 0 if not spaced."""
+        """Return the least seconds between departures, given the size of the largest running batch; 0 if not spaced."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
         """Return the gap before a departure for a slot of this factor, as a multiple of the mean gap.
 
-        A slow slot leaves earlier after the last departure than a fast one, so that gap and run time together are as long on each.
-        Weighted by how often each leaves, the multiples have a mean of 1."""
+        The gap before a slow slot's departure is shorter than before a fast slot's, so that gap plus run time is the same for all.
+        Weighted by how often each slot leaves, the multiples have a mean of 1."""
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
-        """Return the size of the batch that leaves, which is less than `depth` if that is well over an even share per GPU. Of
-        `slots` live GPUs, `busy` run batches, the largest of size `running`."""
+        """Return the size of the batch that leaves. If `depth` is well over an even share per GPU, this is less than `depth`. Of
+        `slots` live GPUs, `busy` are running batches, the largest of size `running`."""
         everything = depth + busy * running
         if not self.split or depth * slots <= (OVER_UNLIKE if self.team else OVER) * everything:
             return depth
@@ -130,42 +125,42 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """State of a queue that decides about a departure."""
+    """State of a queue on which a departure depends."""
 
-    depth: float  # Size of all waiting entries; their number unless they are weighed.
-    oldest: float  # Arrival of the oldest.
+    depth: float  # Size of all waiting entries, which is their number unless they are weighed.
+    oldest: float  # Arrival time of the oldest.
     due: float  # Earliest deadline.
-    last_departure: float  # Instant of the last departure.
-    schedule: float = -math.inf  # Instant of the next departure if all so far had kept the rule's pace.
-    newest: float = -math.inf  # Latest arrival, or for a rule with `company`, the latest end of a batch if later.
-    running: float = 0.0  # Size of the largest batch on a GPU; 0 if all are idle.
-    factor: float = 1.0  # Factor of the slot that asks, see `core.slot_factors`.
+    last_departure: float  # Time of the last departure.
+    schedule: float = -math.inf  # Time of the next departure if all so far had kept the rule's pace.
+    newest: float = -math.inf  # Latest arrival. For a rule with `company`, the latest end of a batch, if that is later.
+    running: float = 0.0  # Size of the largest running batch; 0 if all GPUs are idle.
+    factor: float = 1.0  # Factor of the slot that would run the batch; see `core.slot_factors`.
     unseen: float = 0.0  # Departures since a batch of that slot came back.
-    busy: int = 0  # GPUs that run a batch.
+    busy: int = 0  # GPUs that are running a batch.
     slots: int = 1  # Live GPUs.
 
 
 class Dispatch(msgspec.Struct, frozen=True):
-    """Decision to leave now, with the reason and the limit on the batch."""
+    """Decision to leave now, with the reason and the size limit."""
 
     reason: str
     most: float = math.inf
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Decision to wait until this instant, or for the next arrival if it is infinite."""
+    """Decision to wait until this time, or for the next arrival if it is infinite."""
 
     until: float
 
 
 class Policy(Protocol):
-    """Function from load to rule. It may keep state, but reads no clock."""
+    """Turns a load into a rule. It may keep state, but doesn't read a clock."""
 
     def rule(self, load: Load) -> Rule: ...
 
 
 def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
-    """Apply a rule to the waiting entries, with a GPU free at instant `now`."""
+    """Apply a rule to the waiting entries, with a GPU free at time `now`."""
     if view.depth == 0:
         return Hold(math.inf)
     helps = view.factor > rule.slowest
@@ -197,10 +192,10 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 
 
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
-    """Return True if every running or waiting entry can have its own GPU, and hardly any GPU is left over.
+    """Return True if every running or waiting entry can have its own GPU, and at most one GPU is left over.
 
-    This happens with about as many clients as GPUs, each waiting for its answer, so that no other entry is coming for which a GPU
-    should be kept free. If all GPUs are idle, the result is False, as the entry may be the first of a burst."""
+    This happens if there are about as many clients as GPUs, and each is waiting for its answer. No other entry is then coming for
+    which to keep a GPU free. If all GPUs are idle, the result is False, because the entry may be the first of a burst."""
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
     if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False
@@ -208,7 +203,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
 
 
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
-    """Return the instant at which the gap before the next departure is over. A helping slot waits until all others are late."""
+    """Return the time at which the gap before the next departure ends. A helping slot waits until all others are late."""
     if helps:
         return view.last_departure + rule.batch * view.factor
     part = rule.part(view.factor)
@@ -220,16 +215,16 @@ def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
 
 FEWEST = 1000  # Minimum number of arrivals in a record.
 MOST = 6000  # Limit on arrivals in a record.
-DECAY = 0.9  # Weight of the past, for the number of clients, at each observed end of a batch.
-ENOUGH = 24  # Batches after which clients may be recognised.
-EVERY = 4  # One in so many ends of batches is observed, to save time.
-REGULAR = 0.06  # Ratio of variance to mean below which the number of waiting or running entries counts as constant.
+DECAY = 0.9  # Factor by which past observations fade at each observed end of a batch, when estimating clients.
+ENOUGH = 24  # Number of batches before clients can be recognised.
+EVERY = 4  # To save time, only one end of a batch out of this many is observed.
+REGULAR = 0.06  # The number of waiting or running entries is constant if its variance is below this share of its mean.
 SOON = 0.3  # Clients ask again within this share of the time between two ends of batches.
-STILL_SOON = 0.6  # The same for clients already recognised, as batches of several slots may end nearly together.
+STILL_SOON = 0.6  # The same once clients are recognised, because batches of several slots may end close together.
 
 
 class Past:
-    """Arrivals of the last seconds, and the number of clients."""
+    """Arrivals of the last few seconds, and the number of clients."""
 
     __slots__ = (
         "_arrived", "_ends", "_from", "_gaps", "_soon", "_squares", "_sum", "_weight", "clients", "each", "last_end", "long", "tells",
@@ -237,14 +232,14 @@ class Past:
 
     def __init__(self) -> None:
         self._arrived: list[float] = []
-        self._from = -math.inf  # Instant from which arrivals are noted.
+        self._from = -math.inf  # Time from which arrivals are recorded.
         self._ends = 0
-        self.last_end = 0.0  # Instant at which a batch last came back.
+        self.last_end = 0.0  # Time at which a batch last came back.
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
-        self.clients = 0  # Number of clients that wait for their answers; 0 for an open load.
-        self.each = 1.0  # Mean size of an entry, to convert a batch's size into entries; 1 unless they have rows.
-        self.long = False  # True if the record has enough arrivals.
-        self.tells = False  # True once a look-ahead can learn from it: after a long record, or any clients.
+        self.clients = 0  # Number of clients that are waiting for their answers; 0 for an open load.
+        self.each = 1.0  # Mean size of an entry, which converts a batch's size into entries; 1 unless they have rows.
+        self.long = False  # True if enough arrivals are recorded.
+        self.tells = False  # True once a look-ahead can learn from it: after a long record, or if there are clients.
 
     def left(self, arrived: Sequence[float], now: float) -> None:
         noted = self._arrived
@@ -254,7 +249,7 @@ class Past:
                 self.long = self.tells = True
 
     def ended(self, waiting: int, running: RunningBatches, newest: float, now: float) -> None:
-        """Note the end of a batch, which is still among `running`, given the instant of the latest arrival."""
+        """Record that a batch, which is still among `running`, has finished. `newest` is the time of the latest arrival."""
         self._ends += 1
         if self._ends % EVERY:
             self.last_end = now
@@ -275,7 +270,7 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Take the sorted record if it spans so many seconds or is full, else an empty list. `resume` starts the next record."""
+        """Return the sorted record and clear it if it spans `seconds` or is full, else an empty list. `resume` starts the next one."""
         arrived = self._arrived
         if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
             return []
@@ -284,15 +279,15 @@ class Past:
         return arrived
 
     def resume(self, at: float = -math.inf) -> None:
-        """Start a new record with batches that leave from instant `at` on."""
+        """Start a new record with batches that leave at time `at` or later."""
         self._arrived = []
         self._from = at
         self.long = False
 
 
 class Departure(msgspec.Struct):
-    """A batch that has departed, without the `late` entries, which could no longer be answered in time. The last `bulk` members are
-    bulk entries. `failures`, `alone` and `rest` come from its group; see `core.suspects.Group`. `attempts` includes this run."""
+    """A batch that has departed. The `late` entries, which could no longer be answered in time, aren't in it. The last `bulk`
+    members are bulk entries. For `failures`, `alone` and `rest`, see `core.suspects.Group`. `attempts` includes this run."""
 
     worker: str
     members: list[QueuedEntry]
@@ -310,12 +305,12 @@ class Departure(msgspec.Struct):
 
     @property
     def whole(self) -> bool:
-        """True if it has only bulk entries; see `core.bulk`."""
+        """True if it consists of bulk entries only; see `core.bulk`."""
         return self.bulk > 0 and self.bulk == len(self.members)
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch: the number of entries that run again, and the entries that end."""
+    """What became of a failed batch: how many entries run again, and which ones don't."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)
@@ -328,12 +323,12 @@ BUSY_TIME = 5.0  # Time constant of the busy share, in seconds.
 
 
 class RunningBatches:
-    """Batches on GPUs."""
+    """The batches that are running on GPUs."""
 
     __slots__ = ("_since", "_sizes", "utilisation")
 
     def __init__(self) -> None:
-        self.utilisation = 0.0  # Busy share of the slots over the last seconds, 0 to 1, as of the last call.
+        self.utilisation = 0.0  # Busy share of the slots over the last few seconds, 0 to 1, as of the last call.
         self._sizes: list[float] = []
         self._since = 0.0
 
@@ -343,7 +338,7 @@ class RunningBatches:
 
     @property
     def largest(self) -> float:
-        """Size of the largest batch; 0 if none runs."""
+        """Size of the largest batch, or 0 if none is running."""
         return max(self._sizes, default=0.0)
 
     @property

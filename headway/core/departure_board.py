@@ -1,5 +1,5 @@
-"""Limits of the departure board, and the rows of its history made from all processes' notices. A row has a fixed size and covers
-the whole fleet, so that half an hour takes as much memory with a hundred processes as with one."""
+"""Limits of the departure board, and its history, which consists of rows made from all processes' notices. A row has a fixed size
+and covers the whole fleet, so half an hour takes the same memory for a hundred processes as for one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from headway.model.board import HistoryRow, Notice
 
-RECENT_SECONDS = 180  # Seconds for which whole notices are kept.
-RECENT_NOTICES = 4000  # Limit on whole notices in one process, which makes four a second.
-RECENT_BYTES = 16 << 20  # Approximate limit in bytes on whole notices in Redis, where many processes post.
-HISTORY_SECONDS = 1800  # Seconds for which the fleet's counts and figures are kept.
+RECENT_SECONDS = 180  # Seconds for which complete notices are kept.
+RECENT_NOTICES = 4000  # Limit on the complete notices kept in one process, which posts four a second.
+RECENT_BYTES = 16 << 20  # Approximate limit in bytes on the complete notices in Redis, to which many processes post.
+HISTORY_SECONDS = 1800  # Seconds for which the fleet's counts and stats are kept.
 STEP = 2  # Seconds of one row.
-WATCH_SECONDS = 5.0  # Seconds after a look for which the board counts as watched.
-RECORD_SECONDS = 3.0  # Seconds for which a process may record the fleet's figures, unless it renews this right.
+WATCH_SECONDS = 5.0  # Seconds after a request for the board during which it counts as watched.
+RECORD_SECONDS = 3.0  # Seconds for which a process may record the fleet's stats, unless it renews this right.
 
 
 def counts(notice: Notice) -> bool:
@@ -43,7 +43,7 @@ class BoardHistory:
         self._rows = {row.step: row for row in rows}
 
     def add(self, notice: Notice) -> HistoryRow | None:
-        """Add a notice's counts, and drop old rows. Returns the changed row; None if there are no counts."""
+        """Add a notice's counts, and drop old rows. Returns the changed row, or None if the notice adds nothing."""
         if not counts(notice):
             return None
         step = int(notice.at // STEP)

@@ -1,15 +1,15 @@
-"""Wording of errors: excerpts of what a client wrote, and the known names that are closest to an unknown name."""
+"""Wording of errors: excerpts of what a client wrote, and the known names closest to an unknown one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_CHARS = 200  # Limit on an excerpt in characters as written to the log, escapes included.
+MOST_CHARS = 200  # Limit on an excerpt, in characters as written to the log, including escapes.
 
 
 def excerpt(text: str) -> str:
-    """Return `text`. If it would take more than MOST_CHARS characters, return its beginning and an ellipsis, which
-    isn't counted. A character beyond printable ASCII counts as its JSON escape."""
+    """Return `text`, cut off with an ellipsis if it would take more than MOST_CHARS characters. Characters other than printable
+    ASCII count as their JSON escapes. The ellipsis isn't counted."""
     if len(text) <= MOST_CHARS // 2 and text.isascii() and text.isprintable():
         return text
     room = MOST_CHARS
@@ -27,7 +27,7 @@ def _written(char: str) -> int:
 
 
 def nearest(name: str, names: Iterable[str], most: int = 1, likeness: float = 0.6) -> list[str]:
-    """Return up to `most` names similar to `name`, the most similar first. `likeness` is the least similarity, from 0 to 1."""
+    """Return up to `most` names similar to `name`, most similar first. `likeness` is the required similarity, from 0 to 1."""
     from difflib import get_close_matches  # Most processes never need it.
 
     return get_close_matches(name, [*names], most, likeness)

@@ -1,4 +1,4 @@
-"""Failures: the messages that tell clients and operators why an entry got no output, whatever the broker."""
+"""Failures: messages that tell clients and operators why an entry got no output. They are the same for all brokers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from headway.core.tensor_json import NoNumber
 from headway.core.tensors import NoTensors
 from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
 
-CANCELLED = "cancelled"  # Reason label of an entry that was cancelled.
-POLICY = "policy"  # Reason label of an input that the input policy refuses, or couldn't judge.
-CULPRIT = "culprit"  # Reason label of an entry whose input recently failed alone.
-CROWDED = "crowded"  # Reason label of a bulk line whose output was left out, as the outputs of its batch are too large.
-LIST = "list"  # Reason label of a request with more inputs than can ever be answered in time.
-BURST = "burst"  # Reason label of a request that counts as more than a rate limit ever lets in at once.
+CANCELLED = "cancelled"  # Reason label: the entry was cancelled.
+POLICY = "policy"  # Reason label: the input policy refuses the input, or couldn't judge it.
+CULPRIT = "culprit"  # Reason label: the input recently failed alone.
+CROWDED = "crowded"  # Reason label: the output of a bulk line was dropped because its batch's outputs are too large.
+LIST = "list"  # Reason label: the request has more inputs than can ever be answered in time.
+BURST = "burst"  # Reason label: the request counts as more than a rate limit ever admits at a time.
 UNHEARD = "the worker did not report in time"  # Message for clients about a batch whose lease was lost.
 
 
 def error_of(failure: Failure) -> errors.RequestError:
-    """Return a failure as an exception."""
+    """Turn a failure into an exception."""
     return errors.RequestError(
         failure.message, code=failure.code, retry_after=failure.retry_after, reason=failure.reason
     )
 
 
 def at_input(position: int, count: int, message: str) -> str:
-    """Return a message about one of several inputs of a request; `position` starts at 0."""
+    """Return a message about one of several inputs in a request. `position` starts at 0."""
     return f"input {position} of {count}, counted from 0: {message}"
 
 
@@ -47,17 +47,17 @@ def of_input(position: int, count: int, failure: Failure) -> Failure:
 
 def refusal(refused: Refused) -> Failure:
     """Return a refusal: the deadline can't be met."""
-    apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed, or outputs too large for one batch"
+    apart = f"this caller's inputs run apart for {APART_SECONDS:g} s after one failed, or after their outputs were too large for one batch"
     if refused.most:
-        message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
+        message = "this many inputs in one request cannot be answered within the deadline at the model's current pace"
         many = f"at most {refused.most} can; send fewer at a time"
         if refused.most < 0:
-            many = f"one batch alone takes longer. Allow more time; up to {-refused.most} at once are tried anyway"
+            many = f"a single batch takes longer. Allow more time; up to {-refused.most} at a time are tried anyway"
         return Failure(
             errors.PAYLOAD_TOO_LARGE, f"{message}{refused.apart * f' and while {apart}'}: {many}", None, LIST
         )
     if refused.apart:
-        message = f"{apart}, and too many of them wait to answer this one within the deadline"
+        message = f"{apart}, and too many of them are waiting for this one to be answered within the deadline"
         return Failure(errors.SERVICE_OVERLOADED, message, refused.wait, "overloaded")
     if refused.tier_only:
         return Failure(errors.SHED, "shed: this tier's share of the queue is full", refused.wait, "shed")
@@ -71,19 +71,19 @@ def scarcity(wait: float) -> Failure:
 
 
 def enough_bulk() -> Failure:
-    """Return a refusal: enough bulk entries wait for empty seats."""
-    return Failure(errors.SHED, "enough bulk entries wait for empty seats", reason="bulk")
+    """Return a refusal: enough bulk entries are waiting for empty seats."""
+    return Failure(errors.SHED, "enough bulk entries are already waiting for empty seats", reason="bulk")
 
 
 def over_capacity(wait: float) -> Failure:
     """Return a refusal: the lowest tier has used up the capacity that the other tiers leave."""
-    return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
+    return Failure(errors.SHED, "shed: this tier is limited to what the fleet can handle", wait, "capacity")
 
 
 def over_burst(count: int, burst: float, wait: float) -> Failure:
-    """Return a refusal: the request has more inputs than the lowest tier may send at once."""
+    """Return a refusal: the request has more inputs than the lowest tier may send at a time."""
     message = (
-        f"shed: {count} inputs in one request, and this tier is held to {int(burst)} at once now; send fewer at a time"
+        f"shed: {count} inputs in one request, but this tier is currently limited to {int(burst)} at a time; send fewer"
     )
     return Failure(errors.SHED, message, wait, "capacity")
 
@@ -94,7 +94,7 @@ def by_policy(rule: str) -> Failure:
 
 
 def unjudged(rule: str, busy: bool) -> Failure:
-    """Return a refusal: a rule's function gave no verdict, or if `busy`, couldn't be called in time."""
+    """Return a refusal: a rule's function gave no verdict or, if `busy`, couldn't be called in time."""
     if busy:
         message = f"the input policy cannot judge this input now: rule {rule!r}; try again later"
         return Failure(errors.SERVICE_OVERLOADED, message, 1.0, POLICY)
@@ -103,82 +103,82 @@ def unjudged(rule: str, busy: bool) -> Failure:
 
 
 def no_model(model: str, served: Iterable[str]) -> Failure:
-    """Return a refusal: the model does not exist."""
+    """Return a refusal: the model doesn't exist."""
     there = ", ".join(sorted(served)) or "none for you"
-    return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
+    return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; available: {there}")
 
 
 def no_version(model: str, version: str, there: Iterable[str]) -> Failure:
-    """Return a refusal: the model lacks this version, or the version takes no requests."""
+    """Return a refusal: the model has no such version, or the version accepts no requests."""
     versions = ", ".join(sorted(there)) or "none yet"
     message = (
-        f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; there is: {versions}"
+        f"the model {excerpt(model)!r} has no version {excerpt(version)!r} that takes requests; available: {versions}"
     )
     return Failure(errors.NOT_FOUND, message)
 
 
 def model_unknown(model: str) -> Failure:
-    """Return a refusal: the broker hasn't reported for a while which models are served. `model` is empty if none is named."""
+    """Return a refusal: the broker hasn't said for a while which models are served. `model` is empty if the request names none."""
     whether = f"the model {excerpt(model)!r} is served" if model else "there is a model for requests that name none"
-    return Failure(errors.NO_WORKERS, f"it is not known now whether {whether}; try again", 1.0, "no_workers")
+    return Failure(errors.NO_WORKERS, f"it is not currently known whether {whether}; try again", 1.0, "no_workers")
 
 
 def version_unknown(model: str, version: str) -> Failure:
-    """Return a refusal: the broker hasn't reported workers for a while, or lost its state and none of the version came back."""
-    message = f"it is not known now whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
+    """Return a refusal: the broker hasn't reported workers for a while, or lost its state and none of the version is back yet."""
+    message = (
+        f"it is not currently known whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
+    )
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 
 
 def no_version_here(version: str) -> Failure:
-    """Return a refusal: no version can be chosen while the broker is away and a fallback answers."""
-    message = f"version {excerpt(version)!r} cannot be asked while the queue is out of reach; try again later"
+    """Return a refusal: a version can't be chosen while the broker is unreachable and a fallback answers."""
+    message = f"version {excerpt(version)!r} cannot be chosen while the queue is unreachable; try again later"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 
 
 def no_fallback(model: str) -> str:
-    """Return the message of a refusal: the broker is away, and the gateway's fallback doesn't answer for the model."""
-    return f"the queue is out of reach, and only other models than {excerpt(model)!r} are answered without it; try again later"
+    """Return the message of a refusal: the broker is unreachable, and the gateway's fallback doesn't answer for the model."""
+    return f"the queue is unreachable, and the model {excerpt(model)!r} has no fallback; try again later"
 
 
 def no_default(served: Iterable[str]) -> Failure:
     """Return a refusal: the request names no model, and there are several."""
     there = ", ".join(sorted(served))
     message = (
-        "the request names no model, and there is no default (which /api/inference needs, as its body has no place for a name); "
+        "the request names no model, and there is no default (which /api/inference needs, because its body cannot name a model); "
         f"name one of: {there}"
     )
     return Failure(errors.BAD_REQUEST, message)
 
 
 def none_served_for(models: Iterable[str]) -> Failure:
-    """Return a refusal: the request names no model, and the models that its caller may use aren't served."""
+    """Return a refusal: the request names no model, and none of the models that its caller may use is served."""
     only = ", ".join(sorted(models))
-    message = (
-        f"the request names no model, and no model that this credential is for is served here; it is only for: {only}"
-    )
+    message = f"the request names no model, and none of the models that this credential is for is served here; it is only for: {only}"
     return Failure(errors.FORBIDDEN, message)
 
 
 def not_here(model: str) -> Failure:
-    """Return a refusal: the broker has no queue for the model, as a fallback may not have all models of the fleet."""
-    return Failure(errors.NO_WORKERS, f"nobody runs the model {excerpt(model)!r} now", 1.0, "no_workers")
+    """Return a refusal: the broker has no queue for the model. A fallback may not have all models of the fleet."""
+    return Failure(errors.NO_WORKERS, f"no worker runs the model {excerpt(model)!r} now", 1.0, "no_workers")
 
 
 def not_loaded(model: str, rest: float) -> Failure:
-    """Return a refusal: the model loaded on no GPU, and the next try is in `rest` seconds."""
+    """Return a refusal: the model failed to load on every GPU, and is tried again in `rest` seconds."""
     message = (
-        f"the model {excerpt(model)!r} did not load, and is tried again in {rest:.0f} s; send the request again then. "
-        "Its operator finds the reason with headway status"
+        f"the model {excerpt(model)!r} failed to load, and is tried again in {rest:.0f} s; send the request again then. "
+        "Its operator can find the reason with headway status"
     )
     return Failure(errors.NO_WORKERS, message, rest, "no_workers")
 
 
 def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
-    """Return a refusal: the model had no worker, as nobody asked for it. A worker is being started, and expected in `rest` seconds.
-    If its start takes longer than usual, it has taken `overdue` seconds so far."""
-    begun = "one is being started" if not overdue else f"the one that was asked for {overdue:.0f} s ago is overdue"
+    """Return a refusal: the model had no worker because nobody was using it. One is being started, and should be up in `rest`
+    seconds. If its start takes longer than usual, `overdue` is how long it has taken so far."""
+    begun = "one is being started" if not overdue else f"the one requested {overdue:.0f} s ago is overdue"
     message = (
-        f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and {begun}; "
+        f"the model {excerpt(model)!r} had no worker, because nobody was using it, and {begun}; "
         f"it is expected in {math.ceil(rest)} s; send the request again then"
     )
     return Failure(errors.NO_WORKERS, message, rest, "no_workers")
@@ -192,7 +192,7 @@ def no_model_for(model: str, models: Iterable[str]) -> Failure:
 
 def conflict() -> Failure:
     """Return a refusal: the request is already in flight. Its first submission gets the answer."""
-    message = "a request with this id is in flight; use a new id or, if it is a task, ask for its result"
+    message = "a request with this id is in flight; use a new id or, if it is a task, fetch its result"
     return Failure(errors.IDEMPOTENCY_CONFLICT, message, None, "conflict")
 
 
@@ -209,7 +209,7 @@ def over(excess: Over) -> Failure:
 
 
 def never_within(limit: Limit, count: int) -> Failure:
-    """Return a refusal: `count` inputs are more than a rate limit ever lets in at once."""
+    """Return a refusal: `count` inputs are more than a rate limit ever admits at a time."""
     whose = _WHOSE.get(limit.name, "this credential")
     what = f"{whose} and the model {excerpt(limit.model)!r}" if limit.model else whose
     fit = f"only {max(limit.burst, 1.0):g} fit into the rate limit at once for {what}"
@@ -217,14 +217,14 @@ def never_within(limit: Limit, count: int) -> Failure:
 
 
 def over_polls(excess: Over) -> Failure:
-    """Return the refusal of a poll: its caller asks too often about tasks or models."""
+    """Return the refusal of a poll: its caller polls tasks or models too often."""
     limit, whose = excess.limit, _WHOSE.get(excess.limit.name, "this credential")
-    message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; ask less often, for a task with ?wait="
+    message = f"over {limit.rate:g} polls a minute for {whose}, {limit.burst:g} at once; poll less often, and a task with ?wait="
     return Failure(errors.RATE_LIMITED, message, excess.retry_after, "polls")
 
 
 def misuse() -> Failure:
-    """Return a refusal: the idempotency key, or the id of a task, was used for another request."""
+    """Return a refusal: the idempotency key or the task's id was used for another request."""
     message = "this Idempotency-Key, or this id of a task, was used for another request; use a new one for each request"
     return Failure(errors.IDEMPOTENCY_MISUSE, message, None, "conflict")
 
@@ -236,9 +236,7 @@ def no_task() -> Failure:
 
 def too_large(bytes: int) -> Failure:
     """Return the outcome of a task whose output of `bytes` bytes is too large to keep."""
-    message = (
-        f"the output of {bytes / 1e6:.1f} MB is too large to be kept for later; ask for it with a request that waits"
-    )
+    message = f"the output of {bytes / 1e6:.1f} MB is too large to be kept for later; send a request that waits for it"
     return Failure(errors.PAYLOAD_TOO_LARGE, message, None, "kept")
 
 
@@ -248,36 +246,36 @@ def failure_of(reply: Reply) -> Failure:
 
 
 def no_text() -> Failure:
-    """Return the failure of a request whose output can't be sent, as it isn't valid text."""
+    """Return the failure of a request whose output can't be sent because it isn't valid text."""
     return Failure(errors.BACKEND_ERROR, "the model's output contains a lone surrogate, which is not text")
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:
-    """Return the error of a request whose output JSON can't hold. NaN is the model's fault. Else the client must ask for binary."""
+    """Return the error of a request whose output JSON can't represent. NaN is the model's fault; otherwise binary must be requested."""
     if isinstance(exc, NoNumber):
         return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
     return errors.BadRequest(f"{exc}{where}")
 
 
 def left() -> Failure:
-    """Return the failure of a request whose client left, for the ledger."""
+    """Return the failure of a request whose client disconnected, for the ledger."""
     return Failure(errors.CANCELLED, "the client left")
 
 
 def cancelled() -> Failure:
-    """Return the failure of an entry that was cancelled at another gateway than its own."""
+    """Return the failure of an entry that was cancelled at a gateway other than its own."""
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)
 
 
 def unread(timeout: float) -> Failure:
-    """Return the failure of a request whose time in seconds was over before its long body was read."""
+    """Return the failure of a request whose time (in seconds) was over before its long body was read."""
     message = f"the total deadline of {timeout * 1000:.0f} ms passed while the body waited for its turn to be read"
     return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
 
 
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bool = False) -> Failure:
-    """Return the failure of an entry that is too late, after `waited` seconds and `attempts` runs. If `queue_due`, its queue
-    deadline has passed. If it `hung`, its last run was ended at the GPU deadline."""
+    """Return the failure of an entry that is too late after `waited` seconds and `attempts` runs. If `queue_due`, it has missed its
+    queue deadline. If `hung`, its last run was stopped at the GPU deadline."""
     time = f"{waited * 1000:.0f} ms"
     runs = "1 failed run" if attempts == 1 else f"{attempts} failed runs"
     if hung and attempts:
@@ -298,44 +296,44 @@ def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bo
 
 
 def death(failure: BatchFailure) -> Failure:
-    """Return the failure of an entry that failed alone for the last time."""
+    """Return the failure of an entry that has failed alone for the last time."""
     code = errors.REJECTED_BY_MODEL if failure.cause in BLAMED else errors.BACKEND_ERROR
     return Failure(code, shown(failure), None, failure.cause.value)
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
-    """Return the failure of an entry without tries left. A batch's own message isn't shown, as it may be about another input."""
+    """Return the failure of an entry that has no retries left. A batch's own message isn't shown; it may be about another input."""
     what = shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 
 
 def lost_input() -> Failure:
     """Return the failure of an entry whose input the broker has lost, for example in a failover."""
-    message = "the queue has lost this input before it could run; send it again"
+    message = "the queue lost this input before it could run; send it again"
     return Failure(errors.SERVICE_OVERLOADED, message, 0.1, "broker")
 
 
 def lost_output() -> Failure:
     """Return the failure of an entry whose output the broker has lost."""
-    message = "the model has answered, and the queue has lost its output; send the request again"
+    message = "the model answered, but the queue lost its output; send the request again"
     return Failure(errors.SERVICE_OVERLOADED, message, 0.1, "broker")
 
 
 def item_failure(item: ItemResult) -> Failure:
-    """Return the failure of an input for which the target gave no output."""
+    """Return the failure of an input for which the target returned no output."""
     if item.elsewhere:
         return Failure(errors.NO_WORKERS, item.error or "no worker runs this version of the model", 1.0, "no_workers")
     if item.crowded:
-        return Failure(errors.SHED, "the outputs of the lines in its batch are too large together", None, CROWDED)
+        return Failure(errors.SHED, "together, the outputs of the lines in its batch are too large", None, CROWDED)
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
-    return Failure(code, item.error or "the model gave no output for this input", None, "item")
+    return Failure(code, item.error or "the model returned no output for this input", None, "item")
 
 
 def known_culprit(error: str = "") -> Failure:
-    """Return a refusal: an equal input recently failed alone, with this error."""
+    """Return a refusal: an identical input recently failed alone, with this error."""
     message = (
         f"the model failed on this input when it ran alone{error and f' ({error})'}; "
-        f"it is not run again within {KNOWN_SECONDS / 60:g} minutes"
+        f"it will not be run again for {KNOWN_SECONDS / 60:g} minutes"
     )
     return Failure(errors.REJECTED_BY_MODEL, message, None, CULPRIT)
 

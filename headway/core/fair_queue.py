@@ -1,16 +1,18 @@
-"""Fair queueing: which entries ride. Tiers go in order, with a share kept for the lowest. Tenants of a tier take turns.
+"""Fair queueing: which entries leave next. Higher tiers go first, but a share is reserved for the lowest. Tenants of a tier take
+turns.
 
-Inside a tier, entries are served in rounds, and a tenant gets one place in each. Its next entry goes into the round after its last
-one, or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant that comes back after a
-pause hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair queueing scheme
-for broadband applications", INFOCOM 1994), with whole numbers as tags and a bucket for each instead of sorting. The virtual token
-counter applies the same to inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+In a tier, entries are served in rounds, and a tenant gets one place in each. Its next entry goes into the round after its last
+entry's, or into the first round that hasn't begun, whichever is later. So if one tenant floods the queue, it only fills more rounds
+of its own, and a tenant that comes back after a pause hasn't saved anything up. This is self-clocked fair queueing with unit cost
+(Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), with integers as tags and a bucket for
+each, so that nothing is sorted. The virtual token counter applies the same idea to inference (Sheng et al., "Fairness in Serving
+Large Language Models", OSDI 2024).
 
 A large entry costs as many rounds as it has pages: its tenant's next entry waits for that many rounds. The large entry itself is
-served in the first of these rounds, not the last. So a single large entry of a tenant that sends little waits no longer than a
+served in the first of these rounds, not the last. So for a tenant that sends little, a single large entry waits no longer than a
 small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in
-proportion to its weight, and several light entries of a tenant share a round. Its place in the batch is its minimum cost: a batch
-that is full by number costs as many rounds as one that is full by weight."""
+proportion to its weight, and several light entries of a tenant can share a round. An entry costs at least its place in the batch,
+so that a batch that is full by number costs as many rounds as one that is full by weight."""
 
 from __future__ import annotations
 
@@ -25,45 +27,45 @@ import msgspec
 
 from headway.model import Entry
 
-# States of an entry: waits for its first departure, runs, waits for another run, has left, follows another entry.
+# States of an entry: waiting for its first departure, running, waiting for another run, gone, following another entry.
 QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
-_HAS_LEFT = attrgetter("state")  # Only QUEUED is false.
-_EVEN = frozenset((1,))  # Costs of entries that take one round each.
+_HAS_LEFT = attrgetter("state")  # False only for QUEUED.
+_EVEN = frozenset((1,))  # Costs of entries that take exactly one round.
 
 PAGE = 64 << 10  # Characters of input and parameters that cost one round.
-BATCH_PAGES = 16  # Limit on the pages of large entries in a batch if several tenants ask. A single entry may have more.
-# Limit on rounds counted one by one to find what is served before an entry, and on the cost of a weight.
-LOOKED_AT = 256
-BATCH_ROUNDS = 32  # Limit on the rounds that a full batch's weight costs.
-MEAN_WEIGHT = 0.02  # Weight of the newest arrival in the mean of a tier's entry weights.
+# Limit on the pages of large entries in a batch if several tenants are waiting. A single entry may have more.
+BATCH_PAGES = 16
+LOOKED_AT = 256  # Most rounds that are counted one by one to find what is served first, and highest cost of a weight.
+BATCH_ROUNDS = 32  # Most rounds that a full batch's weight costs.
+MEAN_WEIGHT = 0.02  # Weight of the newest arrival in a tier's mean entry weight.
 
-STALE = 64  # Entries that may linger in a queue after leaving, before they are swept.
+STALE = 64  # Number of entries that may stay listed after leaving, before they are swept.
 LOOK_AHEAD = 64  # Entries searched for one that fits a batch out of turn.
-FORGET_ABOVE = 1024  # Tenants without waiting entries whose last round is remembered before past rounds are dropped.
+FORGET_ABOVE = 1024  # Number of tenants without waiting entries above which those with only past rounds are forgotten.
 
 
 class QueuedEntry(msgspec.Struct, eq=False):
     """An admitted entry and its state, owned by one queue. Compared by identity."""
 
     entry: Entry
-    arrived: float  # Instant of its admission, in seconds.
-    due: float  # Instant by which it must be answered.
-    queue_due: float  # Instant by which it must have left for the first time.
+    arrived: float  # Time of its admission in seconds.
+    due: float  # Time by which it must be answered.
+    queue_due: float  # Time by which it must have left for the first time.
     cost: float  # Rounds that it costs its tenant.
-    weight: int  # Its weight, at most the weight of a full batch; see `QueueLimits.weight`.
-    held: object = None  # The gateway's object for it, returned with its output; None if the gateway looks it up.
+    weight: int  # Its weight, limited to that of a full batch; see `QueueLimits.weight`.
+    held: object = None  # The gateway's object for it, returned with its output. If None, the gateway looks it up.
     pages: int = 1  # Pages of its input and parameters.
     attempts: int = 0  # Number of times it has left.
-    reservation: object = None  # Its bytes in memory, until it has an outcome.
+    reservation: object = None  # The memory reserved for it, until it has an outcome.
     round: float = 0  # Round of its tier queue in which it is served.
-    state: int = QUEUED  # Queues drop entries that are no longer QUEUED when they meet them.
-    hung: bool = False  # True if its last run was ended at the GPU deadline.
+    state: int = QUEUED  # A queue drops an entry that is no longer QUEUED when it comes across it.
+    hung: bool = False  # True if its last run was stopped at the GPU deadline.
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
-    """Admit an entry at instant `now`, with a cost in rounds. `weight` replaces the entry's own weight, if given."""
+    """Admit an entry at time `now`, with a cost in rounds. `weight` replaces the entry's own weight, if given."""
     weight = entry.weight if weight is None else weight
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
@@ -80,29 +82,29 @@ def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
 
 
 class TierQueue:
-    """Waiting entries of one tier, fair between tenants."""
+    """Waiting entries of one tier. Tenants are treated fairly."""
 
     __slots__ = (
         "_arrivals", "_begun", "_dropped", "_gaps", "_latest", "_next", "_rough", "_round", "_rounds", "depth", "mean", "shaped", "weight",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._round: list[QueuedEntry] = []  # Entries left of the round being served, last first.
-        self._rounds: dict[float, list[QueuedEntry]] = {}  # Rounds with entries that haven't begun.
+        self._round: list[QueuedEntry] = []  # Remaining entries of the round being served, last first.
+        self._rounds: dict[float, list[QueuedEntry]] = {}  # Entries of the rounds that haven't begun.
         self._next: float = 1  # Number of the first round that hasn't begun.
-        self._gaps: dict[float, int] = {}  # Number of dropped entries in rounds that haven't begun, if any.
-        self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count.
-        # Last round that each tenant's entries have paid for. Its next entry starts in the round that isn't used up.
+        self._gaps: dict[float, int] = {}  # Number of dropped entries in each round that hasn't begun, if any.
+        self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count them.
+        # Last round that each tenant's entries have paid for. Its next entry goes into the first round that isn't fully used.
         self._latest: dict[str, float] = {}
-        # Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round. Up to there a
-        # tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds.
+        # Last round paid for by an entry whose cost isn't one round, or whose tenant has used part of a round. Up to this round, a
+        # tenant's entries may be several rounds apart, or share one. After it, every tenant has used whole rounds.
         self._rough = 0
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0  # Dropped entries that are still in the rounds.
         self.depth = 0  # Number of queued entries.
         self.weight = 0  # Their weight.
         self.mean = 0.0  # Mean weight of recent arrivals, including refused entries; 0 before the first.
-        self.shaped = False  # True if some may ride only with entries of their shape, if entries are weighed.
+        self.shaped = False  # True if some may only run with entries of their own shape and entries are weighed.
 
     def counted(self) -> Counter[str]:
         return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
@@ -113,7 +115,7 @@ class TierQueue:
         return len(self._latest)
 
     def push(self, queued: QueuedEntry) -> None:
-        """Give an entry its tenant's turn in the first round that the tenant isn't in yet."""
+        """Add an entry to the first round in which its tenant has no entry yet."""
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
@@ -136,7 +138,7 @@ class TierQueue:
         self.weight += sum(map(_WEIGHT, entries))
 
     def _push_rough(self, queued: QueuedEntry) -> None:
-        """Give a place to an entry that may cost more or less than one round, or that comes after such entries."""
+        """Place an entry whose cost isn't one round, or that comes after such entries."""
         tenant, cost = queued.entry.tenant, queued.cost
         latest = max(self._latest.get(tenant, 0), self._next - 1)
         queued.round = latest // 1 + 1
@@ -146,16 +148,15 @@ class TierQueue:
             self._rough = max(self._rough, math.ceil(latest))
 
     def tidy(self) -> None:
-        """Drop entries that have left. Call this after some have left."""
-        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that still waits, many may have left.
+        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a first entry that still waits, many may have left.
             self._arrivals = deque(queued for queued in self._arrivals if queued.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
-        """Return an upper bound on the entries that are served before the next entry of a tenant.
+        """Return an upper bound on the number of entries that are served before a tenant's next entry.
 
-        It counts the rest of the round being served and, for each round up to the tenant's own, as many as are in the first of
-        them. As each tenant's entries are in consecutive rounds, later rounds are no wider. A tenant that floods fills rounds of
-        its own, where it delays few others. If entries cost more or less than a round, rounds are counted one by one."""
+        It counts the rest of the round being served. For each further round, up to the tenant's own, it counts as many entries as
+        the first of them has: each tenant's entries are in consecutive rounds, so later rounds are no larger. A tenant that floods
+        fills rounds of its own, where it delays few others. If entries cost more or less than a round, each round is counted."""
         begun = self._begun
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
@@ -166,13 +167,12 @@ class TierQueue:
         return begun + sum(self._wide(number) for number in range(first, first + rounds))
 
     def _wide(self, number: float) -> int:
-        """Return the number of queued entries in a round that hasn't begun."""
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
         """Take the entry whose turn it is, and mark it RUNNING. Returns None if it exceeds `pages` or `weight`.
 
-        If its shape isn't `shape`, it stays, and the next entry of that shape is taken, free for its tenant; see `_pop_alike`."""
+        If its shape isn't `shape`, it stays, and the next entry of that shape is taken at no cost; see `_pop_alike`."""
         places = self._round
         while self.depth:
             while places:
@@ -191,7 +191,7 @@ class TierQueue:
                     self._begun -= 1
                     self.weight -= queued.weight
                     if self.depth == 0:
-                        self._start_afresh()
+                        self._reset()
                     return queued
                 self._dropped -= 1
             if pages is not None:
@@ -204,8 +204,8 @@ class TierQueue:
         return None
 
     def _pop_alike(self, pages: float, weight: float, shape: int) -> QueuedEntry | None:
-        """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind. It takes a
-        seat that would have been empty, so its tenant gets its turn back."""
+        """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind. It fills a
+        seat that would have stayed empty, so it costs its tenant nothing."""
         for queued in itertools.islice(self.in_turn(), LOOK_AHEAD):
             if queued.entry.shape == shape:
                 if queued.pages > pages or queued.weight > weight:
@@ -216,8 +216,8 @@ class TierQueue:
         return None
 
     def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
-        """Take the first entry of the tenant whose next entries, by shape, make the fewest batches of this number and weight. If
-        the entry whose turn it is can ride with any other, it goes first. Entries out of turn are free, as in `_pop_alike`."""
+        """Take the first entry of the tenant whose next entries make the fewest batches of this number and weight, one shape each.
+        If the entry whose turn it is can run with any other, it goes first. Entries out of turn cost nothing, as in `_pop_alike`."""
         ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
         if not ahead or not ahead[0].entry.shape:
             return self.pop()
@@ -236,9 +236,8 @@ class TierQueue:
         return first
 
     def in_turn(self) -> Iterator[QueuedEntry]:
-        """Yield the queued entries in the order of their turns."""
         left = self.depth
-        if not left:  # Round numbers never end.
+        if not left:  # The round numbers below never end.
             return
         coming = itertools.chain.from_iterable(self._rounds.get(number, ()) for number in itertools.count(self._next))
         for queued in itertools.chain(reversed(self._round), coming):
@@ -249,7 +248,7 @@ class TierQueue:
                     return
 
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
-        """Take up to `count` entries, whatever they weigh, and mark them RUNNING. If `small`, stop before a large entry."""
+        """Take up to `count` entries of any weight, and mark them RUNNING. If `small`, stop before a large entry."""
         begun, rounds, number = self._round, self._rounds, self._next
         left = count if count < self.depth else self.depth
         if self._dropped or self._rough >= number - 1:
@@ -277,31 +276,31 @@ class TierQueue:
         self.depth -= len(taken)
         if self.depth == 0:
             self.weight = 0
-            self._start_afresh()
+            self._reset()
         else:
             self.weight -= sum(map(_WEIGHT, taken))
             self._forget_past()
         return taken
 
     def drop(self, queued: QueuedEntry) -> None:
-        """Remove an entry for good, and give its place back to its tenant."""
+        """Remove an entry for good. Its tenant gets the place back."""
         self._take_out(queued, GONE)
         self.tidy()
 
     def take_early(self, queued: QueuedEntry, cost: float) -> None:
-        """Take an entry out of turn to ride now. Its tenant pays `cost` rounds instead of its usual cost."""
+        """Take an entry out of turn to run now. Its tenant pays `cost` rounds instead of the usual cost."""
         self._take_out(queued, RUNNING)
         queued.attempts = 1
         if self.depth:
             self.charge(queued.entry.tenant, cost)
 
     def charge(self, tenant: str, cost: float) -> None:
-        """Delay the next entries of a tenant by so many rounds."""
+        """Delay a tenant's next entries by `cost` rounds."""
         self._latest[tenant] = latest = max(self._latest.get(tenant, 0), self._next - 1) + cost
         self._rough = max(self._rough, math.ceil(latest))
 
     def _take_out(self, queued: QueuedEntry, state: int) -> None:
-        """Take an entry out, set its state, and give its place back to its tenant."""
+        """Take an entry out, and set its state. Its tenant gets the place back."""
         queued.state = state
         tenant = queued.entry.tenant
         latest = self._latest.get(tenant, 0)
@@ -317,7 +316,7 @@ class TierQueue:
         self.weight -= queued.weight
         self._dropped += 1
         if self.depth == 0:
-            self._start_afresh()
+            self._reset()
         elif self._dropped > 2 * self.depth + STALE:
             self.sweep()
 
@@ -333,7 +332,6 @@ class TierQueue:
             places[:] = [queued for queued in places if queued.state == QUEUED]
 
     def _first(self) -> QueuedEntry:
-        """Return the first entry of the rounds that haven't begun."""
         rounds = (self._rounds.get(number, ()) for number in itertools.count(self._next))
         return next(queued for places in rounds for queued in places if queued.state == QUEUED)
 
@@ -349,12 +347,11 @@ class TierQueue:
         return places
 
     def _forget_past(self) -> None:
-        """Forget tenants whose rounds have all begun, once there are many."""
         if len(self._latest) > self.depth + FORGET_ABOVE:
             begun = self._next - 1
             self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > begun}
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         """Reset the rounds of an empty queue, and drop everything that is no longer queued."""
         self._round = []
         self._dropped = 0
@@ -376,10 +373,10 @@ def _skip(line: deque[QueuedEntry]) -> None:
 
 
 class DeadlineQueue:
-    """Queued entries by the instant at which they are due.
+    """Queued entries, ordered by their queue deadline.
 
-    Most requests use the configured timeout, so deadlines come almost in order, and go to a deque. Only an entry due sooner than
-    the previous entry pays for a heap."""
+    Most requests use the configured timeout, so deadlines arrive almost in order, and go into a deque. Only an entry that is due
+    before the previous one goes into a heap, which is slower."""
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
 
@@ -387,13 +384,13 @@ class DeadlineQueue:
         self._line: deque[QueuedEntry] = deque()
         self._heap: list[tuple[float, int, QueuedEntry]] = []
         self._order = 0
-        self._full_at = STALE  # Number of entries in deque and heap at which entries that left are swept.
+        self._full_at = STALE  # Number of entries in the deque and heap from which those that left are swept.
 
     def push(self, queued: QueuedEntry) -> None:
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
-        """Add entries, at least one, keyed by their `queue_due`."""
+        """Add one or more entries, keyed by their `queue_due`."""
         line = self._line
         last = line[-1].queue_due if line else -math.inf
         dues = list(map(_DUE, entries))
@@ -409,7 +406,6 @@ class DeadlineQueue:
                 heapq.heappush(self._heap, (due, self._order, queued))
 
     def tidy(self) -> None:
-        """Drop entries that have left. Call this after some have left."""
         if len(self._line) + len(self._heap) > self._full_at:
             self._line = deque(queued for queued in self._line if queued.state == QUEUED)
             self._heap = [due for due in self._heap if due[2].state == QUEUED]
@@ -417,7 +413,7 @@ class DeadlineQueue:
             self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE
 
     def earliest(self) -> float:
-        """Return the instant at which the first entry is due; infinite if none waits."""
+        """Return the time at which the first entry is due; infinite if none is waiting."""
         line, heap = self._line, self._heap
         _skip(line)
         while heap and heap[0][2].state != QUEUED:

@@ -1,11 +1,11 @@
-"""Freshness of a worker, judged by the age of its last heartbeat.
+"""Whether a worker is up, judged by the age of its last heartbeat.
 
-A killed worker falls silent. After three missing heartbeats, 1.5 s after its last one, a worker no longer counts as
-healthy. So limits tighten within 3 s: it takes half a second to publish the lower capacity, and half a second to read
-it. A worker that was only suspended counts again from its next heartbeat, and keeps its batches until their leases end.
+A killed worker sends no more heartbeats. After three missing ones, 1.5 s after the last, it no longer counts as healthy.
+Limits then tighten within 3 s: it takes half a second to publish the lower capacity, and half a second to read it. A
+worker that was only suspended counts again from its next heartbeat, and keeps its batches until their leases expire.
 
-A resting worker says so in its heartbeats, and sends half as many. It counts as healthy until 2 s after its last one.
-In both cases a worker is given one second after the first missing heartbeat."""
+A resting worker says so in its heartbeats, and sends half as many. It counts as healthy until 2 s after the last one.
+In both cases a worker has one second left after the first missing heartbeat."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import msgspec
 
 from headway.model import Departed, EndKind, ProcessInfo, WorkerInfo, WorkerStatus
 
-HEARTBEAT_EVERY = 0.5  # Seconds between heartbeats of a working worker, and between checks of heartbeats.
-REST_EVERY = 1.0  # Seconds between heartbeats, and between checks, at rest: a third of a lease.
-# Seconds between heartbeats, and between checks, of a process that rests; see `headway.fleet.pace`.
-STANDBY_EVERY = 2.0
+HEARTBEAT_EVERY = 0.5  # Seconds between the heartbeats of a busy worker, and between checks of heartbeats.
+REST_EVERY = 1.0  # Seconds between heartbeats, and between checks, of a resting worker: a third of a lease.
+STANDBY_EVERY = 2.0  # Seconds between heartbeats, and between checks, of a resting process; see `headway.fleet.pace`.
 REST_AFTER = 3.0  # Seconds after its last batch, or its last change, from which a worker rests.
-DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a working worker isn't believed any more.
+DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a busy worker no longer counts as healthy.
 OFFLINE_AFTER = 10.0
 DEPARTED_SECONDS = 600.0  # Seconds for which the ends of processes are remembered.
-MOST_DEPARTED = 200  # Limit on remembered ends. The oldest go first.
-# Seconds of silence after which a process no longer counts: three heartbeats, or at rest as long after the first missing one.
+MOST_DEPARTED = 200  # Limit on the remembered ends. The oldest are dropped first.
+# Seconds without a heartbeat after which a process no longer counts: three heartbeats. If it rests, it has as long after the first
+# missing one.
 SILENT_AFTER = 3.0
-# Seconds for which a model or version counts as unknown, rather than gone, once its workers vanished from the registry. A worker
-# may take that long to register again after the broker lost its state. Workers that leave say so.
+# Seconds for which a model or version counts as unknown, rather than gone, after its workers vanished from the registry. A worker
+# may take that long to register again after the broker lost its state. Workers that leave on purpose say so.
 UNKNOWN_FOR = 10.0
 MEMORY_SCARCE = 0.9  # Share of its memory in use above which a worker counts as lost capacity.
-MEMORY_AMPLE = 0.85  # Share below which it counts again.
-MEMORY_GROWN = 0.02  # Share to be used on top of what models took when loaded, if that alone is near MEMORY_SCARCE.
+MEMORY_AMPLE = 0.85  # Share in use below which it counts again.
+MEMORY_GROWN = 0.02  # Share that must be in use beyond what models took when loaded, if that is near MEMORY_SCARCE.
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
-    """Return the status to believe, which is the reported one unless the worker has been silent for too long. `age` is the time of
-    silence, and `every` the period of its heartbeats, in seconds. Models that aren't loaded send none."""
+    """Return the reported status, or OFFLINE or DEGRADED if the worker has been silent for too long. `age` is how long it has been
+    silent, and `every` the period of its heartbeats, in seconds. Models that aren't loaded send none."""
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER + grace(every) and status is WorkerStatus.HEALTHY:
@@ -45,17 +45,17 @@ def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> 
 
 
 def grace(every: float) -> float:
-    """Return the seconds beyond DEGRADED_AFTER for which a worker with this heartbeat period may be silent."""
+    """Return how many seconds a worker with this heartbeat period may be silent in addition to DEGRADED_AFTER."""
     return max(every - HEARTBEAT_EVERY, 0.0)
 
 
 def degraded_at(worker: WorkerInfo) -> float:
-    """Return the instant from which a healthy worker isn't believed without a new heartbeat."""
+    """Return the time at which a healthy worker no longer counts as healthy, unless it sends a heartbeat."""
     return worker.last_heartbeat + DEGRADED_AFTER + grace(worker.every)
 
 
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
-    """Return a worker's registry entry with the status to believe at instant `now`."""
+    """Return a worker's registry entry with its status as judged at time `now`."""
     status = judged(worker.status, now - worker.last_heartbeat, worker.every)
     if status is worker.status:
         return worker
@@ -63,16 +63,14 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Return the processes that aren't silent. Age counts from the newest heartbeat, as all are old after a broker outage."""
+    """Return the processes that aren't silent. Ages count from the newest heartbeat, because all are old after a broker outage."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [member for member in members if newest - member.last_seen < SILENT_AFTER + member.every - REST_EVERY]
 
 
 def lost(member: ProcessInfo) -> Departed:
-    """Return the end of a process that fell silent."""
-    reason = (
-        f"nothing was heard of it for {OFFLINE_AFTER:g} s: it was killed, stands still, or lost the way to the broker"
-    )
+    """Return the end of a process that has fallen silent."""
+    reason = f"no heartbeat for {OFFLINE_AFTER:g} s: it was killed, is stuck, or lost its connection to the broker"
     return Departed(
         id=member.id, role=member.role, host=member.host, pid=member.pid, ending=EndKind.LOST, reason=reason,
         at=member.last_seen,
@@ -87,8 +85,8 @@ def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:
-    """Return True if memory counts as scarce, given the share in use and whether it counted `before`. A share that is always in use
-    (`settled`), for example by a model that takes all GPU memory at once, doesn't count, as a smaller load wouldn't free it."""
+    """Return True if memory counts as scarce, given the share in use and whether it was scarce `before`. A share that is always in
+    use (`settled`), such as by a model that allocates all GPU memory at the start, doesn't count: less load wouldn't free it."""
     if used > max(MEMORY_SCARCE, settled + MEMORY_GROWN):
         return True
     return before and used >= max(MEMORY_AMPLE, settled + MEMORY_GROWN / 2)

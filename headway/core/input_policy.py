@@ -1,12 +1,12 @@
-"""Input policy: rules on the texts that a model gets. A first line of defence against prompt injection, not a cure.
+"""Input policy: rules for the strings that a model receives. A first line of defence against prompt injection, not a cure.
 
-A text goes through the rules that apply to its tier and model, by kind and not by their place in the file:
+The rules that apply to a string's tier and model are checked by kind, whatever their order in the file:
 
     length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
-So patterns see the text that the model would get. Removing and normalising once is enough, as no form of normalisation makes a
-character that a rule removes. A rule in shadow neither changes nor refuses, and is only noted. All of it takes time linear in the
-text."""
+So patterns see the string as the model would receive it. Removing and normalising once is enough, because no form of normalisation
+produces a character that a rule removes. A rule in shadow mode changes and refuses nothing, and is only recorded. Everything takes
+time linear in the string."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headway.model import Octets, Tensors, Value
 Form = Literal["NFC", "NFKC"]  # Form of normalisation.
 FORMS: tuple[Form, ...] = ("NFC", "NFKC")
 
-# Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends and U+0000.
+# Invisible characters by class name, as ranges of a regular expression. Tab, line ends and U+0000 are not included.
 CHARACTERS: Mapping[str, str] = {
     "control": "\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f",
     "zero-width": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0"
@@ -35,14 +35,14 @@ CHARACTERS: Mapping[str, str] = {
     "variation-selectors": "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef",
 }
 
-LEAST_RUN = 8  # Smallest limit on the longest run, as a search for shorter runs takes longer.
-MOST_MARKS = 64  # Limit on combining marks in a row in a text to normalise, as sorting them takes quadratic time.
-GROWTH = 3  # Limit on the growth of a piece of text when normalised, as some characters stand for 18 others.
-PIECE = 1024  # Characters of a piece of text.
-MOST_TEXTS = 10_000  # Limit on different texts in one JSON value, as each is checked by itself.
-TOO_MANY = "too-many-texts"  # Rule name for refusing a JSON value with more texts; no rule of a file has it.
+LEAST_RUN = 8  # Smallest limit for the longest run. Searching for shorter runs would take longer.
+MOST_MARKS = 64  # Limit on consecutive combining marks in a string to normalise. Sorting them takes quadratic time.
+GROWTH = 3  # Limit on how much a piece may grow when normalised. Some characters stand for 18 others.
+PIECE = 1024  # Characters in a piece of a string.
+MOST_TEXTS = 10_000  # Limit on different strings in one JSON value, because each is checked separately.
+TOO_MANY = "too-many-texts"  # Rule name for refusing a JSON value with more strings. No rule in a file has this name.
 
-Search = Callable[[str], bool]  # Function that returns True if a text has what it looks for.
+Search = Callable[[str], bool]  # Returns True if a string contains what it looks for.
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _read_text = msgspec.json.Decoder(str).decode
@@ -52,28 +52,28 @@ _ALIKE = re.compile(r"(?s)(.)(?=\1)")  # A character followed by the same one.
 class Effect(enum.Enum):
     """Effects of a rule on a request."""
 
-    CHANGED = "changed"  # The text was normalised, or characters were removed.
+    CHANGED = "changed"  # The string was normalised, or characters were removed.
     REFUSED = "refused"
-    SHADOW = "shadow"  # The rule is in shadow, and would have changed the text or refused it.
-    FAILED = "failed"  # The rule's function gave no verdict.
+    SHADOW = "shadow"  # The rule is in shadow mode, and would have changed or refused the string.
+    FAILED = "failed"  # The rule's function returned no verdict.
 
 
 Noted = set[tuple[str, Effect]]  # Names of rules, with their effects on one request.
 
 
 class InputRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. One of the attributes that define its effect is set."""
+    """One rule. Exactly one of the attributes that define its effect is set."""
 
     name: str  # Name of the rule, as clients and metrics see it.
     normalise: str = ""  # Form of normalisation.
-    characters: tuple[str, ...] = ()  # Names of classes of characters.
-    action: str = "remove"  # What happens to a text with one of these: `remove` them, or `refuse` it.
+    characters: tuple[str, ...] = ()  # Names of character classes.
+    action: str = "remove"  # What to do with a string that contains one of these: `remove` them, or `refuse` it.
     longest: int = 0  # Limit on the characters of a text.
     longest_run: int = 0  # Limit on a run of one character.
-    patterns: tuple[str, ...] = ()  # Regular expressions. A text that matches one is refused.
-    function: str = ""  # Function that judges texts, written as a target is.
+    patterns: tuple[str, ...] = ()  # Regular expressions. A string that matches one is refused.
+    function: str = ""  # Function that judges strings, written like a target.
     deadline_ms: float = 500.0  # Limit on the time of one call of the function.
-    on_failure: str = "refuse"  # What happens to a request if the function gives no verdict: `refuse` or `admit`.
+    on_failure: str = "refuse"  # What to do with a request if the function returns no verdict: `refuse` or `admit`.
     processes: int = 1  # Processes that run the function.
     tiers: tuple[str, ...] = ()  # Names of the tiers that it applies to; empty for all.
     models: tuple[str, ...] = ()  # Names of the models that it applies to; empty for all.
@@ -84,7 +84,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screen:
-    """Rules on texts for requests of one tier and one model, except those with a function. `searches` are for patterns, by rule."""
+    """The rules for requests of one tier and model, except those with a function. `searches` maps rules to their pattern search."""
 
     __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 
@@ -101,17 +101,17 @@ class Screen:
         self._controls = any("control" in rule.characters for rule in rules)
         self._forms = [(rule.name, rule.shadow, form) for rule in rules for form in FORMS if rule.normalise == form]
         if self._forms:
-            _marks()  # This takes a tenth of a second, for which no request should wait.
+            _marks()  # This takes a tenth of a second, so do it before any request has to wait for it.
         self._lengths = [(rule.name, rule.shadow, rule.longest) for rule in rules if rule.longest]
         runs = [(rule.name, rule.shadow, run_over(rule.longest_run)) for rule in rules if rule.longest_run]
         patterns = [(rule.name, rule.shadow, searches[rule.name]) for rule in rules if rule.patterns]
         self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *patterns)
 
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
-        """Return the value as the model gets it, and the name of the rule that refuses it, or empty.
+        """Return the value as the model receives it, and the name of the rule that refuses it, or an empty string.
 
-        In a JSON value each text is checked, including names of members and members hidden by a later one of the same name. Octets
-        and elements of BYTES tensors are checked if they are UTF-8; numbers aren't."""
+        In a JSON value each string is checked, including member names, and members hidden by a later one of the same name. Octets
+        and elements of BYTES tensors are checked if they are UTF-8. Numbers aren't checked."""
         if isinstance(value, str):
             return self.text(value, noted)
         if isinstance(value, Tensors):
@@ -182,7 +182,7 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Return the texts in a value: a text itself, octets that are UTF-8, or each different text in JSON or tensors, in order."""
+    """Return the strings in a value, in order: a string itself, octets that are UTF-8, or each distinct one in JSON or tensors."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Tensors):
@@ -193,7 +193,7 @@ def texts_of(value: Value) -> list[str]:
 
 
 def has_texts(value: Tensors) -> bool:
-    """Return True if there are tensors of BYTES. Raises NoTensors."""
+    """Return True if any of the tensors has type BYTES. Raises NoTensors."""
     return any(head.datatype == BYTES for head in header_of(value).heads)
 
 
@@ -208,7 +208,7 @@ def _texts_of_tensors(value: Tensors) -> list[str]:
 
 
 def text_of(octets: Octets) -> str | None:
-    """Decode octets as UTF-8; None if they aren't."""
+    """Decode octets as UTF-8. Returns None if they aren't."""
     try:
         return octets.content.decode()
     except UnicodeDecodeError:
@@ -216,7 +216,7 @@ def text_of(octets: Octets) -> str | None:
 
 
 def normalise(text: str, form: Form) -> str | None:
-    """Normalise a text. Returns None if that would take long, or make it far longer, which people's texts never do."""
+    """Normalise a string. Returns None if it would take long or grow far, which doesn't happen with what people write."""
     marks, too_many = _marks()
     if not marks.isdisjoint(text[::MOST_MARKS]) and too_many.search(text) is not None:
         return None
@@ -231,7 +231,7 @@ def normalise(text: str, form: Form) -> str | None:
 
 @functools.cache
 def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
-    """Return the combining marks, with characters that stand for them, and a regular expression that finds too many in a row."""
+    """Return the combining marks (and characters that decompose into them), and an expression that finds too many in a row."""
     points = range(0x20000)
     marks = [all(map(unicodedata.combining, unicodedata.normalize("NFKD", chr(point)))) for point in points]
     edges = [point for point in points[1:] if marks[point] != marks[point - 1]]
@@ -243,8 +243,8 @@ def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
 def run_over(longest: int) -> Search:
     """Return a function that finds a run of more than `longest` of one character.
 
-    Such a run includes two neighbours among the characters at every `step`-th place. So only these are compared, and the text
-    around them only if they are equal."""
+    Such a run covers two neighbours if only every `step`-th character is looked at. So only these are compared, and the
+    characters around two neighbours are looked at only if the two are the same."""
     step = (longest + 1) // 2
 
     def search(text: str) -> bool:

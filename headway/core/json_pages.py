@@ -1,10 +1,9 @@
-"""Long JSON texts, read a page at a time.
+"""Parsing of long JSON texts, a page at a time.
 
-Reading a megabyte of JSON in one go would block the event loop for up to a quarter of a second. So the functions here are
-generators. After every page they yield the number of new bytes outside strings, as strings cost next to nothing. Brackets of deep
-nesting are handled singly, and count as more. Values are never built. msgspec checks each page as a JSON text of its own:
-
-    text       {"a": [[1, 2], [3, 4], [5, 6]], "b": 7}
+Parsing a megabyte of JSON in one go would block the event loop for up to a quarter of a second. So the functions here are
+generators. After every page they yield the number of bytes read outside strings, because strings cost next to nothing. Brackets
+that are nested deeply are handled one by one, and count as more bytes. No values are built. msgspec checks each page as a JSON text
+of its own:
     page             [3, 4], [5
     checked    {"": [0, [3, 4], [5, 0]]}
 """
@@ -19,26 +18,28 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-Steps = Generator[int, None, T]  # Work that yields whenever others may have a turn, and finally returns its result.
+Steps = Generator[int, None, T]  # Work that yields whenever other tasks may run, and finally returns its result.
 
-PAGE = 1 << 14  # Bytes of a page. A string is never cut, so a page with a long one is longer.
-SHORT = 1 << 13  # Size in bytes up to which a JSON text is read in one go.
-MAX_LEVELS = 102  # Deepest nesting of a text: 100 levels of a value, inside the members of a body.
-_LONGEST = 1 << 17  # Limit on bytes outside strings without a comma, which could only be one number or white space.
-_TOKENS = 1 << 9  # Limit on brackets and commas handled singly between two yields.
+PAGE = 1 << 14  # Bytes in a page. A string is never cut, so a page with a long one is longer.
+SHORT = 1 << 13  # Size in bytes up to which a JSON text is parsed in one go.
+MAX_LEVELS = 102  # Deepest nesting of a text: 100 levels in a value, which is inside the members of a body.
+_LONGEST = 1 << 17  # Limit on bytes outside strings without a comma. They could only be a single number or white space.
+_TOKENS = 1 << 9  # Limit on brackets and commas handled one by one between two yields.
 _TOKEN_BYTES = 24  # Bytes of flat JSON that take as long as one of these.
 
-# Python 3.11 before 3.11.5 gets possessive repeats of groups wrong, so only those of single characters are used.
+# Python 3.11 before 3.11.5 handles possessive repeats of groups wrongly, so only single characters have them here.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
 STRING = re.compile(_STRING, re.DOTALL)
 drop_strings, find_strings = STRING.sub, STRING.findall
-_CUT = re.compile(rb'(?:[^",]*+(?:%b[^",]*+)*,)+' % _STRING, re.DOTALL)  # All up to the last comma outside strings.
-# Everything before a comma, or before a string that ends after the page.
+_CUT = re.compile(
+    rb'(?:[^",]*+(?:%b[^",]*+)*,)+' % _STRING, re.DOTALL
+)  # Everything up to the last comma outside strings.
+# Everything up to a comma, or up to a string that ends after the page.
 _LONG = re.compile(rb'[^",]*+(?:%b[^",]*+)*' % _STRING, re.DOTALL)
 _FLAT = rb'(?:[^\[\]{}"]++|%b)' % _STRING
 for _ in range(2):
     _FLAT = rb"(?:%b|\[%b*\]|\{%b*\})" % (_FLAT, _FLAT, _FLAT)
-_INNER = re.compile(_FLAT + rb"*", re.DOTALL)  # Content of brackets, including brackets nested no more than twice.
+_INNER = re.compile(_FLAT + rb"*", re.DOTALL)  # Content of brackets, including up to two levels of nested brackets.
 _OUTER = re.compile(rb'[^\[\]{}",]*+(?:%b[^\[\]{}",]*+)*' % _STRING, re.DOTALL)
 _MEMBER = re.compile(rb"(%b)[ \t\r\n]*:[ \t\r\n]*" % _STRING, re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -46,7 +47,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _LEVELS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _CLOSING = bytes.maketrans(b"[{", b"]}")
 _BLANK = b" \t\r\n"
-_ZERO = {b"[": b"0", b"{": b'"":0'}  # Characters that may stand next to a comma, by the bracket around it.
+_ZERO = {b"[": b"0", b"{": b'"":0'}  # For each enclosing bracket, what may come before or after a comma.
 _COMMA, _QUOTE = b',"'
 _OPENING = frozenset(b"[{")
 
@@ -59,7 +60,7 @@ class TooDeep(ValueError):
 
 
 def finish(steps: Steps[T]) -> T:
-    """Do all steps at once, and return their result."""
+    """Do all steps, and return their result."""
     while True:
         try:
             next(steps)
@@ -69,15 +70,15 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Pages(Iterator[bytes]):
-    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings, and checked unless `known` to be valid.
+    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings. They are checked unless `known` to be valid.
 
     Raises msgspec.DecodeError if the text isn't valid JSON, and TooDeep if it is nested too deeply."""
 
     def __init__(self, text: bytes, *, known: bool = False, reach: int = PAGE) -> None:
         self._text, self._known, self._reach = text, known, reach
         self._at = 0
-        self._opened = b""  # Open brackets at the start of the next page.
-        self.deepest = 0  # Levels of the pages so far.
+        self._opened = b""  # Brackets that are open at the start of the next page.
+        self.deepest = 0  # Deepest nesting in the pages so far.
         self.size = 0  # Bytes of the last page outside its strings.
         self.commas = 0  # Commas outside strings so far.
 
@@ -88,7 +89,7 @@ class Pages(Iterator[bytes]):
         end, bare = self._cut(begin)
         page = text[begin:end]
         opened, self.size = self._opened, len(bare)
-        self.commas += bare.count(b",") + 1  # Including the one at its end.
+        self.commas += bare.count(b",") + 1  # Including the one at the end of the page.
         brackets = bare.translate(None, _NO_BRACKET)
         self.deepest = max(self.deepest, len(opened) + levels_of(brackets))
         if self.deepest > MAX_LEVELS:
@@ -100,7 +101,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """Return the end of the page that starts here (at a comma, or the end of the text), and its content without strings."""
+        """Return the end of the page that starts here (a comma, or the end of the text), and its content without strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:
@@ -117,16 +118,16 @@ class Pages(Iterator[bytes]):
                 return end, b"".join(bare)
             length += len(bare[-1])
             if length > _LONGEST:
-                raise msgspec.DecodeError(f"more than {_LONGEST} bytes without a comma outside of texts")
+                raise msgspec.DecodeError(f"more than {_LONGEST} bytes without a comma outside strings")
             brackets += len(bare[-1].translate(None, _NO_BRACKET))
-            if brackets > 4 * MAX_LEVELS:  # So many without a comma among them.
+            if brackets > 4 * MAX_LEVELS:  # This many without a comma in between.
                 raise TooDeep
             if text[end] == _QUOTE:
                 end = _end_of_string(text, end)
             at = end
 
     def _verify(self, page: bytes, begin: int, end: int, opened: bytes) -> None:
-        """Check a page within its surrounding brackets, with a 0 for what comes before and after it there."""
+        """Check a page inside the brackets that are open around it, with a 0 for what comes before and after it in them."""
         before = after = b""
         if begin:
             before = opened[:-1].replace(b"{", b'{"":') + opened[-1:] + _ZERO.get(opened[-1:], b"") + b","
@@ -144,7 +145,7 @@ def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> in
 
 
 def _end_of_string(text: bytes, begin: int) -> int:
-    """Return the end of a long string that begins here; the end of the text if the string has none. Escaped quotes are rare."""
+    """Return the end of a long string that begins here, or the end of the text if the string doesn't end."""
     at = begin
     for _ in range(_TOKENS):
         if (at := text.find(b'"', at + 1)) < 0:
@@ -164,7 +165,7 @@ def _moved(message: str, by: int) -> str:
 
 
 def levels_of(brackets: bytes) -> int:
-    """Return how many levels brackets reach above their start."""
+    """Return how many levels deep brackets reach, relative to their start."""
     return max(accumulate(memoryview(brackets.translate(_LEVELS)).cast("b")), default=0)
 
 
@@ -178,8 +179,8 @@ def _folded(brackets: bytes) -> bytes:
 
 
 def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
-    """Return the elements of a JSON array, or members of an object, as texts; None if there are more than `most`. The text must be
-    valid, without white space around it."""
+    """Return the elements of a JSON array or the members of an object, each as text, or None if there are more than `most`. The
+    text must be valid, and have no white space around it."""
     parts: list[bytes] = []
     at = since = begin = 1
     last, level, looked = len(text) - 1, 0, 0
@@ -190,7 +191,7 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
             yield looked * _TOKEN_BYTES if looked == _TOKENS else 0
             since, looked = at, 0
         byte = text[at]
-        if byte == _QUOTE:  # It ends after the page.
+        if byte == _QUOTE:  # The string ends after the page.
             since += (end := _end_of_string(text, at)) - at
             at = end
         elif byte in _OPENING:
@@ -209,7 +210,7 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
 
 
 def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
-    """Return the members of a JSON object, the last one for each name; None if there are more than `most`. See `split`."""
+    """Return the members of a JSON object, or None if there are more than `most`. The last of each name wins. See `split`."""
     parts = yield from split(text, most)
     if parts is None:
         return None

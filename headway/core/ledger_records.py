@@ -1,10 +1,10 @@
-"""Ledger records of requests, with names that a database accepts. Inputs and outputs are included only on demand.
+"""Ledger records of requests, with names that a database accepts. They contain inputs and outputs only if configured.
 
-Refusals are counted together, so that thousands a second for one caller don't fill the ledger:
+Refusals are counted together, so that thousands per second for one caller don't fill the ledger:
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
-They are counted by tier and code, of which there are few, but not by model, as clients may make names up."""
+They are counted by tier and code, of which there are few. They aren't counted by model, because clients may make names up."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headway.core.values import shown
 from headway.errors import REFUSALS, SHOWN
 from headway.model import Entry, LedgerRecord, Principal, Reply
 
-NAME_LENGTH = 128  # Limit on a name in characters, as clients may make names up.
+NAME_LENGTH = 128  # Limit on a name in characters, because clients may make names up.
 MINUTE = 60.0  # Seconds for which refusals are counted together.
-MOST_COUNTED = 10_000  # Limit on combinations of caller, tier and code. Beyond it, the oldest get their record early.
+MOST_COUNTED = 10_000  # Limit on combinations of caller, tier and code. Beyond it, the oldest are recorded early.
 
 
 def record_of(
@@ -31,7 +31,7 @@ def record_of(
     tiers: Sequence[str],
     content: bool,
 ) -> LedgerRecord:
-    """Return the ledger record of a request that finished after so many seconds, with input and output if `content`."""
+    """Return the ledger record of a request that finished after `seconds`, with its input and output if `content`."""
     failure, of_answer = reply.failure, reply.ran
     ran = of_answer if reply.shared is None else None
     input = output = None
@@ -79,7 +79,7 @@ def open_record_of(
 
 
 def size_of(record: LedgerRecord) -> int:
-    """Return the characters of a record's input and output."""
+    """Return the number of characters in a record's input and output."""
     return len(record.input or "") + len(record.output or "")
 
 
@@ -96,17 +96,17 @@ class _Minute(msgspec.Struct):
     """Refusals of one caller, tier and code."""
 
     ends: float
-    counted: LedgerRecord | None = None  # Record of all so far; None after the first refusal, which has its own.
+    counted: LedgerRecord | None = None  # Record of all so far. None after the first refusal, which has its own record.
 
 
 class RefusalCounts:
-    """Counts of refusals, by caller, tier and code."""
+    """Counts refusals by caller, tier and code."""
 
     def __init__(self) -> None:
-        self._minutes: dict[tuple[str, str, str, str], _Minute] = {}  # In the order in which they end.
+        self._minutes: dict[tuple[str, str, str, str], _Minute] = {}  # In the order in which their minutes end.
 
     def count(self, record: LedgerRecord, now: float) -> bool:
-        """Count a record if it is a refusal. Returns True if it needs no row of its own."""
+        """Count a record if it is a refusal. Returns True if it then needs no row of its own."""
         if record.error not in REFUSALS or record.batch_size:
             return False
         key = (record.tenant, record.user, record.tier, record.error)
@@ -121,7 +121,7 @@ class RefusalCounts:
         return True
 
     def ended(self, now: float = inf) -> Iterator[LedgerRecord]:
-        """Take the records whose minute is over at instant `now`; by default, all."""
+        """Remove and yield the records whose minute is over at time `now`; by default, all of them."""
         while self._minutes:
             key = next(iter(self._minutes))
             if self._minutes[key].ends > now and len(self._minutes) <= MOST_COUNTED:

@@ -1,16 +1,16 @@
-"""Look-ahead: finds the rule that works best for recent arrivals by rehearsing each.
+"""Look-ahead: finds the rule that works best for recent arrivals, by rehearsing each rule.
 
-Even gaps are best nearly always, but no formula is best everywhere: with two GPUs of which one is slower, with bursts that each
-fill a batch, with clients that all wait for their answers. So now and then the arrivals of the last seconds run through a small
-model of the queue (`Rehearsal`) under each rule. If another rule answers sooner, it holds until the next look. The 95th
-percentile of latency depends on large bursts, which are few in one look. So latencies are kept in histograms in which old
-latencies fade.
+Even gaps are nearly always best, but no formula is best everywhere. Examples are two GPUs of which one is slower, bursts that each
+fill a batch, and clients that all wait for their answers. So now and then the arrivals of the last few seconds run through a small
+model of the queue (`Rehearsal`) under each rule. If another rule answers sooner, it is used until the next look. The 95th
+percentile of latency depends on large bursts, which are rare in a single look. So latencies are kept in histograms that slowly
+forget.
 
-The arrivals of clients that wait for answers depend on these, so they can't be replayed. Instead, the model has as many clients,
-each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it. So
-clients start together in one look, and spread over a batch's time in the next.
+If clients wait for answers, their arrivals depend on the answers, and can't be replayed. Instead, the model has as many clients,
+each of which asks again once answered, and the rule with the most answers wins. Some rules keep a good rhythm but don't find it.
+So clients start at the same time in one look, and spread over a batch's time in the next.
 
-A look is made in steps, a few for each rule, so that none takes more than about a millisecond."""
+A look is made in steps, a few for each rule, so that no step takes more than about a millisecond."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from headway.core.departure import Dispatch, Load, Past, QueueSnapshot, Rule, de
 from headway.core.service_model import ArrivalRate
 from headway.core.slot_factors import FACTORS, USUAL, scale
 
-Rules = Callable[[float, ArrivalRate], Rule]  # Function from an instant and the learnt rate of clients to a rule.
-STEP_EVENTS = 100  # Events in a step, about a millisecond.
-COARSE = 8  # Arrivals come in groups of up to this share of what waits, as one more among many changes little.
-RETURN_GAP = 0.0001  # Seconds between the requests of two clients that were answered together.
+Rules = Callable[[float, ArrivalRate], Rule]  # Maps a time and the learnt rate of clients to a rule.
+STEP_EVENTS = 100  # Events in a step, which take about a millisecond.
+COARSE = 8  # Arrivals come in groups of up to this share of the waiting entries. One more among many changes little.
+RETURN_GAP = 0.0001  # Seconds between the new requests of two clients that were answered together.
 _BLOCK, _BLOCKS = 64, 16
 
 
@@ -38,9 +38,8 @@ _BLOCK, _BLOCKS = 64, 16
 def _draws(even: bool) -> list[float]:
     """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly.
 
-    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). With `even` they come in blocks of the same
-    quantiles, each in another order, so that a few batches have the usual mean. Such draws would make a queue under load too
-    short."""
+    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). If `even`, they come in blocks with the same
+    quantiles, each block in a different order, so that a few batches have the usual mean. That would make queues under load too short."""
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
         keyed = []
@@ -52,7 +51,7 @@ def _draws(even: bool) -> list[float]:
 
 
 def factors_of(load: Load) -> list[float]:
-    """Return the factors of the slots of a load, see `core.slot_factors`."""
+    """Return the factors of a load's slots; see `core.slot_factors`."""
     if not any(load.paces):
         return [1.0] * load.slots
     times = scale((*load.paces[:USUAL], 0, *load.paces[USUAL + 1 :]), load.slots)
@@ -60,9 +59,9 @@ def factors_of(load: Load) -> list[float]:
 
 
 class Rehearsal:
-    """A run of the model with the cost and slots of a load, the rules to try, and the instants of arrivals, in order. The deviation
-    of a batch's time is relative to its mean. If `clients`, each entry comes back once answered, and the rate is learnt. `turn` is
-    the number of the first draw, which differs between looks to vary chance."""
+    """A run of the model: the cost and slots of a load, the rules to try, and the arrival times in order. The deviation of a batch's
+    time is relative to its mean. If there are `clients`, each entry comes back once answered, and the rate is learnt. `turn` is
+    the number of the first draw, which differs between looks so that chance does, too."""
 
     def __init__(
         self, load: Load, rules: Rules, arrivals: list[float], deviation: float, clients: bool = False, turn: int = 0
@@ -74,18 +73,18 @@ class Rehearsal:
         self._draws, self._factors = _draws(even=clients), factors_of(load)
         self._idle = dict.fromkeys(range(len(self._factors)))
         self._ran_at = [0] * len(self._factors)
-        self._running: list[tuple[float, int, int, int]] = []  # Ends of batches, their numbers, slots and sizes.
-        self._first = self._next = 0  # Positions of the first waiting arrival, and of the next to come.
+        self._running: list[tuple[float, int, int, int]] = []  # End, number, slot and size of each batch.
+        self._first = self._next = 0  # Indices of the first waiting arrival, and of the next one to come.
         self._last = self._schedule = self._newest = self._ended = -math.inf
         self._look = math.inf
         self._departures = 0
         self.events = 0  # Number of events so far.
-        self.rate = ArrivalRate()  # Arrival rate as a queue would learn it, if entries come back.
+        self.rate = ArrivalRate()  # Arrival rate as a queue would learn it, if there are clients.
         self.latencies: list[float] = []  # Seconds from each arrival to its answer, in order of departure.
-        self.answered: list[tuple[float, int]] = []  # Instants and sizes of the finished batches, if entries come back.
+        self.answered: list[tuple[float, int]] = []  # End and size of each finished batch, if there are clients.
 
     def steps(self, until: float = math.inf) -> Iterator[None]:
-        """Run until a given instant, or until nothing is left. Yields now and then, as a run takes milliseconds."""
+        """Run until a given time, or until nothing is left. Yields now and then, because a run takes milliseconds."""
         arrivals, running = self._arrivals, self._running
         while True:
             ends = running[0][0] if running else math.inf
@@ -106,7 +105,7 @@ class Rehearsal:
                 yield
 
     def _come(self, before: float) -> float:
-        """Let the next arrivals come, up to the next event and a full batch. Returns the instant of the last arrival."""
+        """Add the next arrivals, up to the next event and a full batch. Returns the time of the last arrival."""
         depth = self._next - self._first
         most = self._next + max(min(depth // COARSE, self._load.max_batch - depth), 1)
         self._take(
@@ -131,7 +130,7 @@ class Rehearsal:
         return slot
 
     def _serve(self, freed: int | None, now: float) -> None:
-        """Let slots claim until one has to hold. The freed slot claims first."""
+        """Let slots claim until one has to hold, starting with the freed slot."""
         idle, self._look = self._idle, math.inf
         while freed is not None or idle:
             if self._next == self._first:
@@ -188,34 +187,33 @@ class Rehearsal:
         self._schedule = max(self._schedule, now) + rule.pace
 
 
-Make = Callable[[Load], Rule]  # Function from a load to a rule, without state.
+Make = Callable[[Load], Rule]  # Maps a load to a rule. Has no state.
 
-EVENTS = 3000.0  # Limit on events rehearsed per second of arrivals, on average. If more come, only some are looked at.
-QUIET = 8  # Looks in a row that keep the usual rule, after which each pause doubles.
-RAREST = 64  # Limit on the growth of the pause between looks. A change of the rate by a quarter resets it.
-SPAN = 12.0  # Full batches, run one after the other, that a record has to span.
-FEWEST_SLOTS = 2  # Minimum number of slots for looking at arrivals. With one, no better rule was found.
-SETTLED = 0.2  # Share of a record whose latencies don't count, as the queue starts empty.
-PARTS = 4  # Parts of a record with equally many arrivals, whose lengths show if arrivals are even.
-EVEN = 1.25  # Ratio of the longest to the shortest part up to which arrivals count as even.
-STEPPED = 1.15  # Ratio of the mean rates of two even records that is more than chance.
+EVENTS = 3000.0  # Most events rehearsed per second of arrivals, on average. If there are more, only some are rehearsed.
+QUIET = 8  # Number of looks in a row that keep the usual rule, after which each pause doubles.
+RAREST = 64  # Limit on the growth of the pause between looks. It is reset if the rate changes by a quarter.
+SPAN = 12.0  # A record must span this many full batches, run one after the other.
+FEWEST_SLOTS = 2  # Fewest slots for looking at arrivals. With one, no better rule was found.
+SETTLED = 0.2  # Share of a record whose latencies don't count, because the queue starts empty.
+PARTS = 4  # A record is cut into parts with the same number of arrivals. Their lengths show if arrivals are even.
+EVEN = 1.25  # Arrivals count as even up to this ratio of the longest to the shortest part.
+STEPPED = 1.15  # Ratio between the mean rates of two even records that can't be chance.
 LOOKS = 4  # Looks before the first choice.
-DECAY = 0.9  # Weight of the histograms at each look.
-MARGIN = 1.03  # Factor by which another rule must be better to be chosen. It then stays while it is better at all.
+DECAY = 0.9  # Factor by which the histograms fade at each look.
+MARGIN = 1.03  # Another rule must be better by this factor to be chosen. It is then kept while it is better at all.
 CLIENTS_MARGIN = 1.01  # The same for clients, whom the model predicts well, relative to the current rule.
-TURN = 149  # Random numbers by which each look starts after the previous one.
-FINENESS = 100  # Buckets of a histogram for each e-fold of latency.
-RATES = 20.0  # Steps of rounded arrival rates for each e-fold. A rule is made for each.
+TURN = 149  # Each look starts this many random numbers after the previous one.
+FINENESS = 100  # Histogram buckets for each e-fold of latency.
+RATES = 20.0  # Steps to which arrival rates are rounded, for each e-fold. A rule is made for each.
 GROUP = 8  # Arrivals after which the rate is read again.
-KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate stands in for the learnt one.
-ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of them don't count.
+KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate is used instead of the learnt one.
+ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of these don't count.
 NEWEST = 0.3  # Weight of the newest look at clients.
-# Clients are rehearsed again when departures have grown by this factor, but after at most so many more.
-LATER, LATEST = 1.5, 1000
+LATER, LATEST = 1.5, 1000  # Clients are rehearsed again when departures grew by this factor, or by this many.
 
 
 class Latencies:
-    """Histogram of latencies in which old latencies fade."""
+    """Histogram of latencies that slowly forgets."""
 
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
@@ -237,19 +235,19 @@ class Latencies:
 
 
 class LookAhead:
-    """Chooses between `rules`, of which the first is the default. For clients that wait for their answers, it tries the rules
-    `of_clients` in order, which begin with the same rule."""
+    """Chooses between `rules`, the first of which is the default. For clients that wait for their answers, it tries the rules
+    `of_clients` in order. Their first rule is the same."""
 
     def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
         self._rules, self._rules_of_clients = rules, of_clients or rules
-        self._usual = self.chosen = next(iter(rules))  # Names of the default and of the rule that holds.
-        self._looks = self._quiet = 0  # Looks so far, and how many of the last in a row kept the usual rule.
-        self._mean = 0.0  # Mean rate of the last look's arrivals.
-        self._even = 0.0  # Mean rate of the last even record; 0 if there was none.
+        self._usual = self.chosen = next(iter(rules))  # Names of the default rule and of the one in use.
+        self._looks = self._quiet = 0  # Looks so far, and how many in a row have just kept the usual rule.
+        self._mean = 0.0  # Mean arrival rate in the last look.
+        self._even = 0.0  # Mean arrival rate in the last even record; 0 if there was none.
         self._latencies = {name: Latencies() for name in rules}
-        self._again = 0  # Number of departures at which clients are rehearsed again.
+        self._again = 0  # Number of departures at which to rehearse clients again.
         self._clients = False
-        self._apart = True  # Clients start spread over a batch's time at every second look, as some rhythms last.
+        self._apart = True  # At every second look, clients start spread over a batch's time, because some rhythms last.
         self._answers: dict[str, float] = {}  # Answers under each rule relative to the usual one, averaged over looks.
         self._look: Iterator[None] | None = None
 
@@ -277,7 +275,7 @@ class LookAhead:
         return self._by_latency(load, past, arrived) if arrived else None
 
     def _heed_step(self, arrived: list[float], mean: float) -> None:
-        """Forget earlier looks if the mean rate of even arrivals jumped. The rate of bursts always varies."""
+        """Forget earlier looks if the mean rate of even arrivals has jumped. The rate of bursts always varies."""
         if _are_even(arrived):
             if self._even and _apart(mean, self._even) > STEPPED:
                 self._forget()
@@ -305,7 +303,6 @@ class LookAhead:
         past.resume(arrived[0] + events / EVENTS * min(2 ** max(self._quiet - QUIET, 0), RAREST))
 
     def _of_clients(self, load: Load, past: Past) -> Iterator[None] | None:
-        """Rehearse clients that wait for their answers, now and then."""
         if load.departures < self._again or load.alpha <= 0.0:
             return None
         self._again = load.departures + min(int(load.departures * (LATER - 1.0)) + 10, LATEST)
@@ -325,7 +322,9 @@ class LookAhead:
                 usual = max(answers, 1)
             before = self._answers.get(name, answers / usual)
             self._answers[name] = before + (answers / usual - before) * NEWEST
-            self._choose_by_answers()
+            best = max(self._answers, key=self._answers.__getitem__)
+            if self._answers[best] > CLIENTS_MARGIN * self._answers[self.chosen]:
+                self.chosen = best
             yield
 
     def _choose(self, worth: Mapping[str, float]) -> None:
@@ -333,19 +332,13 @@ class LookAhead:
         margin = MARGIN if self.chosen == self._usual else 1.0
         self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
 
-    def _choose_by_answers(self) -> None:
-        """Choose the rule with most answers to clients, if it is enough better than the current one."""
-        best = max(self._answers, key=self._answers.__getitem__)
-        if self._answers[best] > CLIENTS_MARGIN * self._answers[self.chosen]:
-            self.chosen = best
-
 
 def _apart(one: float, other: float) -> float:
     return max(one / other, other / one)
 
 
 def _are_even(arrived: list[float]) -> bool:
-    """Return True if arrivals come at a constant rate, such as Poisson arrivals, rather than in bursts."""
+    """Return True if arrivals come at a constant rate, as in a Poisson process, rather than in bursts."""
     part = (len(arrived) - 1) // PARTS
     seconds = [arrived[at + part] - arrived[at] for at in range(0, part * PARTS, part)]
     return max(seconds) <= EVEN * min(seconds)
@@ -356,7 +349,7 @@ def _recorded(rules: _ByRate, rates: _Rates, now: float, _: ArrivalRate) -> Rule
 
 
 class _ByRate:
-    """Rules by arrival rate, which is rounded so that each rule is made once."""
+    """Rules by arrival rate. Rates are rounded, so that each rule is made once."""
 
     def __init__(self, load: Load, make: Make) -> None:
         self._load, self._make = load, make

@@ -1,12 +1,12 @@
 """Packing: which entries make up a batch, by tier, tenant, number, weight and pages.
 
 A batch is full if the next entry would exceed its number or weight. The next entry of a tier is the one whose turn it is. Lighter
-entries don't overtake it, but other tiers may use the remaining room. An entry heavier than a whole batch runs alone. If entries
-have rows or call parameters, a batch has entries of one shape, and its next entry is the next of that shape.
+entries don't overtake it, but other tiers may use the remaining room. An entry that is heavier than a full batch runs alone. If
+entries have rows or call parameters, all entries of a batch have one shape, and its next entry is the next one of that shape.
 
-A batch keeps room for lower tiers, but their next entry may be too big for it, or of a different shape. The room is then owed to
-them, and added to what the next batch keeps, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and
-Varghese, "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
+A batch reserves room for lower tiers, but their next entry may be too large for it, or of a different shape. The room is then owed
+to them, and added to what the next batch reserves, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar
+and Varghese, "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import msgspec
 from headway.core.batch_cost import LEAST_SAVED
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
-ALIKE = 0.1  # Share of a full batch's time by which heavier entries may lengthen it and still count as equal.
-Cost = Callable[[float], float]  # Cost in rounds of a place padded to a weight.
+ALIKE = 0.1  # Heavier entries count as similar if they lengthen a batch by at most this share of a full batch's time.
+Cost = Callable[[float], float]  # Returns how many rounds a place costs if it is padded to a weight.
 
 
 class Nearness(msgspec.Struct, frozen=True, gc=False):
-    """How entries of similar weight ride together, as all are padded to the longest."""
+    """How to batch entries of similar weight, because all inputs of a batch are padded to the longest."""
 
-    full: int  # Entries of a full batch. If no more wait, they ride in turn, unless separating them saves time.
+    full: int  # Entries of a full batch. If no more are waiting, they run in turn, unless separating them saves time.
     fixed: float  # Weight that takes as long as the fixed part of a batch.
-    most: int  # Number of a tier's next entries among which the nearest are searched.
-    cost: Cost  # Returns the rounds that a place costs if padded to a weight.
+    most: int  # Number of a tier's next entries that are searched for the nearest.
+    cost: Cost  # Returns how many rounds a place costs if it is padded to a weight.
     by_age: bool = False  # True if the tier with the oldest entry goes first, if it would get a place anyway.
 
 
@@ -39,37 +39,35 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     limit: int  # Limit on its entries.
     weight: float = math.inf  # Limit on its weight; infinite if entries aren't weighed.
     unit: float = math.inf  # Weight of one of `limit` places; infinite if entries aren't weighed.
-    share: float = 0.0  # Share of the batch kept for lower tiers.
-    owed: float = 0.0  # Weight owed to lower tiers besides.
-    pages: float = math.inf  # Limit on the pages of all large entries together, except for a single one.
-    rows: bool = False  # True if entries have rows or call parameters, so only entries of one shape ride together.
-    # True if a batch with shapes begins with the tenant whose next entries make the fewest batches.
-    fewest: bool = False
-    hopeless: float = (
-        -math.inf
-    )  # Instant at which the batch ends. If more waits than fits, entries due before then are dropped.
+    share: float = 0.0  # Share of the batch reserved for lower tiers.
+    owed: float = 0.0  # Weight owed to lower tiers in addition.
+    pages: float = math.inf  # Limit on the pages of all large entries together. A single one may have more.
+    rows: bool = False  # True if entries have rows or call parameters, so that a batch has entries of one shape only.
+    fewest: bool = False  # True if a batch with shapes begins with the tenant that needs the fewest batches.
+    # Time at which the batch will be finished. If more entries wait than fit, those due before then are dropped.
+    hopeless: float = -math.inf
 
 
 class Packed(msgspec.Struct):
-    """Entries that ride, entries dropped as too late, and the weight owed to lower tiers."""
+    """Entries that run, entries dropped as too late, and the weight owed to lower tiers."""
 
     members: list[QueuedEntry]
     late: list[QueuedEntry]
     owed: float = 0.0
-    parted: bool = False  # True if only light or only heavy entries ride, although all would fit.
+    parted: bool = False  # True if only light or only heavy entries run, although all would fit.
 
 
 class BatchRoom(msgspec.Struct, gc=False):
-    """Room left in a batch."""
+    """Remaining room in a batch."""
 
-    count: int  # Room for entries at first.
+    count: int  # Initial room for entries.
     weight: float = math.inf  # Room for weight.
-    kept: float = 0.0  # Part of that weight kept for lower tiers at present; infinite while they go first.
-    promised: float = 0.0  # Part of that weight that lower tiers should get.
+    kept: float = 0.0  # Part of it that is currently reserved for lower tiers; infinite while they go first.
+    promised: float = 0.0  # Part of it that lower tiers should get.
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch, highest tier first. Entries that ride become RUNNING. If more waits than fits, hopeless entries become GONE."""
+    """Fill a batch, highest tier first. Entries that run become RUNNING. If more wait than fit, hopeless ones become GONE."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows
@@ -133,9 +131,9 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
     """Fill a batch with the entry whose turn it is and the entries nearest in weight, or as `pack` does if all fit.
 
-    Tiers go in order, and lower tiers have their share. But lighter entries of any tier ride before heavier entries, which would
-    pad all others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy
-    entries would make the batch much longer, light and heavy ones ride apart, those with the oldest entry first."""
+    Tiers go in order, and lower tiers have their share. But lighter entries of any tier go before heavier ones, which would pad all
+    others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy entries would
+    make the batch much longer, light and heavy ones run in separate batches, starting with the one that has the oldest entry."""
     late = list[QueuedEntry]()
     while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
         bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
@@ -152,7 +150,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
 
 
 def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
-    """Return the greatest weight of light entries, if it saves time to separate these from heavy entries; else None."""
+    """Return the greatest weight of light entries, or None if separating them from heavy ones saves no time."""
     weights = sorted([queued.weight for tier_queue in tier_queues for queued in tier_queue.in_turn()])
     count, longest = len(weights), weights[-1]
     spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
@@ -177,7 +175,7 @@ def _pack_around(
     near: Nearness,
     bound: float,
 ) -> Packed:
-    """Fill a batch with entries nearest in weight to its first, on the same side of a bound."""
+    """Fill a batch with the entries that are nearest in weight to its first one, and on the same side of `bound`."""
     batch, candidates = _NearestBatch(terms, first, late, parted=bound < math.inf), _Candidates(first, near, bound)
     for heavier in (False, True):
         allowed, ended = tier_queues, False
@@ -207,7 +205,7 @@ class _NearestBatch:
         self.add(first, contended=False)
 
     def add(self, queued: QueuedEntry, contended: bool) -> None:
-        """Add an entry, or drop it if it would be answered too late and others wait for the room."""
+        """Add an entry. Drop it instead if it would be answered too late and others are waiting for the room."""
         if queued.pages > 1 and self._pages < math.inf:
             self._pages -= queued.pages
             self.pages = max(self._pages, 1.0)
@@ -222,15 +220,15 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may ride with the first of a batch: equal and lighter entries, and heavier entries, nearest in
-    weight first. Equally near entries keep their turns."""
+    """Entries of each tier that may run with the first of a batch, in two groups: heavier entries, and all others. The nearest in
+    weight come first. Entries that are equally near keep their order."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
         self._weight, self._shape, self._near = first.weight, first.entry.shape, near
         self._step = ALIKE * (near.fixed / near.full + first.weight)
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
-        # Entries behind one of another shape. They take seats that would have been empty, so their tenants pay nothing.
+        # Entries behind one of another shape. They fill seats that would have stayed empty, so their tenants pay nothing.
         self._free: set[QueuedEntry] = set()
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
@@ -259,7 +257,7 @@ class _Candidates:
         return iter(sorted(lighter, key=self._distance)), iter(sorted(heavier, key=self._distance))
 
     def _distance(self, queued: QueuedEntry) -> int:
-        """Return the steps in weight from the first entry of the batch."""
+        """Return the distance in weight from the first entry of the batch, in steps."""
         return int(abs(queued.weight - self._weight) / self._step)
 
 
@@ -269,8 +267,8 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight owed to the lower tiers after a batch that promised them some, and served part of it. If none was
-    `blocked`, their next entries fit, except for their shapes."""
+    """Return the weight that is owed to the lower tiers after a batch that promised them some and served part of it. If none of
+    them was `blocked`, their next entries fit, apart from their shapes."""
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
     if terms.weight < math.inf:
@@ -280,7 +278,7 @@ def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, serve
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
-    """Return True if all entries of a queue weigh 1, can ride with any other, and fill a batch by number."""
+    """Return True if all entries of a queue weigh 1 and can run with any other, and batches are full by number."""
     return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 
@@ -296,7 +294,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return how many places of a batch of `limit` are kept for lower tiers. Any share keeps at least one, if there is room."""
+    """Return how many of a batch's `limit` places are reserved for lower tiers: at least one for any share, if there is room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))
@@ -308,8 +306,8 @@ def turns(
     """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits. The caller pops an
     entry from each yielded queue, and subtracts its weight from the room.
 
-    If more waits than fits, the last `reserved_places` go to the tiers below the highest that waits, the longest wait first. A
-    place has the weight `unit`. Lower tiers are `owed` a weight besides."""
+    If more is waiting than fits, the last `reserved_places` go to the tiers below the highest one that has waiting entries. The
+    tier that has waited longest goes first. A place has the weight `unit`. Lower tiers are `owed` a weight in addition."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0
     if lower and (

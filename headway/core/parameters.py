@@ -1,4 +1,4 @@
-"""The `parameters` of a request, read from JSON in time linear in their length."""
+"""The `parameters` of a request, parsed from JSON in time linear in their length."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 
 import msgspec
 
-CANONICAL = 1 << 16  # Limit in bytes on texts that are compared by meaning rather than spelling.
+CANONICAL = 1 << 16  # Limit in bytes up to which parameters are compared by meaning rather than spelling.
 
 
 def out_of_range(number: str) -> str:
-    """Return the error text for a number that no double holds."""
+    """Return the error message for a number that doesn't fit into a double."""
     shown = number if len(number) <= _SHOWN else f"{number[:_SHOWN]}... ({len(number)} characters)"
     return f"a number out of range: {shown}"
 
@@ -23,8 +23,8 @@ def _number(text: str) -> float:
     return value
 
 
-_SHOWN = 24  # Characters of a number that an error shows.
-# Exponent of an extreme number. msgspec takes up to 40 µs to read 1e308. A hook in Python takes 1 µs, but for every number.
+_SHOWN = 24  # Number of characters of a number that an error message shows.
+# Exponent of an extreme number. msgspec takes up to 40 µs to parse 1e308. A Python hook takes 1 µs, but for every number.
 _HUGE = re.compile(rb"[eE][+-]?[0-9]{3}")
 
 _decode = msgspec.json.Decoder().decode
@@ -32,12 +32,12 @@ _decode_huge = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def decode(text: bytes) -> object:
-    """Return the value of a JSON text. Raises msgspec.MsgspecError if it is not valid JSON, or has a number out of range."""
+    """Parse a JSON text. Raises msgspec.MsgspecError if it isn't valid JSON, or has a number out of range."""
     return _decode(text) if _HUGE.search(text) is None else _decode_huge(text)
 
 
 def canonical(text: bytes) -> bytes:
-    """Return a text that is equal for all parameters that mean the same. A text longer than CANONICAL stays as it is."""
+    """Return a text that is the same for all parameters that mean the same. A text longer than CANONICAL isn't changed."""
     if not text or len(text) > CANONICAL:
         return text
     return msgspec.json.encode(decode(text), order="deterministic")

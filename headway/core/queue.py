@@ -1,7 +1,7 @@
 """One model's queue, in which batches are formed.
 
-It reads no clock and has no asyncio. A broker adds leases and replies to it, and the simulator drives it in virtual time. All
-instants passed in must come from one clock and never go back.
+It doesn't read a clock or use asyncio. A broker adds leases and replies to it, and the simulator drives it in virtual time. All
+times passed in must come from one clock, and must never go back.
 
     offer ──▶ waiting ──depart──▶ running ──finish──▶ gone
                  ▲  │                │
@@ -71,24 +71,22 @@ from headway.model import MOST_OUTPUT, Cause, Entry
 
 WAIT_WEIGHT = 0.2  # Weight of the newest departure in the average wait.
 MIN_AVOIDANCE = 0.05  # Shortest time in seconds for which a failed batch waits for another worker.
-GATE_AGE = 0.05  # Seconds after which the admission limits are recomputed even if no batch left.
-UNKNOWN_WAIT = 1.0  # Seconds that a refused client is told to wait while the model's pace is unknown.
-QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine, in batches for each GPU, while others wait.
-# Limit in entries while nobody else waits, if that is more. A step over Redis reads all of them.
-QUARANTINE_ALONE = 2048
-# Limit, in batches, on the waiting entries among which those nearest to the first, or of callers set apart, are searched.
-NEAR_BATCHES = 8
-SEARCH_LOAD = 2  # An entry in a quarantine counts as so many, since it may fail and run again.
-MOST_KINDS = 64  # Limit on the kinds of entries, by tier and timeouts, in `_sure`.
-MIXED_SECONDS = 1.0  # Seconds after another tenant's entry for which batches are kept small in bytes.
+GATE_AGE = 0.05  # Seconds after which the admission limits are recomputed even if no batch has left.
+UNKNOWN_WAIT = 1.0  # Seconds that a refused client is asked to wait while the model's pace is unknown.
+QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine while others wait, in batches per GPU.
+QUARANTINE_ALONE = 2048  # Limit in entries while nobody else waits, if more. With Redis, a step reads all of them.
+NEAR_BATCHES = 8  # Batches' worth of waiting entries searched for the nearest, or for callers that run apart.
+SEARCH_LOAD = 2  # An entry in a quarantine counts as this many, because it may fail and run again.
+MOST_KINDS = 64  # Limit on the kinds of entries in `_sure`, by tier and timeouts.
+MIXED_SECONDS = 1.0  # After an entry of another tenant, batches have few bytes for this many seconds.
 _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
 _ARRIVED, _STATE, _WEIGHT = attrgetter("arrived"), attrgetter("state"), attrgetter("weight")
 _NOTHING = Choice()
-RULE_AGE = 0.01  # Seconds after which `wake` asks the policy again instead of using the last claim's rule.
+RULE_AGE = 0.01  # Seconds after which `wake` asks the policy for a new rule instead of using the last claim's.
 
 
 class ModelQueue:
-    """Waiting and retried entries of one model, with its measured cost and load."""
+    """The waiting and retried entries of one model, with its measured cost and load."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
@@ -102,17 +100,17 @@ class ModelQueue:
         self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
-        # Number of waiting entries from which a tenant may have no more than its share.
+        # Number of waiting entries from which a tenant may not exceed its share.
         self._crowded = limits.max_queue * GREED // (GREED + 1)
-        self._waiting: Counter[str] | None = None  # Waiting entries by tenant; None while the count isn't needed.
+        self._waiting: Counter[str] | None = None  # Waiting entries by tenant. None while this isn't needed.
         self._last_tenant: str | None = None
-        self._mixed_at = -math.inf  # Instant of the last entry that came from another tenant than the entry before it.
+        self._mixed_at = -math.inf  # Time of the last entry whose tenant differed from that of the entry before it.
         self._fresh = 0
-        self._coming: list[QueuedEntry] = []  # Entries admitted since the last look, which have no place yet.
-        # By tier and timeouts: length of `_coming`, with a new entry and its `count`, from which `offer` must judge it.
+        self._coming: list[QueuedEntry] = []  # Entries admitted by `offer_small` that have no place yet.
+        # By tier and timeouts: the length of `_coming`, including a new entry and its `count`, from which `offer` must judge it.
         self._sure: dict[tuple[int, float, float], float] = {}
-        self._sure_until = -math.inf  # Instant until which `_sure` holds.
-        self.bulk: BulkClass | None = None  # Bulk entries, once there were any.
+        self._sure_until = -math.inf  # Time until which `_sure` is valid.
+        self.bulk: BulkClass | None = None  # Bulk entries, once there have been any.
         self.culprits = Culprits()
         self._suspects = Suspects()
         self._budgets = RetryBudgets(limits.max_batch)
@@ -125,13 +123,13 @@ class ModelQueue:
         self._policy: Policy | None = None
         self._limit = limits.max_batch
         self._weighs, self._sheds = limits.weighs, limits.shed_at is not None
-        self._owed = 0.0  # Weight kept for lower tiers that they didn't get.
+        self._owed = 0.0  # Weight that was reserved for lower tiers but that they didn't get.
         self._rule = Rule(limits.max_batch)
         self._rule_at = -math.inf
 
     @property
     def depth(self) -> int:
-        """Number of waiting entries, including failed entries that will run again."""
+        """Number of waiting entries, including failed ones that will run again."""
         return self._fresh + len(self._coming) + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
@@ -145,18 +143,17 @@ class ModelQueue:
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf, now: float = 0.0) -> None:
-        """Set the number of live GPUs, the whole GPUs that they add up to, and the ids of `workers` whose factors are learnt."""
+        """Set the number of live GPUs, how many whole GPUs they amount to, and the ids of the `workers` whose factors are learnt."""
         if slots != self.slots:
             self.culprits.renew(now)
         self.factors.keep(slots, workers, self._departures)
         before, self.slots = (self.slots, self.whole_slots), slots
         self.whole_slots = min(slots, whole) or self.whole_slots
         if (slots, self.whole_slots) != before:
-            self._judge_anew()
+            self._rejudge()
 
     def bound(self, limits: QueueLimits) -> None:
-        """Start or stop limiting batches by weight. All other limits must stay the same. Waiting entries already have their
-        weights."""
+        """Start or stop limiting batches by weight. All other limits must stay the same. Waiting entries keep their weights."""
         self._take_in()
         for tier_queue in self._tier_queues:
             tier_queue.shaped = True
@@ -164,7 +161,7 @@ class ModelQueue:
         self._weighs = limits.weighs
         self._past = _past_of(limits)
         self._owed, self._rule_at = 0.0, -math.inf
-        self._judge_anew()
+        self._rejudge()
 
     def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         self._take_in()
@@ -212,9 +209,9 @@ class ModelQueue:
         return queued
 
     def offer_small(self, entry: Entry, now: float, held: object = None) -> QueuedEntry | None:
-        """Fast path: note a small plain entry that can't be refused. Returns None if `offer` has to judge it.
+        """Fast path: admit a small plain entry that can't be refused. Returns None if `offer` has to judge it.
 
-        Noted entries get their places together at the next look. `held`: see QueuedEntry."""
+        Such entries get their places together, the next time that the queue is looked at. For `held`, see QueuedEntry."""
         timeout = entry.timeout
         queue_timeout = entry.queue_timeout
         most = self._sure.get((entry.tier, queue_timeout, timeout))
@@ -228,7 +225,7 @@ class ModelQueue:
         return queued
 
     def offer_bulk(self, entry: Entry, now: float) -> QueuedEntry | None:
-        """Admit a bulk entry, see `core.bulk`; None if enough of them wait. Its sender watches its deadline."""
+        """Admit a bulk entry; see `core.bulk`. Returns None if enough are waiting. Its sender must watch its deadline."""
         bulk = self.bulk
         if bulk is None:
             bulk = self.bulk = BulkClass(self.limits.delayed, self.limits.max_batch)
@@ -239,7 +236,7 @@ class ModelQueue:
         return queued
 
     def _find_sure(self, entry: Entry, now: float) -> float:
-        """Return the length of `_coming` from which `offer` must judge an entry like this; see `_sure`."""
+        """Return the length of `_coming` from which `offer` must judge an entry like this one; see `_sure`."""
         if now > self._sure_until or len(self._sure) >= MOST_KINDS:
             self._take_in()
             self._sure.clear()
@@ -255,7 +252,7 @@ class ModelQueue:
         return most
 
     def _take_in(self) -> None:
-        """Give places to entries that `offer_small` has only noted."""
+        """Give places to the entries that `offer_small` has admitted."""
         coming = self._coming
         if not coming:
             return
@@ -278,7 +275,7 @@ class ModelQueue:
             self._waiting.update(tenants)
 
     def _weigh_ones(self, entries: Sequence[QueuedEntry], tier_queue: TierQueue) -> None:
-        """Set the cost of entries of weight 1, and count them in the mean weight of their tier."""
+        """Set the cost of entries of weight 1, and include them in the mean weight of their tier."""
         tier_queue.shaped = tier_queue.shaped and tier_queue.depth > 0
         cost = self.limits.cost(entries[0].entry)
         for queued in entries:
@@ -287,7 +284,7 @@ class ModelQueue:
             1.0 + (tier_queue.mean - 1.0) * (1.0 - MEAN_WEIGHT) ** len(entries) if tier_queue.mean else 1.0
         )
 
-    def _judge_anew(self) -> None:
+    def _rejudge(self) -> None:
         self._gate_at = self._sure_until = -math.inf
 
     def _queued(self, entry: Entry, now: float) -> QueuedEntry:
@@ -296,7 +293,7 @@ class ModelQueue:
         return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Return True if no place is left, or a tenant would have more than GREED times the places left; see `core.budget`."""
+        """Return True if the queue is full, or a tenant would hold more than GREED times the places left; see `core.budget`."""
         if self._waiting is None:
             self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
@@ -305,11 +302,11 @@ class ModelQueue:
     def _discount(self, left: Sequence[QueuedEntry], waits: Counter[str]) -> None:
         for queued in left:
             waits[queued.entry.tenant] -= 1
-        if self._fresh < self._crowded // 2:  # Counting again later costs less than counting on.
+        if self._fresh < self._crowded // 2:  # Then it is cheaper to count again later than to keep counting.
             self._waiting = None
 
     def _offer_apart(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
-        """Admit an entry to its caller's quarantine, which gets a share of the GPUs, or refuse it."""
+        """Admit an entry to its caller's quarantine, which gets a share of the GPUs. Returns a refusal if it is full."""
         caller, suspects, gate = caller_of(entry), self._suspects, self._gate_now(now)
         quarantine, tenants = suspects.quarantine(caller), self._tenants()
         waiting = self.limits.others(entry) + (self._size(quarantine.members) if quarantine is not None else 0)
@@ -354,10 +351,10 @@ class ModelQueue:
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
-        """Return how much longer a tier queue takes than its size suggests, as only entries of one shape ride together.
+        """Return how much longer a tier queue takes than its size suggests, because a batch has entries of one shape only.
 
-        The factor holds for the tenant's next entries, as entries of other tenants only come in turns. If the factor for
-        everybody's next entries is less, that is returned. Tenants that share a batch each pay their part."""
+        The factor is for the tenant's next entries; other tenants' entries only come in turns. If the factor for everybody's next
+        entries is smaller, that is returned. If tenants can share a batch, each pays its part."""
         full, limits = self.service.seconds(self.limits.max_batch), self.limits
         if full <= 0.0:
             return 1.0
@@ -378,7 +375,7 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry by the entries that will be served before it, if all that wait in its tier and above are too many.
+        """Judge an entry by the entries that will be served before it, if all entries in its tier and above would be too many.
 
         Waiting entries count at their tier's average weight. An entry is admitted if it fits on free GPUs."""
         gate = self._gate_now(now)
@@ -392,7 +389,7 @@ class ModelQueue:
             refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and entry.count > 1:
             size = self.limits.size(1, self.limits.weight(entry))
-            batch = self.limits.max_batch / size  # A last, partial batch takes as long.
+            batch = self.limits.max_batch / size  # A last, partial batch takes just as long.
             in_time = gate.most(entry, size)
             whole = max(in_time // batch, self.whole_slots) * batch
             if entry.count > (most := max(int(whole), 1)):
@@ -420,28 +417,28 @@ class ModelQueue:
         )
 
     def _entry_size(self, rate: float, now: float, past: Past | None) -> float:
-        """Return the mean size of arriving entries, and note it in the past."""
+        """Return the mean size of arriving entries, and record it in `past`."""
         each = sum(self._sizes([arrivals.at(now) for arrivals in self._rates])) / rate
         if past is not None:
             past.each = max(each, 1.0)
         return each
 
     def _sizes(self, rates: list[float]) -> list[float]:
-        """Return the size that arrives per second in each tier, given the entries per second."""
+        """Return the size that arrives per second in each tier, given its entries per second."""
         if not self._weighs:
             return rates
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """Take the batch that leaves now for a free GPU, of at most `limit` entries, or return until when to hold.
+        """Return the batch of at most `limit` entries that leaves now for a free GPU, or until when to hold.
 
-        Overdue entries must have been removed by `expire`."""
+        `expire` must have removed overdue entries before."""
         limit = min(limit, self.limits.max_batch)
         choice = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
         if choice.first is not None:
             return self._depart_apart(worker, choice.first, limit, now)
         self._policy, self._limit = policy, limit
-        verdict = decide(self._rule_anew(policy, now), self._view(worker), now)
+        verdict = decide(self._new_rule(policy, now), self._view(worker), now)
         waits = isinstance(verdict, Hold)
         if choice.turn is not None and (waits or self._suspects.credit >= 0.0):
             price = 0.0 if waits else self._price(choice.turn, now)
@@ -470,7 +467,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _depart_whole(self, bulk: BulkClass, worker: str, limit: int, until: float, now: float) -> Departure | Hold:
-        """Depart with bulk entries only, or return until when to hold. Other entries don't leave before `until`."""
+        """Depart with bulk entries only, or return until when to hold. Regular entries don't leave before `until`."""
         forecast = self._forecast(limit, now)
         opens = bulk.opens_at(forecast, now)
         if opens > now:
@@ -491,7 +488,7 @@ class ModelQueue:
         return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
 
     def _fill(self, bulk: BulkClass, departure: Departure, limit: int, now: float) -> None:
-        """Give the empty seats of a batch to bulk entries, as far as its members can afford them."""
+        """Fill the empty seats of a batch with bulk entries, as far as its members can afford it."""
         members, limits = departure.members, self.limits
         bulk.earn(len(members))
         if not members or members[0].entry.shape or not bulk.depth or departure.parted:
@@ -510,21 +507,21 @@ class ModelQueue:
             alpha, beta = limits.line_at(self.service.alpha, self.service.beta, 1.0)
             near = self._nearness(limit)
             padded = seats(alpha, beta, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
-            # If all waiting entries are longer, they would block others.
+            # If all waiting bulk entries are longer, they would block those behind them.
             riders = bulk.fill_near(count, left, len(members), heaviest, near) or bulk.fill_near(
                 count, left, len(members), heaviest, near, padded
             )
         departure.members, departure.bulk = members + riders, len(riders)
 
     def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:
-        """Charge bulk for entries that leave now, if they would have left earlier without a whole batch."""
+        """Charge bulk for the entries that leave now, if they would have left earlier had there been no whole batch."""
         if bulk.near(now) and self._running.busy >= self.slots - 1:
             before, view = now - 2 * LEEWAY, self._view(worker)
             if view.oldest <= before and not isinstance(decide(self._rule, view, before), Hold):
                 bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
-        """Return the price of a second for a group, which is higher if its caller sent culprits."""
+        """Return the price of a GPU second for a group. It is higher if its caller sent culprits."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
@@ -546,9 +543,9 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
-        """Return an idle worker with something to claim now, else the instant to look again. There must be an idle worker.
+        """Return an idle worker that has something to claim now, or the time to look again. At least one worker must be idle.
 
-        The last claim's rule decides while it is fresh, so that the call is cheap enough to follow every enqueue. If the rule
+        The last claim's rule is used while it is fresh, which makes this cheap enough to call after every enqueue. If the rule
         distinguishes slots, the fastest worker is woken first."""
         self._take_in()
         again = math.inf
@@ -561,7 +558,7 @@ class ModelQueue:
             return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
         if self._policy is None:
             return next(iter(idle))
-        rule = self._rule if now - self._rule_at <= RULE_AGE else self._rule_anew(self._policy, now)
+        rule = self._rule if now - self._rule_at <= RULE_AGE else self._new_rule(self._policy, now)
         first = min(idle, key=self.factors.of) if rule.team else next(iter(idle))
         verdict = decide(rule, self._view(first), now)
         if not isinstance(verdict, Hold):
@@ -570,14 +567,14 @@ class ModelQueue:
         return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
 
     def _wake_for_bulk(self, bulk: BulkClass, idle: Collection[str], until: float, now: float) -> str | float:
-        """Return an idle worker for a whole batch, or the instant to look again. No others leave before `until`."""
+        """Return an idle worker for a whole batch, or the time to look again. Regular entries don't leave before `until`."""
         if not bulk.depth:
             return until
         opens = bulk.opens_at(self._forecast(self._limit, now), now)
         return next(iter(idle)) if opens <= now else min(until, opens)
 
     def bulk_held(self, now: float) -> float:
-        """Return the seconds until bulk entries may use an idle GPU, if no others come; see `core.bulk.BulkClass.held`."""
+        """Return the seconds until bulk entries may use an idle GPU if no regular ones arrive; see `core.bulk.BulkClass.held`."""
         return 0.0 if self.bulk is None else self.bulk.held(self._forecast(self._limit, now), now)
 
     def expire(self, now: float) -> list[QueuedEntry]:
@@ -589,12 +586,12 @@ class ModelQueue:
         return late
 
     def next_due(self) -> float:
-        """Return the instant at which `expire` has something to do; infinite if nothing waits."""
+        """Return the time at which `expire` next has something to do; infinite if nothing waits."""
         self._take_in()
         return min(self._due.earliest(), self._suspects.due)
 
     def remove(self, queued: QueuedEntry) -> None:
-        """Forget an entry. A running entry stays in its batch, but isn't tried again."""
+        """Forget an entry. If it is running, it stays in its batch, but isn't tried again."""
         self._take_in()
         if queued.entry.tier >= self.limits.tiers:
             if queued.state == QUEUED and self.bulk is not None:
@@ -610,7 +607,7 @@ class ModelQueue:
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float, *, learns: bool = True) -> list[QueuedEntry]:
-        """End a batch that came back with outputs, and learn from its time if `learns`. Returns the members still wanted."""
+        """End a batch that came back with outputs. If `learns`, learn from its time. Returns the members that are still wanted."""
         past = self._past
         if past is not None:
             self._take_in()
@@ -621,13 +618,13 @@ class ModelQueue:
             if self._fresh:
                 self._suspects.overrun(seconds - self.service.seconds(departure.size))
         elif learns and not (departure.bulk and departure.whole and departure.members[0].entry.shape):
-            # Not from entries that ride apart, which aren't typical.
+            # Entries that run apart aren't typical, so nothing is learnt from them.
             doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
-            if departure.parted:  # Only light or only heavy entries, which says nothing about the slot.
+            if departure.parted:  # It had only light or only heavy entries, which says nothing about the slot.
                 self.service.observe(departure.size, seconds / self.factors.of(departure.worker))
             else:
                 self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
-        self._judge_anew()
+        self._rejudge()
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))
         if departure.quarantine is not None:
@@ -635,7 +632,7 @@ class ModelQueue:
         return wanted
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
-        """Run the members whose outputs were left out again, apart. `members` has the sizes of these outputs in bytes."""
+        """Run members whose outputs were left out again, apart. Each comes with the size of its output in bytes."""
         callers = {caller_of(member.entry) for member, _ in members}
         if new_callers := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
             self._move_apart(new_callers, now)
@@ -644,10 +641,10 @@ class ModelQueue:
             self.culprits.left_out(caller, size, now)
             like = Group([], now, QUARANTINE, departure.failures, departure.attempts)
             self._suspects.join(caller, [member], like, self._group_size(caller))
-        self._judge_anew()
+        self._rejudge()
 
     def _move_apart(self, callers: Set[CallerKey], now: float) -> None:
-        """Move the next waiting entries of callers to their quarantines, as if they had just come."""
+        """Move the next waiting entries of some callers to their quarantines, as if they had just arrived."""
         self._take_in()
         like = Group([], now, QUARANTINE)
         for tier_queue in self._tier_queues:
@@ -657,7 +654,7 @@ class ModelQueue:
                 self._suspects.join(caller_of(queued.entry), [queued], like, self.limits.max_batch)
 
     def hand_back(self, departure: Departure, now: float) -> None:
-        """Take back a batch that never ran. Its entries wait again, uncharged, ahead of all others."""
+        """Take back a batch that never ran. Its entries wait again, at no cost, ahead of all others."""
         members = self._arrive(departure, now, RETRYING)
         if departure.bulk and self.bulk is not None:
             riders, members = self._parted(members)
@@ -672,17 +669,17 @@ class ModelQueue:
     def fail(
         self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "", places: Collection[int] = ()
     ) -> FailureOutcome:
-        """End a failed batch; see `core.retry`. Clients read `error`.
+        """End a failed batch; see `core.retry`. `error` is for clients.
 
         If the batch was cut into calls, `places` are the entries in the call that raised. The others run again as innocent."""
-        self._sure_until = -math.inf  # Its callers may ride apart from now on.
+        self._sure_until = -math.inf  # Its callers may run apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
         if departure.bulk:
             after.bulk, arrived = self._parted(arrived)
         for member in arrived:
             (members if member.due > now else after.late).append(member)
-        if departure.bulk:  # Its other members are beyond suspicion until they fail without bulk entries.
+        if departure.bulk:  # Its other members aren't suspected until they fail without bulk entries.
             return self._fail_beside(departure, members, after, now)
         failures, attempts = departure.failures + 1, departure.attempts
         alone = departure.alone + (len(departure.members) == 1 or len(places) == 1)
@@ -693,7 +690,7 @@ class ModelQueue:
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
             if cause in BLAMED:
-                # Waiting entries of its caller stay. No failed batch mixes callers again, so each costs others one run.
+                # Waiting entries of its caller stay. No failed batch mixes callers again, so each costs the others one run.
                 self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
@@ -712,7 +709,7 @@ class ModelQueue:
         after: FailureOutcome,
         now: float,
     ) -> list[QueuedEntry]:
-        """Return the members at some places of their batch. The others run again as if they hadn't run."""
+        """Return the members at some places in their batch. The others run again as if they hadn't run."""
         there = {id(departure.members[place]) for place in places}
         if others := [member for member in members if id(member) not in there]:
             self._suspects.add(Group(others, now, FIRST, departure.failures, departure.attempts - 1))
@@ -722,7 +719,7 @@ class ModelQueue:
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
     ) -> FailureOutcome:
-        """Handle the failure of a batch that had bulk entries, which end. `members` run again as if for the first time."""
+        """Handle the failure of a batch that had bulk entries. These end, and `members` run again as if for the first time."""
         if members:
             self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
         after.again = len(members)
@@ -731,7 +728,6 @@ class ModelQueue:
         return after
 
     def _parted(self, members: Sequence[QueuedEntry]) -> tuple[list[QueuedEntry], list[QueuedEntry]]:
-        """Return the bulk entries among the members, and the other members."""
         parts: tuple[list[QueuedEntry], list[QueuedEntry]] = [], []
         for member in members:
             parts[member.entry.tier < self.limits.tiers].append(member)
@@ -747,7 +743,7 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Run failed members again, in halves at once if an input is at fault, else later, elsewhere, and at first whole."""
+        """Run failed members again: in halves immediately if an input is at fault, otherwise later, elsewhere and at first whole."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())
@@ -765,12 +761,12 @@ class ModelQueue:
         elif members:
             self._suspects.halve(members, group)
 
-    def _rule_anew(self, policy: Policy, now: float) -> Rule:
+    def _new_rule(self, policy: Policy, now: float) -> Rule:
         self._rule, self._rule_at = policy.rule(self.load(now, self._past)), now
         return self._rule
 
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
-        """End a run. Sets the state of members that are still wanted, and returns them."""
+        """End a run. Sets the state of the members that are still wanted, and returns them."""
         self._running.back(departure.size, self.slots, now)
         if departure.bulk and departure.whole and self.bulk is not None:
             self.bulk.back(now)
@@ -783,7 +779,7 @@ class ModelQueue:
 
     def _leave(self, departure: Departure, now: float) -> Departure:
         self._departures += 1
-        self._judge_anew()
+        self._rejudge()
         departure.size = self._size(departure.members)
         self._running.left(departure.size, self.slots, now)
         return departure
@@ -819,13 +815,13 @@ class ModelQueue:
         return self._gate
 
     def _nearness(self, limit: int) -> Nearness:
-        """Return the terms for similar weights to ride together. Every second batch starts with a lower tier's turn."""
+        """Return the terms for batching entries of similar weight. Every second batch starts with a lower tier's turn."""
         limits, by_age = self.limits, self._departures % 2 == 1 and self.limits.reserved_share > 0.0
         fixed = limits.padding.fixed * limits.max_batch if limits.padding is not None else 0.0
         return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
-        """Fill the batch. If several tenants ask, large entries get BATCH_PAGES or one entry, as all wait for their bytes."""
+        """Fill the batch. If several tenants wait, large entries get BATCH_PAGES or one entry, because all members wait for them."""
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(
             limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,
@@ -847,5 +843,5 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Return a record of arrivals; None if entries have weights other than rows, so that batch sizes don't tell how many left."""
+    """Return a record of arrivals. None if entries have weights other than rows: batch sizes then don't tell how many left."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

@@ -1,8 +1,8 @@
-"""Limits of a queue, the size of its entries, and their room in memory, which is a budget in bytes that tenants share.
+"""Limits of a queue, the size of its entries, and their memory, which is a budget in bytes that tenants share.
 
-A tenant may hold at most as many bytes as remain free. So one tenant alone gets half of the whole. Of n tenants that want all they
-can get, each ends up with one part of n + 1, which leaves one part for the next. This is the dynamic threshold of shared packet
-buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
+A tenant may hold at most as many bytes as remain free. So a single tenant gets half of the total. Of n tenants that take all they
+can get, each ends up with one part in n + 1, and one part remains for the next tenant. This is the dynamic threshold of shared
+packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
 Networking, 1998)."""
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Padding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Limits of a queue. Entries are weighed if a batch has a limit on its weight, or if the model pads."""
+    """Limits of a queue. Entries are weighed if batches have a weight limit, or if the model pads."""
 
     tiers: int  # Number of tiers.
     max_batch: int  # Size of the largest batch.
-    reserved_share: float = 0.1  # Share of a batch kept for lower tiers.
+    reserved_share: float = 0.1  # Share of a batch reserved for lower tiers.
     max_queue: int = 20_000  # Limit on waiting entries.
-    # Depths from which the lowest tier, and all tiers but the highest, are refused; None: as many as can be served in time.
+    # Depths from which the lowest tier, and all tiers but the highest, are refused. None: as many as can be served in time.
     shed_at: tuple[int, int] | None = None
     max_weight: int = 0  # Limit on the weight of a batch; 0 if entries aren't weighed.
-    rows: bool = False  # True if entries have rows or parameters of a call, so only entries of one shape ride together.
+    rows: bool = False  # True if entries have rows or call parameters, so that a batch has entries of one shape only.
     promise: float = 0.0  # Promised latency in seconds; 0 for none.
-    delayed: float = 0.01  # Share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
-    padding: Padding | None = None  # None unless the model pads, so that entries of similar weight ride together.
-    unit: float = field(init=False, default=math.inf)  # Weight of one place of a batch.
-    round_weight: float = field(init=False, default=0.0)  # Weight that costs a tenant a round; 0: each entry does.
-    least_cost: float = field(init=False, default=1.0)  # Minimum cost of an entry in rounds: one place of a batch.
+    delayed: float = 0.01  # Share of the entries that may have to wait for a batch of bulk entries; see `core.bulk`.
+    padding: Padding | None = None  # If the model pads, entries of similar weight run together. Otherwise None.
+    unit: float = field(init=False, default=math.inf)  # Weight of one place in a batch.
+    round_weight: float = field(init=False, default=0.0)  # Weight that costs a tenant one round. If 0, each entry does.
+    least_cost: float = field(init=False, default=1.0)  # Minimum cost of an entry in rounds: one place in a batch.
 
     def __post_init__(self) -> None:
         if self.max_weight:
@@ -52,7 +52,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return these limits for a model that pads, with run times on `line`. None means that it doesn't pad."""
+        """Return these limits for a model that pads, whose run times are on `line`. None means that it doesn't pad."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
@@ -63,23 +63,23 @@ class QueueLimits:
         return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
-        """Return these limits for entries with rows. A batch has as many rows as it would otherwise have entries. If batches are
-        limited by weight, entries already weigh their rows; see `headway.core.rows`. If the model pads, they weigh their length."""
+        """Return these limits for entries with rows. A batch gets as many rows as it would otherwise have entries. If batches have a
+        weight limit, entries already weigh their rows; see `headway.core.rows`. If the model pads, they weigh their length."""
         most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
         return replace(self, max_weight=most, rows=True)
 
     def shed(self, tier: int, depth: int) -> int:
-        """Return by how many entries the queue is too long for another of a tier; 0 or less if it isn't."""
+        """Return by how many entries the queue is too long to admit another one of a tier; 0 or less if it isn't."""
         if self.shed_at is None or tier == 0:
             return 0
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
     def weight(self, entry: Entry) -> int:
-        """Return the weight of an entry, at most the weight of a full batch, since a heavier entry runs alone."""
+        """Return the weight of an entry, limited to that of a full batch. A heavier entry runs alone."""
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:
-        """Return how many rounds an entry costs its tenant. A full batch costs the same, by number or by weight."""
+        """Return how many rounds an entry costs its tenant. A batch that is full by number costs as much as one full by weight."""
         if self.padding is not None:
             return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:
@@ -92,7 +92,7 @@ class QueueLimits:
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
     def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
-        """Return the line of run time by size for a batch padded to this weight, given the usual line."""
+        """Return the line of run time by size for a batch that is padded to this weight, given the usual line."""
         padding = self.padding
         if padding is None:
             return alpha, beta
@@ -100,37 +100,37 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Return the size of `count` entries with a total weight: their number, or the places that their weight takes if that is
-        more. A full batch has size `max_batch`. Run times, and all that is computed from them, depend on the size of a batch."""
+        """Return the size of `count` entries with a total weight: their number or, if larger, the places that their weight takes. A
+        full batch has size `max_batch`. Run times, and everything computed from them, depend on the size of a batch."""
         places = weight / self.unit
         return places if places > count else count
 
     def others(self, entry: Entry) -> float:
-        """Return the size of the entries that come with an entry, which is judged as if it came last."""
+        """Return the size of the entries that arrive together with an entry, which is judged as if it came last."""
         others = entry.count - 1
         return self.size(others, others * self.weight(entry)) if others > 0 else 0
 
     def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
-        """Return True if so many batches can hold an entry and what is ahead of it."""
+        """Return True if `batches` batches have room for an entry and everything ahead of it."""
         return ahead + self.size(1, self.weight(entry)) <= batches * self.max_batch
 
 
-OVERHEAD = 1000  # Bytes that an entry takes besides its input and parameters.
-SMALL = 2048  # Characters of input and parameters up to which an entry needs no reservation, as entries are few enough.
+OVERHEAD = 1000  # Bytes that an entry takes in addition to its input and parameters.
+SMALL = 2048  # An entry with up to this many characters needs no reservation, because the number of entries is limited.
 
 QUEUE_BYTES = 1 << 30  # Default limit in bytes on entries without an outcome.
-ROOM_WAIT = 1.0  # Seconds that a client is told to wait for room.
+ROOM_WAIT = 1.0  # Seconds that a client is asked to wait for room.
 
 
 def bytes_of(entry: Entry) -> int:
-    """Return the bytes that an entry must reserve; 0 if none."""
+    """Return the bytes that an entry must reserve, or 0 if it needs no reservation."""
     if len(entry.input) + len(entry.parameters) <= SMALL:
         return 0
     return _size(entry)
 
 
 class Reservation:
-    """Reserved bytes of an entry, freed when nothing refers to the reservation any more."""
+    """Bytes reserved for an entry. They are freed once nothing refers to the reservation any more."""
 
     __slots__ = ("_room", "_size", "_tenant")
 
@@ -138,7 +138,7 @@ class Reservation:
         self._room, self._tenant, self._size = room, tenant, size
 
     def give_to(self, queued: QueuedEntry) -> None:
-        """Let an admitted entry hold the reservation, unless it has its outcome already."""
+        """Let an admitted entry hold the reservation, unless it already has its outcome."""
         if queued.state != GONE:
             queued.reservation = self
 
@@ -147,7 +147,7 @@ class Reservation:
 
 
 class Room:
-    """Bytes that entries take, in all and by tenant, up to `most`."""
+    """Bytes that entries take, in total and by tenant, up to `most`."""
 
     def __init__(self, most: int) -> None:
         self.free = most
@@ -158,7 +158,7 @@ class Room:
         return bool(self._used)
 
     def take(self, entry: Entry) -> Reservation | None:
-        """Reserve bytes for an entry larger than SMALL; None if its tenant would hold more than is free."""
+        """Reserve bytes for an entry larger than SMALL. Returns None if its tenant would hold more than is free."""
         tenant, size = entry.tenant, _size(entry)
         used = self._used.get(tenant, 0) + size
         if used > self.free:

@@ -1,7 +1,7 @@
-"""The rate limit: GCRA, the generic cell rate algorithm (ITU-T I.371), in its virtual scheduling form.
+"""Rate limits by GCRA, the generic cell rate algorithm (ITU-T I.371), in its virtual scheduling form.
 
-Each key has one number, its theoretical arrival time (TAT). With an emission interval T = 60 / rate and a burst tolerance τ = T ·
-burst, a request conforms if the TAT after it, less τ, is not in the future:
+Each limit stores one number, its theoretical arrival time (TAT). With an emission interval T = 60 / rate and a burst tolerance
+τ = T · burst, a request conforms if the new TAT minus τ is not in the future:
 
     tat' = max(tat, now) + T;   conforms if tat' − τ ≤ now
 """
@@ -17,19 +17,18 @@ import msgspec
 
 from headway.model import Limit
 
-ROUNDING = 1e-9  # Seconds by which rounding may move an instant.
+ROUNDING = 1e-9  # Seconds by which rounding may move a time.
 
-LEAST_TATS = 10_000  # Limits that are remembered before those without debt are dropped.
+LEAST_TATS = 10_000  # Number of limits to remember before those without debt are dropped.
 
 
 def part(limit: Limit, of: int) -> Limit:
-    """Return the share of a limit for one of `of` gateways that count separately and each see an even part of the traffic."""
+    """Return a gateway's share of a limit if `of` gateways count separately and each gets the same part of the traffic."""
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0), limit.model, limit.counting)
 
 
 def counting_as(limit: Limit, count: int) -> Limit:
-    """Return a limit under which one request costs as much as `count` requests. Both limits share one debt. The burst
-    must be at least `count`."""
+    """Return a limit under which one request costs as much as `count`, with the same debt. The burst must be at least `count`."""
     return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count, limit.model, count)
 
 
@@ -45,7 +44,7 @@ def interval(limit: Limit) -> float:
 
 
 def tolerance(limit: Limit) -> float:
-    """Return the limit on debt in seconds: the burst's worth."""
+    """Return the largest allowed debt in seconds: that of a whole burst."""
     return 60.0 / limit.rate * (limit.burst if limit.burst > 1.0 else 1.0)
 
 
@@ -57,20 +56,19 @@ def wait(limit: Limit, owed: float) -> float:
     return late if late > ROUNDING else 0.0
 
 
-LOOKS = 2  # Debts that are checked each time, in turn. If it were one, their number would only grow.
+LOOKS = 2  # Debts that are checked each time, in turn. With only one, their number would grow without end.
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):
-    """Limit that a request exceeds, and the seconds until it would conform."""
+    """The limit that a request exceeds, and the seconds until it would conform."""
 
     limit: Limit
     retry_after: float
 
 
 def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Over | list[float]:
-    """Judge one request by several limits. Either all of these limits are charged, or none of them. `tats` has the
-    known theoretical arrival times, by the id of the limit. Returns the times to store, in the order of `limits`. If a
-    limit is exceeded, returns the exceeded limit with the longest wait."""
+    """Judge one request by several limits: either all are charged, or none. `tats` maps limit ids to their known theoretical arrival
+    times. Returns the times to store, in the order of `limits`, or the exceeded limit with the longest wait."""
     charged: list[float] = []
     worst, longest = None, 0.0
     for limit in limits:
@@ -84,10 +82,10 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 
 
 class Debts(OrderedDict[str, float]):
-    """Theoretical arrival times by id of the limit. Paid debts are forgotten a few at a time.
+    """Theoretical arrival times by limit id. Paid debts are forgotten a few at a time.
 
-    Whenever a debt is added or read, the next few are checked. So the work doesn't depend on their number, at most about twice as
-    many are kept as are owed, and no owed one is ever dropped."""
+    Whenever a debt is added or read, the next few are checked. So the work doesn't depend on how many there are. At most about twice
+    as many are kept as are still owed, and none that is owed is ever dropped."""
 
     def forget_paid(self, now: float) -> None:
         for _ in range(min(LOOKS, len(self))):
@@ -97,7 +95,7 @@ class Debts(OrderedDict[str, float]):
 
 
 class RateDebts:
-    """Debts of rate limits, by id. Paid debts are forgotten once there are many."""
+    """Rate limit debts by id. Paid debts are forgotten once there are many."""
 
     def __init__(self) -> None:
         self.tats: dict[str, float] = {}  # Theoretical arrival times, which `charge` reads and updates.
@@ -110,14 +108,14 @@ class RateDebts:
 
 
 class CallPace:
-    """Evenly spaced turns for calls to a remote API, at a rate per second, shared by its slots; 0 for no limit."""
+    """Evenly spaced turns for the calls to a remote API, shared by its slots. `rate` is per second; 0 means no limit."""
 
     def __init__(self, rate: float) -> None:
         self._gap = 1.0 / rate if rate else 0.0
         self._next = -math.inf
 
     def take(self, now: float) -> float:
-        """Take the next turn. Returns the seconds until then."""
+        """Take the next turn, and return the seconds until then."""
         if not self._gap:
             return 0.0
         turn = max(now, self._next)

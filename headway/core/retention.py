@@ -1,8 +1,8 @@
-"""Byte budgets of kept outcomes: one for each tenant, and one for all.
+"""Byte budgets for kept outcomes: one for each tenant, and one for all tenants together.
 
-A tenant that keeps more than its budget loses its own oldest outcomes. If all together keep too much, the tenant that keeps most
-loses its oldest. So a tenant that keeps no more than an equal part never loses anything to others (max-min fairness). Within a
-tenant, outcomes of identical requests go first, as outcomes of tasks and keys are promises."""
+A tenant that exceeds its budget loses its own oldest outcomes. If the total is exceeded, the tenant that keeps the most loses its
+oldest. So a tenant that keeps no more than an even share never loses anything because of others (max-min fairness). Within a
+tenant, outcomes of identical requests go first, because outcomes of tasks and keys are promised."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ import msgspec
 from headway.core.values import room
 from headway.model import Reply, Value
 
-OVERHEAD = 1600  # Bytes that a kept outcome takes besides its text.
-FAILURE_TEXT = 2000  # Bytes that a failure's text counts as, and to which it is cut.
+OVERHEAD = 1600  # Bytes that a kept outcome takes in addition to its text.
+FAILURE_TEXT = 2000  # Bytes that a failure's text counts as. Longer texts are cut to this.
 FAILURE_BYTES = OVERHEAD + FAILURE_TEXT  # Bytes that a kept failure counts as.
-LARGEST_SHARE = 4  # Number of outcomes of the largest size that fit into a tenant's budget.
-STALE = 64  # Outdated entries of a heap before they are swept.
+LARGEST_SHARE = 4  # Number of outcomes of the largest allowed size that fit into a tenant's budget.
+STALE = 64  # Number of outdated entries in a heap from which it may be swept.
 
 T = TypeVar("T", bound=Hashable)
 
 
 def weight(output: Value | None) -> int:
-    """Return the bytes that a kept outcome counts as; None for a failure. Text beyond ASCII counts as four bytes a character."""
+    """Return the bytes that a kept output counts as (None for a failure). Text that isn't ASCII counts four bytes a character."""
     if output is None:
         return FAILURE_BYTES
     return OVERHEAD + room(output)
 
 
 class KeptLimits(msgspec.Struct, frozen=True):
-    """Budgets of kept outcomes, in bytes."""
+    """Budgets for kept outcomes, in bytes."""
 
-    total: int  # Budget of all tenants together.
-    tenant: int  # Budget of one tenant.
-    largest: int  # Largest outcome that is kept, see `weight`.
+    total: int  # Budget for all tenants together.
+    tenant: int  # Budget for one tenant.
+    largest: int  # Largest outcome that is kept; see `weight`.
 
     @classmethod
     def of(cls, total: int, tenant: int) -> KeptLimits:
-        """Return budgets in bytes. A tenant's budget is limited by the total."""
+        """Return budgets in bytes. A tenant's budget can't exceed the total."""
         tenant = min(total, tenant)
         return cls(total, tenant, tenant // LARGEST_SHARE)
 
@@ -50,14 +50,14 @@ class KeptLimits(msgspec.Struct, frozen=True):
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """Return the budgets of one of several equal parts, each tenant being in one part only."""
+        """Return the budgets for one of several equal parts, if each tenant's outcomes are in one part only."""
         return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
         return reply.output is None or weight(reply.output) <= self.largest
 
 
-KEPT = KeptLimits.of(256 << 20, 64 << 20)  # Budgets by default.
+KEPT = KeptLimits.of(256 << 20, 64 << 20)  # Default budgets.
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -68,25 +68,25 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Tenant(msgspec.Struct, Generic[T]):
-    """Items of one tenant, oldest first. All of `spare` go before any of `rest`."""
+    """Items of one tenant, oldest first. All of `spare` are dropped before any of `rest`."""
 
     bytes: int = 0
-    noted: int = 0  # Its bytes in the heap of the heaviest.
+    noted: int = 0  # Its bytes as recorded in the heap of the heaviest.
     spare: dict[T, None] = msgspec.field(default_factory=dict)
     rest: dict[T, None] = msgspec.field(default_factory=dict)
 
 
 class Retention(Generic[T]):
-    """Order in which kept items are dropped, by the budgets `limits`."""
+    """Decides which kept items to drop, by the budgets `limits`."""
 
     def __init__(self, limits: KeptLimits) -> None:
         self.limits = limits
         self.bytes = 0
         self._items: dict[T, _Item] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
-        self._ends: list[tuple[float, int]] = []  # Heap of the ends of items, with their numbers. Some are outdated.
+        self._ends: list[tuple[float, int]] = []  # Heap of expiry times with item numbers. Some are outdated.
         self._numbered: dict[int, T] = {}
-        # Heap of tenants by their bytes, negated. An entry may be outdated, and then has more bytes than the tenant keeps.
+        # Heap of tenants by their negated bytes. An outdated entry has more bytes than its tenant keeps.
         self._heaviest: list[tuple[int, str]] = []
         self._numbers = itertools.count()
 
@@ -94,7 +94,7 @@ class Retention(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep a new item of so many bytes until an instant, and return the items dropped for it. A `spare` item goes first."""
+        """Keep a new item of `size` bytes until a time, and return the items dropped for it. `spare` items are dropped first."""
         kept = self._tenants.get(tenant)
         if kept is None:
             kept = self._tenants[tenant] = _Tenant()
@@ -153,7 +153,7 @@ class Retention(Generic[T]):
             heapq.heapify(self._heaviest)
 
     def _most(self) -> str:
-        """Return the tenant that keeps most, or the first of them by name."""
+        """Return the tenant that keeps the most bytes, or the first by name if there are several."""
         while True:
             bytes, tenant = self._heaviest[0]
             kept = self._tenants.get(tenant)

@@ -1,17 +1,17 @@
-"""Retries: a batch that failed runs again, is searched for its culprit, or ends.
+"""Retries: a failed batch runs again, is searched for its culprit, or is given up.
 
     raised, refused ───────────────────────▶ halves … ──▶ one alone ──fails──▶ dead
     crashed, hung ──▶ whole again ──fails──▶ ┘
     remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-An exception is the fault of an input, and would come again, so such a batch is searched at once; see `core.suspects`. A crash or
-hang may be nobody's fault, so such a batch runs whole once more before it is searched. A failure of a remote API itself says
-nothing about the inputs, so such a batch stays whole, and never becomes many calls to an API in trouble. Each further run of the
-latter two is paid from the retry budget of its entries' tenants, so that an outage is not amplified.
+An exception is an input's fault and would be raised again, so such a batch is searched immediately; see `core.suspects`. A crash or
+hang may not be any input's fault, so such a batch runs whole once more before it is searched. If a remote API itself fails, this
+says nothing about the inputs, so such a batch stays whole; many small calls would only harm an API in trouble. In the last two
+cases, each further run is paid from the retry budgets of the entries' tenants, so that an outage isn't amplified.
 
-A backend that doesn't start, or dies before it got a batch, is started again after longer and longer pauses. Only a finished batch
-or some seconds of life show that it is well. One that dies in a batch is started again at once, as the rules above bound how often
-that happens, and others may be waiting for the worker."""
+A backend that doesn't start, or dies before it has received a batch, is restarted after increasingly long pauses. Only a finished
+batch, or a few seconds without dying, shows that it is healthy. One that dies in a batch is restarted immediately, because the rules
+above limit how often that happens, and others may be waiting for the worker."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from collections.abc import Callable, Iterable
 from headway.core.ratelimit import ROUNDING
 from headway.model import Cause
 
-Rng = Callable[[], float]  # Chance, uniform in [0, 1).
+Rng = Callable[[], float]  # Random numbers, uniform in [0, 1).
 MAX_ATTEMPTS = 3  # Runs of an entry before it is given up, unless it raised.
 RAISES = 2  # Runs after which an entry that raised alone is given up.
-DEATHS_ALONE = 2  # Failures alone after which an entry that didn't raise is given up. In company it may be innocent.
-BACKOFF_BASE = 0.010  # Seconds before the first retry. They double with each.
+DEATHS_ALONE = 2  # Failed runs alone after which an entry that didn't raise is given up. In company it may be innocent.
+BACKOFF_BASE = 0.010  # Seconds before the first retry. Doubles with each retry.
 BACKOFF_CAP = 0.5
 BUDGET_RATIO = 0.2  # Retries that each first run earns.
-BUDGET_RESERVE = 64.0  # Limit on saved retries, and the number at first.
-BUDGET_TRICKLE = 1.0  # Retries that each second earns, whatever the traffic.
+BUDGET_RESERVE = 64.0  # Limit on saved retries, which is also the initial number.
+BUDGET_TRICKLE = 1.0  # Retries earned per second, whatever the traffic.
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1  # Smallest reserve and trickle, in multiples of the largest batch.
-SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))  # An input's fault: the batch is searched, and no retry is paid.
-NEVER_SPLIT = frozenset((Cause.REMOTE,))  # Unrelated to inputs: the batch runs again whole, or is given up whole.
+SEARCHED = frozenset(
+    (Cause.RAISED, Cause.REFUSED)
+)  # An input's fault: the batch is searched, and retries cost nothing.
+NEVER_SPLIT = frozenset((Cause.REMOTE,))  # Unrelated to inputs: the batch runs again, or is given up, as a whole.
 MOST_BUDGETS = 10_000  # Limit on tenants whose budgets are kept.
 # Causes for which an input that ran alone is blamed.
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
-FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that end the worker, too.
+FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that also end the worker.
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if `size` entries of a failed batch get no further run. `alone` counts the attempts with one entry."""
+    """Return True if `size` entries of a failed batch don't run again. `alone` counts the attempts with one entry."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:
@@ -56,7 +58,7 @@ def stays_whole(cause: Cause, size: int, failures: int) -> bool:
 
 def backoff(failures: int, rng: float) -> float:
     """Return the seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and jitter", 2015).
-    The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped. `rng` is uniform in [0, 1)."""
+    The wait is between half and all of BACKOFF_BASE · 2^(failures−1), capped. `rng` is uniform in [0, 1)."""
     whole = min(BACKOFF_BASE * 2.0 ** min(failures - 1, 16), BACKOFF_CAP)
     return whole * (0.5 + 0.5 * rng)
 
@@ -64,10 +66,10 @@ def backoff(failures: int, rng: float) -> float:
 class RetryBudgets:
     """Retry budgets of tenants, which keep retries a small share of the work, so that an outage isn't amplified.
 
-    They count entries. Each first run of an entry earns BUDGET_RATIO of a retry and each second a trickle, up to a reserve (as
-    Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). The reserve pays for a
-    few culprits in batches of `largest` entries. What a tenant has spent is a debt, stored like a rate limit's as the instant at
-    which it is paid. A tenant without debt isn't stored, so nothing is counted while nothing fails."""
+    The unit is an entry's run. Each first run earns BUDGET_RATIO of a retry, and each second earns a trickle, up to a reserve (as
+    in Finagle's RetryBudget, and in "Addressing Cascading Failures", "Site Reliability Engineering", ch. 22). The reserve pays for a
+    few culprits in batches of `largest` entries. What a tenant has spent is a debt. It is stored like that of a rate limit, as the
+    time at which it is paid off. A tenant without debt isn't stored, so nothing is counted while nothing fails."""
 
     __slots__ = ("_each", "_paid_at", "_reserve")
 
@@ -86,20 +88,22 @@ class RetryBudgets:
                     del self._paid_at[tenant]
 
     def spend(self, tenant: str, count: int, now: float) -> bool:
-        """Take `count` retries of a tenant at instant `now`. Returns False, and takes none, if it has fewer."""
+        """Spend `count` retries of a tenant at time `now`. Returns False, and spends none, if it has fewer."""
         paid_at = max(self._paid_at.get(tenant, now), now) + count * self._each
         if paid_at - now > self._reserve + ROUNDING:
             return False
-        if tenant not in self._paid_at and len(self._paid_at) >= MOST_BUDGETS:  # This one has owed the longest.
+        if (
+            tenant not in self._paid_at and len(self._paid_at) >= MOST_BUDGETS
+        ):  # Drop the one that has owed the longest.
             del self._paid_at[next(iter(self._paid_at))]
         self._paid_at[tenant] = paid_at
         return True
 
 
-FIRST_PAUSE = 0.25  # Seconds of the first pause. They double with each.
-PAUSE_CAP = 30.0  # Longest pause, seconds.
-KILLED_CAP = 2.0  # Longest pause in seconds after a start killed from outside, as nothing is wrong with the target.
-STEADY_LIFE = 5.0  # Seconds of life that show that a backend is well.
+FIRST_PAUSE = 0.25  # Seconds of the first pause. Doubles with each pause.
+PAUSE_CAP = 30.0  # Longest pause in seconds.
+KILLED_CAP = 2.0  # Longest pause in seconds after a start killed from outside: nothing is wrong with the target.
+STEADY_LIFE = 5.0  # A backend that has lived for this many seconds is healthy.
 
 
 class RestartPauses:
@@ -112,12 +116,12 @@ class RestartPauses:
         self._failures = 0
 
     def start_failed(self, killed: bool) -> float:
-        """Return the seconds to wait after a start that failed. They stay short if it was killed from outside."""
+        """Return the seconds to wait after a failed start. They stay short if it was killed from outside."""
         self._failures += 1
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Return the seconds to wait after a backend died without a batch, after `lived` seconds; 0 the first time."""
+        """Return the seconds to wait after a backend died without a batch after `lived` seconds. The first time, they are 0."""
         if lived >= STEADY_LIFE:
             self._failures = 0
             return 0.0

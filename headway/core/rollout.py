@@ -1,13 +1,13 @@
 """Rules of a rollout: how much traffic the new version gets, and when there is enough evidence against it.
 
-Both tests compare two shares, block by block: among the new version's requests, and among the other version's requests that ended
-at the same time. So whatever troubles both versions counts against neither. The bet on an alternative grows by its likelihood
-ratio, where under the hypothesis that the new version isn't worse a joint share replaces the two. This makes it an e-variable for
-that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional
-stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as in I.
-Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's
-inequality, if the new version isn't worse, the mean of the bets ever reaches 1/p with probability p at most, however often one
-looks. This still holds if a bet counts for less than it has won. All steps and tests of a rollout share ERROR_RATE."""
+Both tests compare two shares, block by block: one among the new version's requests, and one among the other version's requests that
+finished at the same time. So trouble that affects both versions counts against neither. The bet on an alternative grows by its
+likelihood ratio. Under the hypothesis that the new version isn't worse, both shares are replaced by a joint one. This makes the bet
+an e-variable for that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that
+allow for optional stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes
+of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024).
+By Ville's inequality, if the new version isn't worse, the mean of the bets ever reaches 1/p with a probability of at most p, however
+often one looks. This remains true if a bet counts for less than it has won. All steps and tests of a rollout share ERROR_RATE."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from headway.core.versions import Weights
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, WorkerStatus
 from headway.model.rollout import Block, Evidence
 
-ERROR_RATE = 0.008  # Limit on the probability, over all steps and tests, of rolling back a version that isn't worse.
+ERROR_RATE = 0.008  # Highest probability, over all steps and tests, of rolling back a version that isn't worse.
 FAILURES, P95 = "failures", "p95"
 TESTS = (FAILURES, P95)  # Tests that may end a rollout.
 MOST_STEPS = 20
-LONGEST_STEP = 7 * 86400.0  # Seconds of the longest step.
-MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the last promoted one, and the last losers.
+LONGEST_STEP = 7 * 86400.0  # Longest step in seconds.
+MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the last promoted one, and the latest losers.
 SLOWER = 0.25  # Default share by which the new version's P95 may exceed the other's.
 MOST_SLOWER = 10.0
 
-# Alternatives to bet on: odds of a hit for the new version over those for the other, and the limit on what one block adds. So a
-# list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail, as they have one cause.
+# Alternatives to bet on: the odds of a hit for the new version over those for the other, and the most that one block adds. Requests
+# that fail together have one cause. So a list of bad inputs, or a stall of a few seconds, isn't enough, however many of them fail.
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
-OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which come a little early or late.
-# Shortest block of latencies in seconds: four looks. Only their share counts, as requests that wait together delay each other.
+OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which may come slightly early or late.
+# Shortest block of latencies in seconds: four looks. Only their share counts, because requests that wait together delay each other.
 LATENCIES_BLOCK = 1.9
-LEAST_LATENCIES = 20  # Answers of the other version from which its P95 is known well enough.
-USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05  # Shares of hits expected at first.
+LEAST_LATENCIES = 20  # Answers of the other version after which its P95 is known well enough.
+USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05  # Expected shares of hits at the start.
 
 _GROWTH = 1.1  # Growth from one bucket of latencies to the next.
 _SHORTEST = 0.0005  # Upper bound in seconds of bucket 0.
 
 
 class NoRollout(Exception):
-    """Raised if a rollout is impossible, with the reason."""
+    """A rollout is impossible; the message says why."""
 
 
 class Unknown(NoRollout):
@@ -52,8 +52,8 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Return the rollout that a request begins, after the model's last one, if any. If the request names no version to compare
-    with, that is the only other version that takes requests.
+    """Return the rollout that a request starts, after the model's last one, if any. If the request doesn't say with which version
+    to compare, it is the only other one that takes requests.
 
     Raises Unknown if the model, or a version, has no worker, and NoRollout if the rollout is impossible."""
     if last is not None and last.running:
@@ -82,15 +82,15 @@ def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
     """Return the weights from earlier rollouts that a new one keeps."""
     kept = {name: weight for name, weight in left.items() if name != version}
     if not any(kept.values()) and (left.get(version) or beside in kept):
-        kept[beside] = 100.0  # If the new version loses, this one must serve, as no other is known to do well.
+        kept[beside] = 100.0  # If the new version loses, this one must serve: no other is known to do well.
     while len(kept) > MOST_KEPT:
         del kept[next(name for name, weight in kept.items() if not weight)]
     return kept
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """Return a model's last rollout as an operator ended it (PROMOTED or ABORTED), even if it had ended in another way. Raises
-    Unknown if there was none, or no worker serves the winner."""
+    """Return a model's last rollout as ended by an operator (PROMOTED or ABORTED), even if it had ended differently. Raises Unknown
+    if there was none, or if no worker serves the winner."""
     if last is None:
         raise Unknown(f"model {model!r} has had no rollout")
     winner = last.version if state is RolloutState.PROMOTED else last.beside
@@ -139,10 +139,10 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions. `there` has the versions that have a worker.
+    """Return the weights of a model's versions. `there` are the versions that have a worker.
 
-    A running rollout sets the weights of its two versions. Later the weights from `left_by` hold, if a version to which
-    they give requests has a worker. Otherwise the configured weights hold, but a version that lost keeps 0."""
+    A running rollout sets the weights of its two versions. Afterwards the weights from `left_by` apply, if one of the versions
+    that they send requests to has a worker. Otherwise the configured weights apply, but a version that lost still gets 0."""
     if rollout is None:
         return configured
     left = left_by(rollout)
@@ -155,7 +155,7 @@ def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[s
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the bucket of a latency. Each bucket is a tenth wider than the previous one."""
+    """Return the bucket of a latency. Each bucket is a tenth wider than the one before it."""
     return max(math.ceil(math.log(max(seconds, 1e-9) / _SHORTEST) / math.log(_GROWTH)), 0)
 
 
@@ -182,15 +182,16 @@ def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout `seconds` later, given the requests of both versions that ended in these seconds: with more evidence,
-    maybe a step further, promoted or rolled back.
+    """Return the rollout `seconds` later, given the requests of both versions that finished in that time. It has more evidence, and
+    may be a step further, promoted or rolled back.
 
-    A step lasts until its time has passed and the new version has had a request. The last step, unless it is 100 %, lasts until
-    somebody promotes or aborts."""
+    A step lasts until its time is over and the new version has had a request. The last step, unless it is 100 %, lasts until
+    somebody promotes or aborts the rollout."""
     evidence = rollout.evidence
     evidence = replace(evidence, new=counted(evidence.new, new), old=counted(evidence.old, old))
     evidence = _with_outcomes(evidence, _filled(evidence.outcomes, seconds, new, old))
-    evidence = _with_latencies(evidence, _filled(evidence.latencies, seconds, new, old), _allowed(rollout))
+    allowed = math.ceil(math.log1p(rollout.slower) / math.log(_GROWTH) - 1e-9)
+    evidence = _with_latencies(evidence, _filled(evidence.latencies, seconds, new, old), allowed)
     after = replace(rollout, waited=rollout.waited + seconds, evidence=evidence)
     if reason := _verdict(after):
         return replace(after, state=RolloutState.ROLLED_BACK, reason=reason)
@@ -206,7 +207,7 @@ def _filled(block: Block, seconds: float, new: VersionCounts, old: VersionCounts
 
 
 def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
-    """Return the evidence with a block of outcomes, unless the block is still too short or lacks a version."""
+    """Return the evidence with a block of outcomes added, unless the block is too short or lacks a version."""
     new, old = block.new, block.old
     if block.seconds < OUTCOMES_BLOCK or not (new.count and old.count):
         return replace(evidence, outcomes=block)
@@ -217,7 +218,7 @@ def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
 
 
 def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
-    """Return the evidence with a block of latencies, likewise. The new version may be slower by `allowed` buckets."""
+    """Return the evidence with a block of latencies added, as above. The new version may be slower by `allowed` buckets."""
     new, old = block.new.latencies, block.old.latencies
     if block.seconds < LATENCIES_BLOCK or not (new and old):
         return replace(evidence, latencies=block)
@@ -233,8 +234,8 @@ def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
-    """Return the logarithms of the bets, of which there are none at first, after one block. `new` and `old` are the number of
-    requests of each version, and of hits among them, and `usual` is the old version's earlier share of hits."""
+    """Return the logarithms of the bets after one more block; `bets` is empty at first. `new` and `old` are the number of requests of
+    each version and the hits among them, and `usual` is the old version's earlier share of hits."""
     (count, hits), (others, other_hits) = new, old
     usual = min(max(usual, 1e-6), 0.99)
     grown = []
@@ -252,7 +253,7 @@ def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, floa
 
 
 def _verdict(rollout: Rollout) -> str:
-    """Return why to roll back, in words; empty while there isn't enough evidence."""
+    """Return why to roll back, or an empty string while there isn't enough evidence."""
     evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
     tests = sum(step < 100.0 for step in rollout.steps) * len(rollout.rollback_on)
     enough = math.log(tests / ERROR_RATE) if tests else math.inf
@@ -273,10 +274,6 @@ def _mean(bets: Sequence[float]) -> float:
         return 0.0
     most = max(bets)
     return most + math.log(sum(math.exp(bet - most) for bet in bets) / len(bets))
-
-
-def _allowed(rollout: Rollout) -> int:
-    return math.ceil(math.log1p(rollout.slower) / math.log(_GROWTH) - 1e-9)
 
 
 def _share_above(latencies: Mapping[int, int], limit: int) -> float:

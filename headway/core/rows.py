@@ -1,8 +1,8 @@
-"""Rows of tensors: what a request with tensors weighs, which others it may ride with, and which models take tensors.
+"""Rows of tensors: how much a request with tensors weighs, which others it may share a batch with, and which models take tensors.
 
-A request whose tensors have k rows is one entry that counts as k of a batch. So its weight is its rows, and a batch is bounded by
-the weight of as many rows as it may have entries. A batch is one call of its target. So if axes have any length, only rows of one
-shape ride together or, if the target has them padded, rows that need little padding."""
+A request whose tensors have k rows is one entry that counts as k in a batch. Its weight is its number of rows, and the weight of a
+batch is limited to as many rows as it may have entries. A batch is one call of its target. So if axes may have any length, rows only
+run together if they have one shape or, for a target that has them padded, if they need little padding."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hashlib import blake2b
 from headway.core.tensors import SIZES, fits, header_of, rows_of
 from headway.model import RowsTogether, Tensors, TensorSpec, Value, ValueKind, WorkerInfo, WorkerStatus
 
-PADDED_FREELY = 1 << 20  # Bytes of a padded call up to which rows of any lengths run together.
-MOST_PADDED = 4  # Limit on a larger padded call, as a multiple of its rows' bytes.
-_ELEMENT = 8  # Bytes that an element of BYTES takes in the array of a call.
-NUMBER_BYTES = 5  # Bytes of a shape number: enough to keep clients from finding shapes with the same one.
+PADDED_FREELY = 1 << 20  # If a padded call has at most this many bytes, rows of any lengths run together.
+MOST_PADDED = 4  # A larger padded call may have at most this many times its rows' bytes.
+_ELEMENT = 8  # Bytes that a BYTES element takes in the array of a call.
+NUMBER_BYTES = 5  # Bytes of a shape number: enough to keep clients from finding two shapes with the same number.
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Return, by model, True if entries have rows or shapes, as a healthy worker takes tensors or parameters of a call."""
+    """Return for each model True if entries have rows or shapes, because a healthy worker takes tensors or call parameters."""
     counting: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:
@@ -31,14 +31,13 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:
-    """Return the weight of a value's rows, at most that of a full batch. Without a limit `max_weight`, each row weighs 1."""
+    """Return the weight of a value's rows, at most that of a full batch. If `max_weight` is 0, each row weighs 1."""
     rows = min(rows_of(value), max_batch)
     return math.ceil(rows * max_weight / max_batch) if max_weight else rows
 
 
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
-    """Return a number that values share if they may run in one call, by the rows that the model takes `together`, and its
-    inputs."""
+    """Return a number that values share if they may run in one call, by the rows that the model takes `together` and its inputs."""
     if together is RowsTogether.ANY or not isinstance(value, Tensors):
         return 0
     heads = header_of(value).heads
@@ -63,5 +62,5 @@ def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
 
 
 def _step(size: int, axes: int) -> int:
-    """Return the step of the length of one of `axes` free axes. Padding rows of one step takes up to MOST_PADDED times as much."""
+    """Return the step of a length, for one of `axes` free axes. Padding rows of one step takes at most MOST_PADDED times the bytes."""
     return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

@@ -2,14 +2,14 @@
 
 ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate.
 
-When a worker starts, warm-up batches measure the cost: a batch of one input, and a batch of as many as it may hold.
+When a worker starts, warm-up batches measure the cost: from batches of one input to the largest batch allowed.
 
     one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
 
-The first run may load and compile things that later runs reuse, and so may the first of each size. Neither shows how long a batch
-takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into the remaining time. Small
-steps then lead as far up as time allows. A run that takes far longer than predicted is run once more, as its machine may have
-stalled, and the excess isn't counted."""
+The first run may load and compile things that later runs reuse, and so may the first run of each size. Neither shows how long a
+batch takes. A larger batch is assumed to take at most proportionally longer, and isn't run if it may not fit into the remaining
+time. Small steps then get as far as time allows. A run that takes far longer than predicted is repeated, because the machine may
+have stalled, and its excess time isn't counted."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ import math
 from collections.abc import Iterable, Sequence
 from math import exp
 
-DECAY = 0.98  # Weight of the past at each new batch, so that about the last 50 count.
-RATE_TIME = 1.0  # Time constant of the arrival rate, seconds.
-MOST_TIMES = 30.0  # Time constants after which the sum of arrivals gets a new base instant.
-LEAST_SEEN = 0.001  # Smallest share of the past that counts as seen, so that two first arrivals at once aren't a flood.
-REACH = 2.0  # Multiple of the largest recent batch up to which the line is trusted. Beyond, it is level.
-NORMAL = 1.25  # Standard deviations in a mean distance, for a normal distribution: √(π/2).
-STRAY = 2.0  # A much slower batch counts as so many times the expected run time, unless the previous batch was as slow.
-FASTER = 8  # Batches in a row, each faster than expected by more than STRAY, after which the model has become faster.
-# Weight of the past at each further batch that is faster than expected. A wrong pace holds batches back, so that there is ever less to learn from.
+DECAY = 0.98  # Factor by which the past fades at each new batch, so that about the last 50 count.
+RATE_TIME = 1.0  # Time constant of the arrival rate in seconds.
+MOST_TIMES = 30.0  # Number of time constants after which the sum of arrivals gets a new base time.
+LEAST_SEEN = 0.001  # Least share of the past that counts as seen, so that two simultaneous arrivals aren't a flood.
+REACH = 2.0  # The line is trusted up to this multiple of the largest recent batch. Beyond that it is flat.
+NORMAL = 1.25  # Ratio of the standard deviation to the mean distance for a normal distribution: √(π/2).
+STRAY = 2.0  # A much slower batch counts as this multiple of the expected time, unless the previous one was as slow.
+FASTER = 8  # If this many batches in a row are faster than expected by more than STRAY, the model has become faster.
+# Factor by which the past then fades at each further fast batch. A wrong pace holds batches back, so there is ever less to learn from.
 FORGETTING = 0.5
-STRAY_DEVIATIONS = 4.0  # Standard deviations from the expected run time within which no batch is a stray.
+STRAY_DEVIATIONS = 4.0  # A batch within this many standard deviations of the expected run time is no stray.
 KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
-SPREAD = 0.5  # Minimum variance of batch sizes from which a slope is read. Below it the last slope is kept.
+SPREAD = 0.5  # Variance of batch sizes needed to fit a slope. Below it, the last slope is kept.
 
 
 class ServiceModel:
     """Run time of a batch as a line in its size.
 
     Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System Identification", §11.2). Both
-    coefficients are kept at or above 0, so that noise cannot predict a batch that gets faster as it grows. Far beyond the sizes
-    seen the line says nothing, so `seconds` stays level there. Otherwise two small batches, one of them slow by accident, could
-    predict a full batch of many seconds. Admission would refuse all but a trickle, and no larger batch would ever correct it."""
+    coefficients are kept at or above 0, so that noise can't predict a batch that gets faster as it grows. Far beyond the sizes seen
+    the line means nothing, so `seconds` stays flat there. Otherwise two small batches, one of them slow by accident, could predict
+    many seconds for a full batch. Admission would then refuse all but a trickle, and no larger batch would ever correct it."""
 
     __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
 
     def __init__(self) -> None:
-        self._strays = 0  # 1 after a stray; otherwise minus the number of last batches much faster than expected.
+        self._strays = 0  # 1 after a stray; otherwise minus the number of latest batches that were much too fast.
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
         self.largest = 0.0  # Largest batch seen, slowly forgotten.
         self.alpha = 0.0  # Fixed part in seconds.
-        self.beta = 0.0  # Seconds for each unit of size, which is an entry unless entries are weighed.
-        # Standard deviation in seconds of the run times around the line, from their mean distance, which one stray batch sways far
-        # less than it does the mean square (Jacobson, "Congestion avoidance and control", SIGCOMM 1988).
+        self.beta = 0.0  # Seconds per unit of size, which is an entry unless entries are weighed.
+        # Standard deviation in seconds of the run times around the line, computed from their mean distance. A single stray batch
+        # affects that far less than the mean square (Jacobson, "Congestion avoidance and control", SIGCOMM 1988).
         self.deviation = 0.0
 
     def warm_up(self, runs: Iterable[WarmUpRun]) -> None:
@@ -78,7 +78,7 @@ class ServiceModel:
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
-        """Return the seconds that a batch counts as. A batch that takes far too long is an accident, two in a row are a change."""
+        """Return the seconds that a batch counts as. If one takes far too long, it is an accident; two in a row are a change."""
         expected = self.seconds(size)
         if STRAY * seconds < expected:
             self._strays = min(self._strays, 0) - 1
@@ -92,7 +92,7 @@ class ServiceModel:
 
     @property
     def each(self) -> float:
-        """Time of a unit of size relative to the fixed part of a batch: β/α; 0 before the first batch."""
+        """Time per unit of size, relative to the fixed part of a batch: β/α; 0 before the first batch."""
         if self.alpha > 0.0:
             return self.beta / self.alpha
         return math.inf if self.beta > 0.0 else 0.0
@@ -103,11 +103,11 @@ class ServiceModel:
 
 
 class ArrivalRate:
-    """Entries per second, forgetting with time constant `time_constant` seconds.
+    """Entries per second, with exponential forgetting. `time_constant` (τ) is in seconds.
 
     Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past that has
-    been seen, 1 − exp(−age/τ), as Adam's moments are (Kingma and Ba, 2015). The sum is kept as it was at a base instant, and a
-    later arrival adds exp(t/τ) to it, so that arrivals need not decay it."""
+    been seen, 1 − exp(−age/τ), as in Adam (Kingma and Ba, 2015). The sum is stored as of a base time, and a later arrival adds
+    exp(t/τ) to it, so that no arrival has to update the decay."""
 
     __slots__ = ("_base", "_began", "_next_base", "_sum", "_tau")
 
@@ -116,10 +116,10 @@ class ArrivalRate:
         self._sum = 0.0
         self._base = 0.0
         self._began: float | None = None
-        self._next_base = -math.inf  # Instant at which the base moves, since the sum would grow without bound.
+        self._next_base = -math.inf  # Time at which the base moves; otherwise the sum would grow without limit.
 
     def observe(self, count: int, now: float) -> None:
-        """Count arrivals at instant `now`. The first only starts the clock, as one instant doesn't make a rate."""
+        """Count arrivals at time `now`. The first call only starts the clock, because one point in time doesn't make a rate."""
         if now >= self._next_base:
             if self._began is None:
                 count -= 1
@@ -144,8 +144,7 @@ class ArrivalRate:
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
     def after_rest(self, now: float) -> float:
-        """Return the rate as if a long silence preceded the first arrival, so that a first burst isn't taken for a lasting
-        flood."""
+        """Return the rate as if the first arrival came after a long silence, so that a first burst isn't taken for a lasting flood."""
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau
 
     def _move_base(self, now: float) -> None:
@@ -158,14 +157,14 @@ class ArrivalRate:
 
 WarmUpRun = tuple[int, float]  # Size of a batch, and its run time in seconds.
 
-BUDGET = 10.0  # Limit in seconds on all runs after the first, as predicted.
+BUDGET = 10.0  # Limit in seconds on the predicted time of all runs after the first.
 
-FAR = 3.0  # Multiple of the predicted time from which a run is repeated.
-LEAST_STOP = 0.5  # Seconds beyond the prediction that it must take, too.
+FAR = 3.0  # A run is repeated if it takes at least this multiple of the predicted time,
+LEAST_STOP = 0.5  # and at least this many seconds longer than predicted.
 
 
 def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
-    """Return the size of the next warm-up batch, up to `most`, given all batches so far; None to end the warm-up."""
+    """Return the size of the next warm-up batch, up to `most`, given all batches so far. None if the warm-up is finished."""
     if not runs:
         return 1
     took = [_foreseen(runs, at) if _stood_still(runs, at) else runs[at][1] for at in range(1, len(runs))]
@@ -184,7 +183,7 @@ def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
 
 
 def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
-    """Return the sizes of runs after the first, ascending, each with its shortest time."""
+    """Return the sizes of the runs after the first, ascending, each with its shortest time."""
     best: dict[int, float] = {}
     for size, seconds in runs[1:]:
         best[size] = min(seconds, best.get(size, seconds))

@@ -1,15 +1,16 @@
-"""Shards: one queue in several parts. How many are in use, where each slot is at home, and which shard gets an entry.
+"""Shards: one queue in several parts. How many are in use, to which one each slot belongs, and which one gets an entry.
 
-A model's queue can be cut into shards that share nothing, so that several servers carry it. Each shard spaces the departures of the
-slots at home there. An entry goes into one shard and stays there. The rules are pure, so gateways and batchers that know the same
-workers agree without asking one another. A shard costs latency, as it has fewer slots: with m at home, latency reaches α(1 + 1/m).
+A model's queue can be cut into shards that share nothing, so that several servers can carry it. Each slot has a home shard, and each
+shard spaces the departures of the slots at home there. An entry goes into one shard and stays there. The rules are pure functions,
+so gateways and batchers that know the same workers agree without communicating. A shard costs latency, because it has fewer slots:
+with m at home, latency reaches α(1 + 1/m).
 
 Entries are dealt out in turn. The usual choice, the emptier of two (Mitzenmacher, "The power of two choices in randomized load
-balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even with current depths. As work leaves in
-batches, a depth only shows how long ago the last one left. If depths are 20 ms old, it sends entries to shards that are about to
-overflow ("How useful is old information?", the same, 11, 2000).
+balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even with current depths: work leaves in
+batches, so a depth only shows how long ago the last batch left. With depths that are 20 ms old, it sends entries to shards that are
+about to overflow ("How useful is old information?", the same, 11, 2000).
 
-Depth does say something above a full batch. A shard becomes that deep when its slots fall behind, and then other shards' slots
+A depth above a full batch does mean something. A shard becomes that deep when its slots fall behind, and then other shards' slots
 help: work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated
 adaptive load sharing", Performance Evaluation 6, 1986)."""
 
@@ -22,39 +23,38 @@ from collections.abc import Sequence
 from headway.core.departure import Load
 from headway.core.slot_factors import FACTORS, USUAL, paces
 
-SLOTS_EACH = 4  # Smallest number of slots at home in one of several shards. So the cut costs at most a quarter of α.
-# Waiting full batches from which a shard counts as behind. At even spacing a slot becomes free just when its own shard needs it,
-# so a slot that helps needlessly is missed at home.
+SLOTS_EACH = 4  # Fewest slots at home in each shard, if there are several. So sharding costs at most a quarter of α.
+# A shard counts as behind if this many full batches are waiting. With even spacing, a slot becomes free just when its own shard needs
+# it, so a slot that helps needlessly is missed at home.
 BEHIND = 1.5
-# Seconds between two looks of an idle slot at other shards. The first comes at once, as near saturation no slot rests that long.
-LOOK_ELSEWHERE_EVERY = 0.05
-PART = 0.25  # Share of a full batch that one call puts into a shard. More makes batches uneven, less makes more calls.
+LOOK_ELSEWHERE_EVERY = 0.05  # Seconds between two looks of an idle slot at other shards. The first is immediate.
+PART = 0.25  # Share of a full batch that one call puts into a shard. If larger, batches get uneven; if smaller, calls multiply.
 
 
 def active(shards: int, slots: int) -> int:
-    """Return how many of `shards` are in use. Each has SLOTS_EACH of the live slots or more, unless only one is in use."""
+    """Return how many of `shards` are in use. If several are, each has at least SLOTS_EACH of the live slots."""
     return max(1, min(shards, slots // SLOTS_EACH))
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
     """Return the shard that a worker claims from first. The sorted ids of all live workers are dealt out to the shards in turn, so
-    that these differ by one slot at most, which hashing wouldn't ensure. A worker not yet among them gets its future home."""
+    that they differ by one slot at most, which hashing wouldn't ensure. For a worker not yet among them, return its future home."""
     return bisect_left(sorted(workers), worker) % active
 
 
 def slots_at(shard: int, slots: int, active: int) -> int:
-    """Return the number of live slots at home in a shard; 0 if it isn't in use."""
+    """Return the number of live slots at home in a shard, or 0 if the shard isn't in use."""
     return -(-(slots - shard) // active) if shard < min(active, slots) else 0
 
 
 def in_turn(turn: int, slots: int, active: int) -> int:
     """Return the shard that gets the next entries: the home of the next slot, so that each shard gets its slots' share. `turn` may
-    start at any number, and grows by one with each call that the gateway makes."""
+    start at any number, and increases by one with each call that the gateway makes."""
     return turn % slots % active if slots else 0
 
 
 def of_tenant(tenant: str, active: int) -> int:
-    """Return the shard for a tenant's entries that share something: limits, keys, tasks, identical requests. One shard more or less
+    """Return the shard for a tenant's entries that share something: limits, keys, tasks, or identical requests. One shard more or less
     moves as few tenants as possible (Lamping and Veach, "A fast, minimal memory, consistent hash algorithm", 2014)."""
     hashed = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()
     state, shard, following = int.from_bytes(hashed[:8]), 0, 0
@@ -72,17 +72,17 @@ def part(max_batch: int) -> int:
 
 def parts(count: int, max_batch: int) -> int:
     """Return the number of equal parts into which a group of `count` entries is cut. Each part goes to the next shard in turn. With
-    full parts and a remainder, and an even number of shards, the remainders would always go to the same shards."""
+    full parts and a remainder, and an even number of shards, all remainders would go to the same shards."""
     return -(-count // part(max_batch))
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Return True if a shard is deep or has no slots. Slots of other shards may then claim from it when its rule allows that."""
+    """Return True if a shard is deep or has no slots. Slots of other shards may then claim from it when its rule allows it."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Return the load of a queue in several shards. Loads add up. Costs are those of the shard with most or largest batches."""
+    """Return the load of a queue in several shards. Loads are added up. Costs are those of the shard with most or largest batches."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Usual slots are not counted.

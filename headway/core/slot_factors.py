@@ -1,16 +1,16 @@
-"""Slots that differ: the factor of each, which is how much longer than on an average slot a batch takes, and its pace.
+"""Slots of different speed. The factor of a slot is how much longer a batch takes on it than on an average slot.
 
-All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). What one slot's batches take relative
-to the common line's prediction is fᵢ. A few batches are enough to learn fᵢ, while α and β of each slot would need many. The line is
-learnt from times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
+All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). The run times of one slot's batches
+relative to the common line's predictions give fᵢ. A few batches are enough to learn it, while α and β of each slot would need many.
+The line is learnt from times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
 
 Factors are rounded to a grid that is coarser than their random variation. So similar slots have the same factor, and a queue only
-has to count the slots of each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k slots of
-that line.
+needs to count the slots for each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k average
+slots with that line.
 
-`SlotPace` is the pace of one slot in full batches, learnt from the batches that it ran itself. If a batch takes as long as its
-longest input, no line fits from one input to a full batch. So once batches of nearly the largest size have been seen, they alone
-say how long a full batch takes. Before that, it is the estimate from the start-up batches, scaled by how much longer later batches
+`SlotPace` is how much one slot handles in full batches, learnt from the batches that it ran itself. If a batch takes as long as its
+longest input, no line fits all sizes from one input to a full batch. So once nearly full batches have been seen, they alone determine
+how long a full batch takes. Before that, it is the estimate from the start-up batches, scaled by how much longer later batches
 took."""
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ import msgspec
 
 from headway.core.service_model import REACH, ServiceModel, WarmUpRun
 
-STEP = 0.2  # Natural logarithm of the ratio of two neighbouring factors: a fifth.
+STEP = 0.2  # Natural logarithm of the ratio of two neighbouring factors: about a fifth.
 LOWEST = -4  # Steps from the usual factor down to the smallest, which is less than half of it.
 FACTORS = tuple(math.exp(STEP * steps) for steps in range(LOWEST, 8))  # All factors before scaling, ascending.
-USUAL = -LOWEST  # Position of factor 1, which a slot has until its batches say otherwise.
-ERROR = 0.03  # Standard deviation that noise in run times may leave in a factor. More noise means a longer memory.
+USUAL = -LOWEST  # Index of factor 1, which a slot has until its batches show otherwise.
+ERROR = 0.03  # Standard deviation that noise in run times may leave in a factor. More noise requires a longer memory.
 MOST_WEIGHT = 0.3  # Limit on the weight of the newest batch, however little run times vary.
-PRIOR = 5  # The assumption that all slots are alike weighs as much as so many batches.
+PRIOR = 5  # The assumption that all slots are alike weighs as much as this many batches.
 LEAST_DEVIATION = 1e-3  # Smallest relative standard deviation of run times that is believed.
-PADDED_DOUBT = 2.0  # Multiple of the deviation for models that pad, as their run times depend more on the entries.
-UNSURE = 1.5  # Distance from 1 below which a factor may be chance, in deviations times the root of a batch's weight.
-UNSURE_FOR = 20  # Batches of each slot, from a queue's first on, for which UNSURE holds. Later the line is known.
-STRAY = 2.0  # A batch counts as at most so many times its slot's factor, or at least the inverse, as accidents happen.
+PADDED_DOUBT = 2.0  # Multiple of the deviation for models that pad, because their run times depend more on the entries.
+UNSURE = 1.5  # A factor that is closer to 1 than this may be chance, in deviations times the root of a batch's weight.
+UNSURE_FOR = 20  # UNSURE applies to this many first batches of each slot of a queue. After that the line is known.
+STRAY = 2.0  # A batch counts as at most this many times its slot's factor, and at least the inverse, because accidents happen.
 
 
 def weight_of(deviation: float, batches: float) -> float:
-    """Return the weight of a slot's newest batch, after so many, given the deviation of run times relative to their mean."""
+    """Return the weight of a slot's newest batch after `batches`, given the deviation of run times relative to their mean."""
     ratio = (ERROR / max(deviation, LEAST_DEVIATION)) ** 2
     return max(1.0 / (batches + PRIOR), min(MOST_WEIGHT, 2.0 * ratio / (1.0 + ratio)))
 
 
 def position_of(raw: float) -> int:
-    """Return the position in FACTORS closest to a measured factor."""
+    """Return the index in FACTORS of the one closest to a measured factor."""
     steps = math.floor(math.log(raw) / STEP + 0.5)
     return min(max(steps - LOWEST, 0), len(FACTORS) - 1)
 
@@ -56,12 +56,14 @@ class _Known(msgspec.Struct):
 
 
 class SlotFactors:
-    """Factors of the slots at home in one queue. Other slots count as usual."""
+    """Factors of the slots at home in one queue. Other slots count as average."""
 
     __slots__ = ("_known", "_scale", "_slots", "counts")
 
     def __init__(self) -> None:
-        self.counts = [0] * len(FACTORS)  # Slots at each position except USUAL, so that all are 0 if slots are alike.
+        self.counts = [0] * len(
+            FACTORS
+        )  # Number of slots for each factor except USUAL, so that all are 0 if slots are alike.
         self._known: dict[str, _Known] = {}
         self._slots = 0
         self._scale = 1.0
@@ -71,7 +73,7 @@ class SlotFactors:
         return self._known.keys()
 
     def keep(self, slots: int, workers: Collection[str], departures: int) -> None:
-        """Set the slots at home, and their workers. What was learnt about other workers is forgotten."""
+        """Set the number of slots at home, and their workers. What was learnt about other workers is forgotten."""
         self._slots = slots
         for worker in [worker for worker in self._known if worker not in workers]:
             self._count(self._known.pop(worker).position, -1)
@@ -83,15 +85,15 @@ class SlotFactors:
     def learn(
         self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
     ) -> None:
-        """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`). The
-        deviation of its run time is multiplied by `doubt`."""
+        """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`).
+        `doubt` multiplies the deviation of its run time."""
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
             self.observe(worker, seconds / foretold, doubt * line.deviation / foretold, departures)
         line.observe(size, seconds / factor)
 
     def observe(self, worker: str, ratio: float, deviation: float, departures: int) -> None:
-        """Learn from the run time of a batch relative to the line's prediction, given the deviation of run times relative to their
+        """Learn from the ratio of a batch's run time to the line's prediction, given the deviation of run times relative to their
         mean, and the number of batches that have left the queue so far."""
         known = self._known.get(worker)
         if known is None or ratio <= 0.0:
@@ -114,7 +116,7 @@ class SlotFactors:
         return FACTORS[USUAL if known is None else known.position] * self._scale
 
     def standing(self, worker: str, departures: int) -> tuple[float, int]:
-        """Return the factor of a slot, and the number of departures since a batch of its own came back."""
+        """Return a slot's factor, and the number of departures since one of its own batches came back."""
         known = self._known.get(worker)
         return self.of(worker), 0 if known is None else departures - known.ran_at
 
@@ -128,14 +130,14 @@ class SlotFactors:
 
 
 def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Return the number of slots of each of FACTORS, given `counts` at all positions but USUAL; empty if all are alike."""
+    """Return the number of slots for each of FACTORS, given the `counts` for all but USUAL. Empty if all slots are alike."""
     if not any(counts):
         return ()
     return (*counts[:USUAL], max(slots - sum(counts), 0), *counts[USUAL + 1 :])
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1; see `paces`."""
+    """Return the number by which to scale FACTORS so that the mean of their inverses over all slots is 1; see `paces`."""
     apart = sum(counts)
     if not apart or slots <= 0:
         return 1.0
@@ -143,19 +145,19 @@ def scale(counts: Collection[int], slots: int) -> float:
     return (inverse + max(slots - apart, 0)) / max(slots, apart)
 
 
-NEAR = 0.75  # Minimum share of the largest batch from which a batch counts as nearly full.
-DECAY = 0.98  # Weight of the past at each nearly full batch, so that about the last 50 count.
-RUN = 6  # Nearly full batches in a row, all much slower or all much faster than the mean, that show a changed slot.
-SEEN = 2.0  # Weight of nearly full batches from which they say more than the line.
+NEAR = 0.75  # A batch counts as nearly full from this share of the largest batch.
+DECAY = 0.98  # Factor by which the past fades at each nearly full batch, so that about the last 50 count.
+RUN = 6  # If this many nearly full batches in a row are all much slower or all much faster than the mean, the slot changed.
+SEEN = 2.0  # Weight of nearly full batches from which they are trusted more than the line.
 LEAST = 12.0  # Weight of nearly full batches from which the pace may count as measured.
-TOLERANCE = 0.1  # Limit on the relative error, with 95 % confidence, of a pace that counts as measured.
-KEPT_TOLERANCE = 0.15  # Relative error at which a pace stops counting as measured, larger so that it doesn't flip.
-CONFIDENCE = 2.5  # Standard errors in a 95 % confidence interval for few values, whose spread is uncertain, too.
-DOUBT = 0.5  # Possible error of the seconds added to a batch that wasn't quite full, as a share of them.
+TOLERANCE = 0.1  # Largest relative error, with 95 % confidence, of a pace that counts as measured.
+KEPT_TOLERANCE = 0.15  # Relative error at which a pace no longer counts as measured. It is larger to avoid flapping.
+CONFIDENCE = 2.5  # Standard errors in a 95 % confidence interval for a few values, whose spread is uncertain as well.
+DOUBT = 0.5  # Possible error of the seconds added to a batch that wasn't quite full, as a share of these seconds.
 
 
 class Average:
-    """Exponentially weighted mean of values, of which there must be one, with the variance around it."""
+    """Exponentially weighted mean of one or more values, and their variance around it."""
 
     __slots__ = ("_decay", "_sum", "_sum_of_squares", "_weights_squared", "weight")
 
@@ -188,16 +190,19 @@ class SlotPace:
     __slots__ = ("_full", "_max", "_ratio", "_run", "_shift", "_warm", "estimated", "line")
 
     def __init__(self, max_batch: int) -> None:
-        self.estimated = True  # True if too few nearly full batches were seen to be sure of the pace.
+        self.estimated = True  # True if too few nearly full batches have been seen to be sure of the pace.
         self._max = max_batch
-        self.line = ServiceModel()  # Run time by size, through all batches it ran.
-        self._warm: ServiceModel | None = None  # Line through the batches of the start, if the largest was among them.
+        self.line = ServiceModel()  # Run time by size, fitted to all batches that it ran.
+        self._warm: ServiceModel | None = None  # Line fitted to the start-up batches, if the largest was among them.
         self._ratio = Average(DECAY)  # Run times of batches relative to that line.
-        self._full, self._shift = Average(DECAY), Average(DECAY)  # Nearly full batches as if full, and what was added.
-        self._run: list[float] = []  # Their last seconds, if these are far from the mean on one side.
+        self._full, self._shift = (
+            Average(DECAY),
+            Average(DECAY),
+        )  # Times of nearly full batches as if full; what was added.
+        self._run: list[float] = []  # The latest of these times, if all are far from the mean on the same side.
 
     def warmed(self, runs: Sequence[WarmUpRun]) -> None:
-        """Learn from a start's batches how much longer a full batch takes than a smaller one."""
+        """Learn from the start-up batches how much longer a full batch takes than a smaller one."""
         if runs and max(runs)[0] >= self._max:
             self._warm = ServiceModel()
             self._warm.warm_up(runs)
@@ -220,7 +225,7 @@ class SlotPace:
         return self._max / seconds if seconds > 0.0 else 0.0
 
     def _add(self, seconds: float) -> None:
-        """Add a nearly full batch. If several in a row show that the slot changed, forget earlier batches."""
+        """Add the time of a nearly full batch. If several in a row show that the slot has changed, forget earlier batches."""
         full, run = self._full, self._run
         full.add(seconds)
         distance = seconds - full.mean
@@ -244,8 +249,8 @@ class SlotPace:
         return error <= (TOLERANCE if self.estimated else KEPT_TOLERANCE) * full.mean
 
     def _full_seconds(self) -> float:
-        """Return the run time of a full batch; 0 if unknown. Without a warm-up of that size a line through small batches is
-        believed up to some multiple of theirs only, as in `core.capacity.pace`."""
+        """Return the run time of a full batch; 0 if unknown. If no start-up batch had that size, a line through small batches is
+        trusted only up to a multiple of their size, as in `core.capacity.pace`."""
         if self._full.weight >= SEEN:
             return self._full.mean
         if self._warm is not None:

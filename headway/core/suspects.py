@@ -1,34 +1,34 @@
 """The search for bad inputs: entries of a queue in `Suspects`, lines of bulk jobs in `LineSuspects`.
 
-A batch that failed holds a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all defective
+A failed batch contains a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all defective
 members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
 
-    cut ──▶ half ──clean──▶ the rest holds the culprit, and is halved without a run of its own
-              └──fails──▶ the half holds the culprit, and is halved; the rest may be good or bad again
+    cut ──▶ half ──clean──▶ the rest contains the culprit, and is halved without a run of its own
+              └──fails──▶ the half contains the culprit, and is halved; the rest may again be good or bad
 
-Entries that may be good or bad go back to their caller's *quarantine* and run there together, along with fresh entries of a
-caller that rides apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent
-callers are answered before anything is halved. An entry is never given up by inference, as each runs alone before that.
+Entries that may be good or bad go back to their caller's *quarantine*. They run there together, along with new entries if the
+caller runs apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent callers
+are answered before anything is halved. An entry is never given up by inference: each runs alone first.
 
-Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while these have a batch, a
-tenant's fair share for each caller with a quarantine, or part of it if that caller had culprits of late. Among themselves they take
-turns by GPU time.
+Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave. While these have a batch, each
+caller with a quarantine gets a tenant's fair share, or part of it if it has recently had culprits. Quarantines and halves take turns
+by GPU time.
 
 Lines of bulk jobs are searched by the process that sent them (`headway.bulk.seat_runner`), so that they never make anybody else's
 entry suspect:
 
     a batch failed ──▶ the lines of each tenant: whole once more, then in halves, then alone ──▶ to blame, or answered
 
-Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have
-succeeded, and twice as many after each further bad one, since each bad line of a million would otherwise cost others a batch. So
-does a tenant with large outputs, since all entries of its batch wait while they are copied. After a batch that killed its worker
-the model must load again, so all lines of its tenant rest before any of them runs.
+Both halves run at the same time, because nobody waits for the result. A tenant with a bad line runs apart until CLEAN of its lines
+have succeeded, and twice as many after each further bad line; otherwise each bad line in a million would cost others a batch. So
+does a tenant with large outputs, because all entries of its batch wait while they are copied. If a batch has killed its worker, the
+model must load again, so all lines of its tenant rest before any of them runs.
 
-Culprits, inputs that made the model fail, are not run again for a while, and their callers ride apart. A caller is a tenant and the
-user on whose behalf it asks or, without keys, a client's address. A caller rides apart, in batches of its own, from the failure of
-one of its inputs alone until APART_SECONDS have passed without another. The more often its inputs fail, the smaller these batches
-are. A caller also rides apart if its output was left out of a batch because the outputs were too large together, as all callers
-that ride along would wait for their transfer. Its batches are as large as the outputs allow."""
+Culprits are inputs that made the model fail. They are not run again for a while, and their callers run apart. A caller is a tenant
+and the user on whose behalf it sends requests or, if there are no keys, a client's address. It runs apart, in batches of its own,
+from the time one of its inputs fails alone until APART_SECONDS have passed without another. The more often its inputs fail, the
+smaller these batches are. A caller also runs apart if its output was left out of a batch because the outputs were too large
+together; otherwise other callers would wait for their transfer. Its batches are then as large as the outputs allow."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ from headway.core.retry import BLAMED, FATAL, NEVER_SPLIT, backoff, is_over, sta
 from headway.core.values import octets
 from headway.model import MOST_OUTPUT, Cause, Entry
 
-CallerKey = tuple[str, str]  # Tenant, and user or address on whose behalf it asks.
+CallerKey = tuple[str, str]  # Tenant, and the user or address on whose behalf it sends requests.
 
-APART_SECONDS = 30.0  # Seconds since its last culprit for which a caller rides apart.
-MOST_APART = 16  # Limit on callers that ride apart. The one whose last culprit is longest ago is the first to return.
+APART_SECONDS = 30.0  # Seconds after its last culprit for which a caller runs apart.
+MOST_APART = 16  # Limit on callers that run apart. The one with the oldest culprit returns first.
 KNOWN_SECONDS = 180.0  # Seconds for which an input that failed alone is answered without a run.
-MOST_KNOWN = 256  # Limit on known inputs of one tenant. The oldest are forgotten first.
+MOST_KNOWN = 256  # Limit on the known inputs of one tenant. The oldest are forgotten first.
 MOST_TENANTS = 1000  # Limit on tenants with known inputs.
 ALL_GENERATIONS = -1  # Generation of an input that stays known even if workers change.
-GENERATION_STEP = 1e-6  # Shortest time in seconds between generations, which are numbered by their first instants.
-SAME_INSTANT = 1e-3  # Seconds by which a batch may seem to have left before a generation that it belongs to.
-ERROR_BYTES = 400  # Bytes kept of a known input's first error.
+GENERATION_STEP = 1e-6  # Shortest time in seconds between generations, whose numbers are their start times.
+SAME_INSTANT = 1e-3  # A batch may seem to have left this many seconds before the generation that it belongs to.
+ERROR_BYTES = 400  # Bytes that are kept of a known input's first error.
 PRIOR = 32.0  # Successful inputs that a caller is credited with before its first culprit.
-LONE_ROOM = 4 * MOST_OUTPUT  # Limit in bytes on outputs of a caller's own batch while nobody else asks.
-MEMORY = 1024.0  # Inputs of a caller after which its counts are halved, so that later inputs weigh more.
+LONE_ROOM = 4 * MOST_OUTPUT  # Limit in bytes on the outputs of a caller's own batch while nobody else is waiting.
+MEMORY = 1024.0  # Inputs of a caller after which its counts are halved, so that newer inputs weigh more.
 
 
 def caller_of(entry: Entry) -> CallerKey:
-    """Return the caller to whom an entry's failures are charged."""
+    """Return the caller that an entry's failures are charged to."""
     return entry.tenant, entry.caller
 
 
 def digest(entry: Entry) -> bytes:
-    """Return the digest of an input, within its model's queue, under which its failure is remembered."""
+    """Return the digest of an input within its model's queue. Its failure is remembered by this digest."""
     hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
     hashed.update(entry.parameters)
     hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + octets(entry.input))
@@ -78,9 +78,8 @@ def digest(entry: Entry) -> bytes:
 def best_group(share: float, each: float) -> float:
     """Return the number of inputs to run together at which a good answer costs the least GPU time, if a `share` of inputs is bad.
 
-    A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs together.
-    So an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n. `share` is above 0 and at most 1; `each` is
-    β/α."""
+    A batch of n takes α + βn. About n·share of the batches fail, and are halved: log₂ n + 1 more runs, of 2n inputs in total. So an
+    input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is smallest at this n. 0 < `share` ≤ 1; `each` is β/α."""
     searched = share / math.log(2.0)
     return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
 
@@ -103,20 +102,20 @@ class Culprits:
     __slots__ = ("_callers", "_generation", "_known", "active")
 
     def __init__(self) -> None:
-        self._callers: dict[CallerKey, _Caller] = {}  # Callers, the one whose last culprit is longest ago first.
-        # Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first.
+        self._callers: dict[CallerKey, _Caller] = {}  # Callers, starting with the one whose last culprit is oldest.
+        # Known inputs by tenant, oldest first: until when each is known, in which generation, and its error.
         self._known: dict[str, dict[bytes, _Known]] = {}
         self._generation = 0.0
-        self.active = False  # True if there are any. It is a plain attribute, as it is read for each entry.
+        self.active = False  # True if there are any. A plain attribute, because it is read for each entry.
 
     def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
-        """Note an input that failed alone, with the error for its sender. If `killed`, it killed its worker in several runs. The
-        workers may have changed since its last run began, at `left_at`."""
+        """Record that an input failed alone, with the error for its sender. If `killed`, it killed its worker in several runs. The
+        workers may have changed since its last run started, at `left_at`."""
         self._set_apart(caller_of(entry), now)
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
         inputs.pop(asked, None)
-        # An exception from before the workers changed says nothing about those here now.
+        # An exception from before the workers changed says nothing about the current ones.
         generation = self._generation if left_at >= self._generation - SAME_INSTANT else _PAST
         kept = error.encode(errors="replace")[:ERROR_BYTES].decode(errors="ignore")
         inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else generation, kept
@@ -146,7 +145,7 @@ class Culprits:
         return caller
 
     def ran(self, key: CallerKey, count: int, clean: bool) -> None:
-        """Note a run of `count` inputs of a caller that weren't suspect before."""
+        """Record a run of `count` inputs of a caller that weren't suspected before."""
         caller = self._callers.get(key)
         if caller is not None:
             caller.ran += count
@@ -166,7 +165,7 @@ class Culprits:
         return True
 
     def group_size(self, key: CallerKey, limit: int, each: float = 0.0, room: int = MOST_OUTPUT) -> int:
-        """Return the number of a caller's inputs to run together, with `room` bytes for large outputs; see `best_group`."""
+        """Return how many of a caller's inputs to run together, with `room` bytes for large outputs; see `best_group`."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
@@ -175,7 +174,7 @@ class Culprits:
         return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
 
     def knows(self, entry: Entry, now: float) -> str | None:
-        """Return the first error of an equal input of the entry's tenant that failed alone in the last KNOWN_SECONDS, else None."""
+        """Return the first error of an identical input of the tenant that failed alone in the last KNOWN_SECONDS, or None."""
         inputs = self._known.get(entry.tenant)
         if not inputs or not entry.caller:
             return None
@@ -186,8 +185,8 @@ class Culprits:
         return error if generation in (self._generation, ALL_GENERATIONS) else None
 
     def renew(self, now: float = 0.0) -> None:
-        """Begin a generation, as a worker came or left, or has another backend or other code. Inputs that only raised are
-        forgotten, as their worker or old code may have been at fault."""
+        """Begin a generation, because a worker came or left, or now has another backend or other code. Inputs that only raised are
+        forgotten, because their worker or the old code may have been at fault."""
         self._generation = max(now, self._generation + GENERATION_STEP)
 
     def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:
@@ -200,48 +199,47 @@ class Culprits:
 
 # Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome.
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
-# Runs that count for all entries of a quarantine once an entry of it has run, because a quarantine may never be empty.
+# Once an entry of a quarantine has run, all its entries count as having run this often, because a quarantine may never be empty.
 QUARANTINED_ATTEMPTS = 1
-# Shortest run, in seconds, for the accounts below, as runs would cost nothing before the first measurement.
+# Shortest run in seconds for the accounts below. Otherwise runs would cost nothing before the first measurement.
 LEAST_COST = 0.001
-# Price of a GPU second to a caller with recent culprits while others wait, so that it gets a quarter of its fair share.
+# Price of a GPU second for a caller with recent culprits while others wait, so that it gets a quarter of its fair share.
 APART_PRICE = 4.0
-# Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work.
+# Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out new work.
 SEARCH_PRICE = 3.0
-MOST_CREDIT = 2.0  # Full batches of GPU time that groups may save up while the tier queues go first.
-CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines ride beside others again.
-MOST_DOUBLINGS = 16  # Doublings of CLEAN, one for each further bad line.
-# Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch.
+MOST_CREDIT = 2.0  # GPU time, in full batches, that groups may save up while the tier queues go first.
+CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines run with others again.
+MOST_DOUBLINGS = 16  # Limit on the doublings of CLEAN, one for each further bad line.
+# Rest of a tenant whose batch has killed its worker: this many seconds or, if longer, this many times the run of that batch.
 LEAST_REST, RESTS = 15.0, 20.0
-MOST_REST_DOUBLINGS = 4  # Doublings of that rest, one for each line of the tenant that was found to kill its worker.
-MOST_SENDERS = 10_000  # Tenants whose lines are remembered as bad or large.
-LONGEST_PAUSE = 30.0  # Longest pause, in seconds, before lines run again on a remote API that is in trouble.
-SHAPES = 1 << 39  # Range from which a process draws its first shape, so that the shapes of several processes differ.
+MOST_REST_DOUBLINGS = 4  # Limit on the doublings of that rest, one per line found to have killed its worker.
+MOST_SENDERS = 10_000  # Limit on tenants whose lines are remembered as bad or large.
+LONGEST_PAUSE = 30.0  # Longest pause in seconds before lines are sent again to a remote API that is in trouble.
+SHAPES = 1 << 39  # Range from which a process draws its first shape, so that several processes have different shapes.
 
 
 class Group(msgspec.Struct, eq=False):
     """Entries that wait to run together, in order."""
 
     members: list[QueuedEntry]
-    ready_at: float  # Instant before which they don't run.
+    ready_at: float  # Time before which they don't run.
     kind: int  # FIRST, HALF, QUARANTINE or REST.
-    failures: int = 0  # Times that the entries failed together, or in a larger batch.
+    failures: int = 0  # How often the entries failed together, or in a larger batch.
     attempts: int = 0  # Runs of each of them.
-    alone: int = 0  # Number of attempts in which the only member ran alone.
-    caller: CallerKey | None = None  # Caller whose quarantine it is.
-    rest: Group | None = None  # For a half, the group that holds the culprit if the half doesn't.
+    alone: int = 0  # Attempts in which the only member ran alone.
+    caller: CallerKey | None = None  # For a quarantine, its caller.
+    rest: Group | None = None  # For a half, the group that contains the culprit if the half doesn't.
     avoid: str = ""  # Worker on which they failed.
-    avoid_until: float = -math.inf  # Instant until which they wait for another worker.
-    hung: bool = False  # True if their last run was ended at the GPU deadline.
+    avoid_until: float = -math.inf  # Time until which they wait for another worker.
+    hung: bool = False  # True if their last run was stopped at the GPU deadline.
 
     def open_at(self, worker: str, others: bool) -> float:
-        """Return the instant from which `worker` may take the entries. The instant is later if the
-        entries failed at this worker and there are `others`."""
+        """Return when `worker` may take the entries: later if they failed on this worker and there are `others`."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
 class Choice(msgspec.Struct):
-    """What a free worker takes: a group ahead of all others, a group in turn, and the instant to look again."""
+    """What a free worker takes: a group ahead of all others, a group in turn, and the time to look again."""
 
     first: Group | None = None
     turn: Group | None = None
@@ -249,14 +247,14 @@ class Choice(msgspec.Struct):
 
 
 class Suspects:
-    """The groups of one queue, in the order in which they came, and the account of the GPU time that they may take."""
+    """The groups of one queue, in order of arrival, and the account of the GPU time that they may take."""
 
     def __init__(self) -> None:
         self.groups: dict[Group, None] = {}
         self.of: dict[QueuedEntry, Group] = {}
-        self.due = math.inf  # Instant before which no member is overdue.
+        self.due = math.inf  # Time before which no member is overdue.
         self.credit = 0.0  # GPU seconds that groups may take while the tier queues have a batch.
-        self._lean = 0.0  # GPU seconds of halves, at their price, minus the GPU seconds of quarantines.
+        self._lean = 0.0  # GPU seconds used by halves, at their price, minus those used by quarantines.
         self._quarantines: dict[CallerKey, Group] = {}
 
     def quarantine(self, caller: CallerKey) -> Group | None:
@@ -264,7 +262,7 @@ class Suspects:
 
     @property
     def callers(self) -> int:
-        """Number of callers that share the GPUs with the tier queues, at least one."""
+        """Number of callers that share the GPUs with the tier queues; at least one."""
         return len(self._quarantines) or 1
 
     def beside(self, caller: CallerKey) -> int:
@@ -275,8 +273,7 @@ class Suspects:
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Add entries to their caller's quarantine. The quarantine is ready no later than `like`. It is ready at once
-        if it now has `full` members."""
+        """Add entries to their caller's quarantine. It is ready no later than `like`, and immediately if it now has `full` members."""
         quarantine = self._quarantines.get(caller)
         if quarantine is None:
             quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
@@ -304,7 +301,7 @@ class Suspects:
             self.add(Group(members, like.ready_at, QUARANTINE, like.failures, like.attempts))
 
     def halve(self, members: list[QueuedEntry], like: Group) -> None:
-        """Search entries that include a culprit. One half of them runs next, or the only entry."""
+        """Search entries that include a culprit. One half of them (or the only entry) runs next."""
         rest, alone = None, like.alone
         if len(members) > 1:
             alone, (members, cut) = 0, _cut(members)
@@ -316,7 +313,7 @@ class Suspects:
         self.add(half)
 
     def let_go(self, rest: Group | None) -> list[QueuedEntry]:
-        """Take out the entries that waited for the outcome of a half."""
+        """Remove and return the entries that waited for the outcome of a half."""
         if rest is None or rest not in self.groups:
             return []
         members, rest.members = rest.members, []
@@ -326,7 +323,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
-        """Take members of a group for one run: as many of the first member's shape as the slot takes, by number and weight."""
+        """Take members of a group for one run: as many of the first one's shape as the slot takes, by number and weight."""
         members = group.members
         shape = members[0].entry.shape
         others = [member for member in members if member.entry.shape != shape]
@@ -345,7 +342,7 @@ class Suspects:
         group.members = left
         if not left:
             self._drop(group)
-        elif group.kind == QUARANTINE:  # Other groups go before what is left of it.
+        elif group.kind == QUARANTINE:  # Other groups go before what remains of it.
             del self.groups[group]
             self.groups[group] = None
         return taken
@@ -355,7 +352,7 @@ class Suspects:
         group.members.remove(queued)
         if not group.members:
             self._drop(group)
-            if group.rest is not None:  # The culprit may be gone.
+            if group.rest is not None:  # The culprit may have left.
                 self.unknown(self.let_go(group.rest), group, size)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
@@ -383,10 +380,10 @@ class Suspects:
         return choice
 
     def wake(self, idle: Collection[str], others: bool, now: float) -> str | float:
-        """Return an idle worker that may take a group now, else the instant to look again."""
+        """Return an idle worker that may take a group now, or the time to look again."""
         again = math.inf
         for group in self.groups:
-            for worker in islice(idle, 2):  # A group avoids one worker at most.
+            for worker in islice(idle, 2):  # A group avoids at most one worker.
                 opens = group.open_at(worker, others)
                 if opens <= now:
                     return worker
@@ -404,7 +401,6 @@ class Suspects:
         self._lean = max(-most, min(most, self._lean + (-cost if group.kind == QUARANTINE else cost * SEARCH_PRICE)))
 
     def overrun(self, seconds: float) -> None:
-        """Charge for a run that took `seconds` longer than expected."""
         self.credit -= max(seconds, 0.0) * APART_PRICE
 
     def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
@@ -421,8 +417,7 @@ class Suspects:
 
 
 class SuspectLine(Protocol):
-    """A bulk line. `failures` counts its failed runs. `alone` counts the failed runs in which the line was the whole
-    batch."""
+    """A bulk line. `failures` counts its failed runs, and `alone` those in which it was the whole batch."""
 
     failures: int
     alone: int
@@ -432,27 +427,27 @@ Line = TypeVar("Line", bound=SuspectLine)
 
 
 class _Sender(msgspec.Struct):
-    """Tenant whose bulk lines were bad or large."""
+    """A tenant whose bulk lines were bad or large."""
 
-    shape: int  # Shape of the tenant's lines while they ride apart.
+    shape: int  # Shape of the tenant's lines while they run apart.
     bad: int = 0  # Lines that were to blame so far.
     deadly: int = 0  # Blamed lines that killed their worker.
-    owed: int = 0  # Lines that must succeed before the tenant rides beside others again.
+    owed: int = 0  # Lines that must succeed before the tenant runs with others again.
     suspects: int = 0  # Lines that are being searched.
-    largest: int = 0  # Size in bytes of its largest output, if its lines ride apart because of it; else 0.
+    largest: int = 0  # Size in bytes of its largest output, if its lines run apart because of it; otherwise 0.
     room: int = 0  # Further lines of this shape whose outputs still fit in a batch.
-    rests_until: float = 0.0  # Instant before which none of its lines runs.
+    rests_until: float = 0.0  # Time before which none of its lines runs.
 
 
 class LineSuspects:
-    """Suspected bulk lines of one process, and the tenants that ride apart. `rng` draws the first shape, uniformly in [0, 1)."""
+    """Suspected bulk lines of one process, and the tenants that run apart. `rng` draws the first shape, uniformly in [0, 1)."""
 
     def __init__(self, rng: Callable[[], float]) -> None:
         self.new_shape = count(int(rng() * SHAPES) + 1).__next__  # Returns a shape that no other lines have.
         self._senders: dict[str, _Sender] = {}
 
     def shape(self, tenant: str) -> int:
-        """Return the shape for the next line of a tenant; 0 lets it ride beside others."""
+        """Return the shape for a tenant's next line. 0 lets it run with others."""
         sender = self._senders.get(tenant)
         if sender is None or not (sender.owed or sender.suspects):
             return 0
@@ -463,12 +458,12 @@ class LineSuspects:
         return sender.shape
 
     def rest_left(self, tenant: str, now: float) -> float:
-        """Return the seconds for which a tenant's lines still rest."""
+        """Return the remaining seconds for which a tenant's lines rest."""
         sender = self._senders.get(tenant)
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
     def succeeded(self, tenant: str, size: int, batch: int) -> bool:
-        """Note a line's output of `size` bytes. True if its tenant now rides apart, as a batch has no room for `batch` of them."""
+        """Record a line's output of `size` bytes. Returns True if `batch` of these don't fit in a batch, so its tenant now runs apart."""
         sender = self._senders.get(tenant)
         if size * batch > MOST_OUTPUT:
             sender = self._sender(tenant)
@@ -482,7 +477,7 @@ class LineSuspects:
         return False
 
     def failed(self, tenant: str, lines: Sequence[Line], cause: Cause, size: int) -> list[Sequence[Line]]:
-        """Note that a batch of `size` entries failed with a tenant's lines. Returns the groups in which the lines run again."""
+        """Record that a batch of `size` entries failed with some of a tenant's lines. Returns the groups in which they run again."""
         first, sender = lines[0], self._sender(tenant)
         for line in lines:
             sender.suspects += line.failures == 0
@@ -499,13 +494,11 @@ class LineSuspects:
         return [lines[:half], lines[half:]]
 
     def ended(self, tenant: str, line: SuspectLine) -> None:
-        """Note that a line has its outcome, or was withdrawn."""
         if line.failures:
             self._senders[tenant].suspects -= 1
 
     def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
-        """Let a tenant rest after a batch of `ran` seconds killed its worker. Returns the seconds to
-        wait before each of the tenant's groups."""
+        """Let a tenant rest after a batch of `ran` seconds killed its worker. Returns each group's wait in seconds."""
         sender = self._sender(tenant)
         seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.deadly, MOST_REST_DOUBLINGS)
         first = max(sender.rests_until - now, 0.0) + seconds
@@ -523,20 +516,20 @@ class LineSuspects:
 
 
 def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
-    """Return the seconds to wait before groups of lines run again. A single group waits longer after each further
-    failure, and longest if a remote API fails."""
+    """Return the seconds to wait before groups of lines run again. A single group waits longer after each failure, and
+    longest if a remote API is failing."""
     failures = groups[0][0].failures if len(groups) == 1 else 1
     pause = backoff(failures, rng)
     return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause
 
 
 def last_moment(suspect: QueuedEntry) -> float:
-    """Return the instant at which a waiting entry expires. Its queue deadline applies only until its first run."""
+    """Return the time at which a waiting entry expires. Its queue deadline applies only until its first run."""
     return suspect.due if suspect.attempts else suspect.queue_due
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Return a failed batch, callers with most entries first, and the place to cut it, between two callers if there are several."""
+    """Return a failed batch, sorted by callers (those with most entries first), and where to cut it: between two callers if possible."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2

@@ -1,4 +1,4 @@
-"""Lines of tenants that take turns, each with its items in order, for everything but a queue's entries (see `fair_queue.py`)."""
+"""Tenants that take turns, each with items in order. For everything except a queue's entries (see `fair_queue.py`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class TenantTurns(Generic[T]):
-    """Waiting items by tenant. True while there are any."""
+    """Waiting items by tenant. True if there are any."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[T]] = {}  # Non-empty lines, from the line of the tenant whose turn it is.
+        self._lines: dict[str, deque[T]] = {}  # Non-empty deques, starting with that of the tenant whose turn it is.
         self.count = 0  # Number of items.
 
     def __len__(self) -> int:
@@ -27,12 +27,11 @@ class TenantTurns(Generic[T]):
         self.count += 1
 
     def take(self) -> T:
-        """Take the item whose turn it is. There must be one."""
         tenant, line = next(iter(self._lines.items()))
         item = line.popleft()
         del self._lines[tenant]
         if line:
-            self._lines[tenant] = line  # behind the other tenants
+            self._lines[tenant] = line  # Behind the other tenants.
         self.count -= 1
         return item
 

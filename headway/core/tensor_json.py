@@ -1,5 +1,5 @@
-"""Tensors in JSON: nested arrays to bytes and back. The brackets and commas of a text are compared with the shape as a whole. The
-numbers between them are read PAGE at a time, so that no more than a page of Python numbers exists at once."""
+"""Tensors in JSON: from nested arrays to bytes and back. The brackets and commas of a text are compared with the shape as a whole.
+The numbers between them are read PAGE at a time, so that there is never more than a page of Python numbers."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ _LARGEST = {
     "BF16": 2.0**128 - 2.0**119 - 2.0**104,
     "FP32": math.nextafter(2.0**128 - 2.0**103, 0),
     "FP64": 1.7976931348623157e308,
-}  # Largest number that each datatype with a fraction rounds to a finite one.
-# Smallest and largest number by datatype.
+}  # For each datatype with a fraction, the largest number that rounds to a finite one.
+# Smallest and largest number of each datatype.
 BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
 _HALVES = ("FP16", "BF16")  # Two-byte datatypes with a fraction.
-_MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text with empty arrays.
-_MOST_DIGITS = 40  # Limit on the characters of a wrong element in a message.
+_MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text that contains empty arrays.
+_MOST_DIGITS = 40  # Number of characters of a wrong element that a message shows.
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
-# Names of JSON types by their first byte. Any other begins a number.
+# JSON types by their first byte. Any other byte begins a number.
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _BLANK = b" \t\r\n"
 _read_floats = msgspec.json.Decoder(list[float]).decode
@@ -76,19 +76,19 @@ _READERS: dict[str, tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[l
         (("BOOL",), _read_booleans, msgspec.json.Decoder(list[list[bool]]).decode),
     )
     for name in names
-}  # Readers of a vector and of several vectors, by datatype.
+}  # Decoders for a vector and for several vectors, by datatype.
 _read_texts = msgspec.json.Decoder(list[str]).decode
 _read_any = msgspec.json.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class NoNumber(NoTensors):
-    """The tensors hold NaN or an infinity, which JSON lacks."""
+    """The tensors contain NaN or an infinity, which JSON can't represent."""
 
 
 def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
     """Return a tensor's data from nested arrays, or from a flat array of all elements, which the protocol allows. Raises NoTensors,
-    with the input's name, if the text isn't such an array of this shape."""
+    naming the input, if the text isn't such an array or doesn't have this shape."""
     if datatype in (BYTES, JSON):
         return _read_elements(text, name, shape)
     bare = text.translate(None, _OTHERS)
@@ -119,7 +119,7 @@ def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -
 
 
 def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> None:
-    """Check the shape of nested arrays, of which `bare` has the brackets and commas."""
+    """Check the shape of nested arrays. `bare` contains their brackets and commas."""
     if not _matches(text, bare, shape):
         sent = shape_of(text)
         described = f"of shape {shown_shape(sent)}" if sent else "not an array of numbers"
@@ -127,7 +127,7 @@ def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> N
 
 
 def shape_of(text: bytes) -> tuple[int, ...]:
-    """Return the shape of nested arrays, judged by their first rows; () if there is none. Further rows aren't checked."""
+    """Return the shape of nested arrays, or () if they have none. Only the first row at each level is looked at."""
     bare = text.translate(None, _OTHERS)
     axes = len(bare) - len(bare.lstrip(b"["))
     if not axes or _has_empty(text):
@@ -151,13 +151,13 @@ def shape_of(text: bytes) -> tuple[int, ...]:
 
 
 def write(value: Octets, *, strict: bool = True) -> bytes:
-    """Return packed tensors as JSON text: nested arrays, in an object by name if there are several. Raises NoTensors if they are
-    damaged. NaN and infinities, which JSON lacks, raise NoTensors if `strict`, and otherwise become null."""
+    """Return packed tensors as JSON: nested arrays, in an object by name if there are several. Raises NoTensors if they are
+    damaged. JSON has no NaN or infinity: these raise NoTensors if `strict`, and otherwise become null."""
     return b"".join(pieces(value, strict=strict))
 
 
 def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
-    """Yield packed tensors as pieces of JSON text; see `write`."""
+    """Yield packed tensors as JSON, in pieces; see `write`."""
     single = header_of(value).single
     tensors = unpacked(value)
     if len(tensors) == 1:
@@ -172,7 +172,7 @@ def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Yield pieces of a tensor's nested arrays, without row axis if `single`. If `strict`, NaN and infinities raise NoTensors."""
+    """Yield a tensor's nested arrays in pieces. If `single`, leave out the row axis. If `strict`, NaN and infinities raise NoTensors."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):
@@ -187,7 +187,7 @@ def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iter
 
 
 def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
-    """Yield pieces of a flat array of a tensor's elements. Raises NoTensors."""
+    """Yield a tensor's elements as one flat JSON array, in pieces. Raises NoTensors."""
     head = tensor.head
     opening = b"["
     if not SIZES[head.datatype]:
@@ -212,11 +212,13 @@ def as_fp32(tensor: Tensor) -> bytes | memoryview:
     try:
         return struct.pack(f"<{len(numbers)}f", *numbers)
     except OverflowError:
-        raise NoTensors(f"the output {quoted(tensor.head.name)} holds a number that four bytes cannot hold") from None
+        raise NoTensors(
+            f"the output {quoted(tensor.head.name)} contains a number that four bytes cannot hold"
+        ) from None
 
 
 def widened(tensor: Tensor, datatype: str) -> bytes | memoryview:
-    """Return a tensor's data in a datatype that holds all its numbers; see `headway.core.tensors.check_head`."""
+    """Return a tensor's data in a datatype that can hold all its numbers; see `headway.core.tensors.check_head`."""
     if tensor.head.datatype == datatype:
         return tensor.data
     numbers = _numbers_of(tensor)
@@ -263,7 +265,7 @@ def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: b
     text = _encode(nested)
     if strict and b"null" in text:
         raise NoNumber(
-            f"the output {quoted(head.name)} holds NaN or an infinity, which JSON has not; ask for it in binary"
+            f"the output {quoted(head.name)} contains NaN or an infinity, which JSON cannot represent; request it in binary"
         )
     return text
 
@@ -284,21 +286,20 @@ def _text(element: bytes, name: str, strict: bool) -> bytes:
         return _encode(element.decode("utf-8", "strict" if strict else "backslashreplace"))
     except UnicodeDecodeError:
         raise NoTensors(
-            f"the output {quoted(name)} holds octets that aren't valid UTF-8 and cannot be sent in JSON; ask for it in binary"
+            f"the output {quoted(name)} contains bytes that are not valid UTF-8 and cannot be sent in JSON; request it in binary"
         ) from None
 
 
 def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
-    """Return True if nested arrays have a shape, judged by the brackets and commas of their text."""
+    """Return True if nested arrays have a shape, judging by the brackets and commas of their text."""
     if count_of(shape) == 0 or _has_empty(text):
-        # An empty axis hides those inside it.
-        bare = text.translate(None, _BLANK)
+        bare = text.translate(None, _BLANK)  # An empty axis hides those inside it.
         return 0 in shape and (bare == b"[]" or _is_skeleton(bare, shape[: list(shape).index(0) + 1]))
     return _is_skeleton(bare, shape)
 
 
 def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
-    """Return True if a text has a shape's brackets and commas. Lengths come first, as a shape may name any number of elements."""
+    """Return True if a text has a shape's brackets and commas. Lengths are compared first, because a shape may be of any size."""
     arrays = sum(math.prod(shape[:axis]) for axis in range(len(shape)))
     commas = sum(math.prod(shape[:axis]) * max(shape[axis] - 1, 0) for axis in range(len(shape)))
     return len(bare) == 2 * arrays + commas and bare == _skeleton(shape)
@@ -307,7 +308,7 @@ def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
 def _refuse_empty(text: bytes, name: str) -> None:
     if _has_empty(text):
         raise NoTensors(
-            f"the input {quoted(name)} has arrays without elements, which are taken in up to {_MOST_WITH_EMPTY} bytes of JSON; leave them out"
+            f"the input {quoted(name)} has arrays without elements, which are accepted in at most {_MOST_WITH_EMPTY} bytes of JSON; leave them out"
         )
 
 
@@ -323,8 +324,8 @@ def _skeleton(shape: Sequence[int]) -> bytes:
 
 
 def _small_shape(text: bytes) -> tuple[int, ...]:
-    """Return the shape of nested arrays with an empty axis; () if there is none."""
-    if len(text) > PAGE:  # Reading them later shows if all of them are empty.
+    """Return the shape of nested arrays with an empty axis, or () if they have none."""
+    if len(text) > PAGE:  # When they are read later, it will turn out whether all of them are empty.
         return (*shape_of(text.translate(None, _BLANK).replace(b"[]", b"0")), 0)
     try:
         layer: list[Any] = _read_any(text)
@@ -341,7 +342,7 @@ def _small_shape(text: bytes) -> tuple[int, ...]:
 
 
 def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
-    """Yield the data of the numbers in a text whose brackets have been checked."""
+    """Yield the numbers in a text, whose brackets have been checked, as data."""
     place = 0
     for page in _pages(text.translate(_BRACKETS)):
         try:
@@ -360,7 +361,6 @@ def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
 
 
 def _pages(text: bytes) -> Iterator[bytes]:
-    """Yield pieces of a list of numbers, cut at commas."""
     begin, end = 0, len(text)
     while begin < end:
         cut = begin + PAGE * 8
@@ -372,12 +372,12 @@ def _pages(text: bytes) -> Iterator[bytes]:
 
 
 def _placed(exc: Exception, place: int) -> str:
-    """Return a decoder's message with the position in all data, not just in the page."""
+    """Return a decoder's message, with the position in the whole data rather than in the page."""
     return re.sub(r" - at `\$\[(\d+)\]`", lambda match: f", at element {place + int(match[1])}", str(exc))
 
 
 def _packed(numbers: list[Any], datatype: str) -> bytes:
-    """Return the data of numbers. Raises OverflowError if one is out of range."""
+    """Return numbers as data. Raises OverflowError if one is out of range."""
     if (
         datatype in ("FP32", "BF16")
         and numbers
@@ -398,11 +398,11 @@ def _beginning(element: object) -> str:
 
 
 def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
-    """Return the data of a tensor of BYTES, from a nested or flat array of texts."""
+    """Return the data of a tensor of BYTES, from a nested or flat array of strings."""
     try:
         layer: list[Any] = _read_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise NoTensors(f"the data of the input {quoted(name)} are not an array of texts: {exc}") from None
+        raise NoTensors(f"the data of the input {quoted(name)} are not an array of strings: {exc}") from None
     sizes = [len(layer)]
     while layer and isinstance(layer[0], list):
         if not all(isinstance(part, list) and len(part) == len(layer[0]) for part in layer):
@@ -419,12 +419,11 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
             f"the input {quoted(name)} has {len(layer)} elements of {BYTES}; at most {MOST_ELEMENTS} are allowed"
         )
     if wrong := next(((place, element) for place, element in enumerate(layer) if not isinstance(element, str)), None):
-        raise NoTensors(f"element {wrong[0]} of the input {quoted(name)} is {_beginning(wrong[1])}; expected a text")
+        raise NoTensors(f"element {wrong[0]} of the input {quoted(name)} is {_beginning(wrong[1])}; expected a string")
     return join_elements(element.encode() for element in layer)
 
 
 def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[bytes]:
-    """Return the data of a tensor of BYTES, from a long text that is valid JSON."""
     count, pages = count_of(shape), Pages(text, known=True, reach=PAGE * 4)
     bare, data, known = [], [], 0
     for page in pages:
@@ -436,15 +435,15 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
         try:
             data.append(join_elements([element.encode() for element in _read_texts(b"[%b]" % b",".join(texts))]))
         except msgspec.MsgspecError as exc:
-            raise NoTensors(f"the data of the input {quoted(name)} are not an array of texts: {exc}") from None
+            raise NoTensors(f"the data of the input {quoted(name)} are not an array of strings: {exc}") from None
         bare.append(drop_strings(b"", page))
         yield 0
     skeleton = b",".join(bare).translate(None, _BLANK)
     if skeleton.translate(None, b"[],"):
-        raise NoTensors(f"the data of the input {quoted(name)} are not an array of texts; expected only texts")
+        raise NoTensors(f"the data of the input {quoted(name)} are not an array of strings; expected only strings")
     if known != count or (not _is_skeleton(skeleton, (count,)) and not _is_skeleton(skeleton, shape)):
         raise NoTensors(
-            f"the data of the input {quoted(name)} are {known} texts, which don't match its shape {shown_shape(shape)}"
+            f"the data of the input {quoted(name)} are {known} strings, which don't match its shape {shown_shape(shape)}"
         )
     return b"".join(data)
 
@@ -454,9 +453,9 @@ def _hollow(shape: Sequence[int]) -> list[Any]:
 
 
 def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a JSON value: nested arrays of one or several rows, or an object of such arrays by name.
+    """Return the tensors of a JSON value, which is one or several rows as nested arrays, or an object with such arrays by name.
 
-    Raises NoTensors if the value has none, or doesn't fit `specs`, the model's inputs, or these are unknown (empty)."""
+    Raises NoTensors if the value has none, if it doesn't fit `specs`, the model's inputs, or if these are unknown (empty)."""
     return finish(tensors_in_steps(value, specs))
 
 
@@ -469,8 +468,8 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
     text = _encode(value) if isinstance(value, str) else bytes(value)
     if not specs:
         raise NoTensors(
-            "which arrays the model takes is not known: give its target an `example` or `inputs`, or name datatype and shape by the "
-            "Open Inference Protocol (/v2)"
+            "it is not known which arrays the model takes: give its target an `example` or `inputs`, or specify datatype and shape with "
+            "the Open Inference Protocol (/v2)"
         )
     tensors = []
     single = None
@@ -483,7 +482,7 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
         yield 0
         if single is not None and alone is not single:
             raise NoTensors(
-                f"the input {quoted(spec.name)} has {'no' if alone else 'an'} axis of rows, other than those before it"
+                f"the input {quoted(spec.name)} has {'no' if alone else 'an'} axis of rows, unlike those before it"
             )
         single = alone
         full = (1, *shape) if alone else shape
@@ -501,12 +500,12 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
 def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorSpec, bytes]]]:
     if text[:1] != b"{" or (len(specs) == 1 and not specs[0].shape):
         if len(specs) != 1:
-            raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
+            raise NoTensors(f"expected an object with arrays by name; the model takes {shown_specs(specs)}")
         return [(specs[0], text)]
     arrays = yield from members(text, MOST_TENSORS)
     if arrays is None:
         raise NoTensors(
-            f"the input has more than {MOST_TENSORS} members, which are the most; the model takes {shown_specs(specs)}"
+            f"the input has more than {MOST_TENSORS} members, which is the limit; the model takes {shown_specs(specs)}"
         )
     if missing := [spec for spec in specs if spec.name not in arrays]:
         raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
@@ -516,7 +515,7 @@ def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorS
 
 
 def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
-    """Return a short vector, or short rows of vectors, as shape, True if it is one row, and data; None if undecided."""
+    """Parse a short vector, or a few short rows. Returns shape, True if it is a single row, and data. None if it is anything else."""
     if len(spec.shape) != 1 or spec.datatype not in _TYPECODES:
         return None
     reader, nested = _READERS[spec.datatype]
@@ -533,7 +532,7 @@ def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, b
 
 
 def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of nested arrays, and True if they are one row without an axis of rows. Raises NoTensors."""
+    """Return the shape of nested arrays, and True if they are a single row without a row axis. Raises NoTensors."""
     shape = shape_of(text) if text[:1] == b"[" else ()
     if len(shape) == len(spec.shape) and (shape or text[:1] not in b"[{"):
         return shape, True

@@ -5,10 +5,10 @@
     data of each tensor in turn
 
 Each tensor's data begin at a multiple of ALIGNED bytes. Gaps, and the end after the last data, are filled with zeros. Numbers are
-little-endian, in row-major order. A tensor of BYTES has its elements in the binary form of the Open Inference Protocol: each
-follows its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape counts the
-rows, and is equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis, which JSON
-leaves out.
+little-endian, in row-major order. Elements of a BYTES tensor are in the binary form of the Open Inference Protocol: each follows its
+length, which takes 4 bytes, little-endian. A tensor of JSON contains JSON texts in that form. The first axis of each shape counts
+the rows, and has the same length in all tensors of a value. `single` marks a value with one row whose reader doesn't expect a row
+axis. JSON leaves it out.
 
 Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data"."""
 
@@ -26,7 +26,7 @@ import msgspec
 from headway.core.excerpt import excerpt
 from headway.model import Octets, Tensors, TensorSpec, Value
 
-# Bytes of one element by datatype; 0 if elements differ. JSON exists only inside Headway. Clients see BYTES.
+# Bytes per element, by datatype; 0 if elements differ. JSON is used only inside Headway. Clients see BYTES.
 SIZES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0, "JSON": 0,
@@ -34,21 +34,21 @@ SIZES = {
 BYTES, JSON = "BYTES", "JSON"
 ALIGNED = 16
 LENGTH_BYTES = 4
-MOST_TENSORS = 64  # Limit on the tensors of a value.
+MOST_TENSORS = 64  # Limit on the number of tensors in a value.
 MOST_AXES = 32  # Limit on the axes of a tensor.
-MOST_ELEMENTS = 1 << 16  # Limit on elements of BYTES in a request. Even an empty one takes far longer than numbers.
-_SHORT = 1024  # Limit in bytes on headers that are cached.
+MOST_ELEMENTS = 1 << 16  # Limit on the BYTES elements in a request. Even an empty one takes far longer than numbers.
+_SHORT = 1024  # Headers of up to this many bytes are cached.
 _MOST_SHOWN = 8
 _NAME = attrgetter("name")
-_LARGEST = 1 << 40  # More elements than any value holds.
-_MOST_EMPTY = 1 << 16  # Limit on empty arrays of a tensor without elements, as they take no bytes of a request.
+_LARGEST = 1 << 40  # More elements than any value has.
+_MOST_EMPTY = 1 << 16  # Limit on the empty arrays in a tensor without elements. They take no bytes in a request.
 
 _encode = msgspec.msgpack.Encoder().encode
 _LENGTH = struct.Struct("<I")
 _read_length, _write_length = _LENGTH.unpack_from, _LENGTH.pack
 
 
-# Binary digits of the whole numbers that a datatype holds without gaps.
+# Number of bits of the integers that a datatype can hold without gaps.
 _DIGITS = {
     "UINT8": 8, "UINT16": 16, "UINT32": 32, "UINT64": 64, "INT8": 7, "INT16": 15, "INT32": 31, "INT64": 63,
     "BF16": 8, "FP16": 11, "FP32": 24, "FP64": 53,
@@ -57,7 +57,7 @@ _FLOATS = ("BF16", "FP16", "FP32", "FP64")
 
 
 class NoTensors(ValueError):
-    """The tensors are damaged, or a model doesn't take them. The text is a sentence without its full stop."""
+    """The tensors are damaged, or a model doesn't take them. The message is a sentence without a full stop."""
 
 
 class TensorHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -87,21 +87,21 @@ class Tensor(NamedTuple):
 
 
 _decode = msgspec.msgpack.Decoder(Header).decode
-_often_decode = lru_cache(maxsize=256)(_decode)  # Cached, as many requests have the same header.
+_often_decode = lru_cache(maxsize=256)(_decode)  # Cached, because many requests have the same header.
 
 
 def count_of(shape: Iterable[int]) -> int:
-    """Return the number of elements of a shape."""
+    """Return the number of elements in a shape."""
     return math.prod(shape)
 
 
 def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
-    """Pack tensors with the same number of rows, copying each once. If `single`, readers see one row, without the axis of rows."""
+    """Pack tensors with the same number of rows, copying each once. If `single`, readers see one row without a row axis."""
     return Tensors(b"".join(packed(tensors, single=single)))
 
 
 def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | memoryview]:
-    """Return the pieces of packed tensors; see `pack`."""
+    """Return packed tensors in pieces; see `pack`."""
     pieces: list[bytes | memoryview] = [opening([tensor.head for tensor in tensors], single=single)]
     for tensor in tensors:
         size = len(tensor.data) if isinstance(tensor.data, bytes) else tensor.data.nbytes
@@ -110,25 +110,24 @@ def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | m
 
 
 def opening(heads: Sequence[TensorHead], *, single: bool = False) -> bytes:
-    """Return the bytes before the data of packed tensors; see `pack`."""
+    """Return what precedes the data in packed tensors; see `pack`."""
     short = sum([len(head.name) for head in heads]) <= _SHORT
     return (_often_opening if short else _opening)(single, tuple(heads))
 
 
 def header_of(value: Octets) -> Header:
-    """Return the header of packed tensors. Raises NoTensors if damaged."""
+    """Return the header of packed tensors. Raises NoTensors if it is damaged."""
     return _header(value.content)[0]
 
 
 def opening_of(content: bytes) -> bytes:
-    """Return the bytes before the data of packed tensors, which are equal for equal headers; empty if they are many."""
+    """Return the bytes before the data in packed tensors. They are the same for the same headers. Empty if they are long."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     return bytes(content[: end + -end % ALIGNED]) if end < _SHORT else b""
 
 
 def canonical(value: Octets) -> bytes:
-    """Return bytes that are equal for tensors that mean the same. A model with one input takes it under any name, so the name of an
-    only tensor means nothing."""
+    """Return bytes that are the same for tensors that mean the same. A single tensor's name doesn't matter: it isn't checked."""
     header, start = _header(value.content)
     if len(header.heads) != 1:
         return value.content
@@ -142,7 +141,7 @@ def rows_of(value: Value) -> int:
 
 
 def unpack(value: Octets) -> list[Tensor]:
-    """Return the tensors of a value, as views of its bytes. Raises NoTensors if the value is damaged."""
+    """Return the tensors in a value, as views of its bytes. Raises NoTensors if the value is damaged."""
     content = memoryview(value.content)
     header, at = _header(value.content)
     tensors = []
@@ -154,16 +153,16 @@ def unpack(value: Octets) -> list[Tensor]:
             )
         length = size * count_of(head.shape) if size else length_of_elements(content[at:], count_of(head.shape))
         if length < 0 or length > len(content) - at:
-            raise NoTensors(f"the data of the tensor {quoted(head.name)} end too soon")
+            raise NoTensors(f"the data of the tensor {quoted(head.name)} are truncated")
         tensors.append(Tensor(head, content[at : at + length]))
         at += length + -length % ALIGNED
     if at != len(content):
-        raise NoTensors("the tensors have data left over")
+        raise NoTensors("there are data left over after the last tensor")
     return tensors
 
 
 def length_of_elements(data: bytes | memoryview, count: int) -> int:
-    """Return the bytes of the first `count` elements of BYTES in some data; -1 if there are fewer."""
+    """Return how many bytes the first `count` BYTES elements in some data take, or -1 if there are fewer."""
     at, last = 0, len(data) - LENGTH_BYTES
     for _ in range(count):
         if at > last:
@@ -173,12 +172,12 @@ def length_of_elements(data: bytes | memoryview, count: int) -> int:
 
 
 def split_elements(data: bytes | memoryview) -> list[bytes]:
-    """Return the elements of a tensor of BYTES. Raises NoTensors if damaged."""
+    """Return the elements of a BYTES tensor. Raises NoTensors if it is damaged."""
     return [element for page in pages_of_elements(data, len(data)) for element in page]
 
 
 def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[bytes]]:
-    """Yield the elements of a tensor of BYTES, up to `most` at a time. Raises NoTensors if damaged."""
+    """Yield the elements of a BYTES tensor, up to `most` at a time. Raises NoTensors if it is damaged."""
     page: list[bytes] = []
     at, end, count = 0, len(data), 0
     while at < end:
@@ -197,7 +196,7 @@ def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[byte
 
 
 def join_elements(elements: Iterable[bytes]) -> bytes:
-    """Return the data of a tensor of BYTES."""
+    """Return elements as the data of a BYTES tensor."""
     elements = list(elements)
     pieces = [b""] * (2 * len(elements))
     pieces[::2], pieces[1::2] = map(_write_length, map(len, elements)), elements
@@ -205,12 +204,12 @@ def join_elements(elements: Iterable[bytes]) -> bytes:
 
 
 def specs_of(value: Octets) -> tuple[TensorSpec, ...]:
-    """Return the specifications that a value suggests. Raises NoTensors if it is damaged."""
+    """Return specifications that fit a value. Raises NoTensors if it is damaged."""
     return tuple(TensorSpec(head.name, head.datatype, head.shape[1:]) for head in header_of(value).heads)
 
 
 def check_data(head: TensorHead, size: int) -> None:
-    """Check the size in bytes of a tensor's data, unless it is of BYTES. Raises NoTensors."""
+    """Check the size in bytes of a tensor's data. BYTES tensors aren't checked. Raises NoTensors."""
     expected = SIZES[head.datatype] * count_of(head.shape)
     if size != expected:
         raise NoTensors(
@@ -227,12 +226,12 @@ def _holds(datatype: str, other: str) -> bool:
     return is_signed and _DIGITS[datatype] >= _DIGITS[other]
 
 
-# Datatypes accepted for each: itself, and all whose numbers it holds.
+# Datatypes that are accepted for each datatype: itself, and all whose numbers it can hold.
 _TAKEN = {datatype: frozenset(other for other in SIZES if _holds(datatype, other)) for datatype in SIZES}
 
 
 def _remedy(sent: str, taken: str) -> str:
-    """Return a sentence on what to send instead of numbers that would be rounded or cut off."""
+    """Return a sentence that says what to send instead of numbers that would be rounded or cut off."""
     if sent not in _DIGITS or taken not in _DIGITS:
         return ""
     name = taken.lower().replace("fp", "float")
@@ -241,9 +240,9 @@ def _remedy(sent: str, taken: str) -> str:
 
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
     """Check one input of a request against a model's specifications, if known. Raises NoTensors if there is no such input, or the
-    model takes another datatype or shape.
+    model takes a different datatype or shape.
 
-    A narrower datatype is accepted if the model's holds all its numbers. It travels as it is, and the worker converts it."""
+    A narrower datatype is accepted if the model's can hold all its numbers. It is sent as it is, and the worker converts it."""
     name = quoted(head.name)
     if head.datatype not in SIZES or head.datatype == JSON:
         known = ", ".join(datatype for datatype in SIZES if datatype != JSON)
@@ -252,16 +251,16 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
         raise NoTensors(f"the input {name} has {len(head.shape)} axes; at most {MOST_AXES} are allowed")
     if not head.shape or min(head.shape) < 0 or count_of(head.shape) > _LARGEST:
         raise NoTensors(
-            f"the input {name} has the shape {shown_shape(head.shape)}; expected the number of rows, and the axes of a row behind it"
+            f"the input {name} has the shape {shown_shape(head.shape)}; expected the number of rows, followed by the axes of a row"
         )
     if 0 in head.shape and math.prod(size or 1 for size in head.shape) > _MOST_EMPTY:
         raise NoTensors(
-            f"the input {name} has the shape {shown_shape(head.shape)}, which has no elements; leave it out, or send some"
+            f"the input {name} has the shape {shown_shape(head.shape)}, which has no elements; leave the input out, or send some"
         )
     if not specs:
         return
     spec = next((spec for spec in specs if spec.name == head.name), None)
-    if spec is None and len(specs) == 1:  # A model with one input takes it under any name.
+    if spec is None and len(specs) == 1:  # A model with one input accepts it under any name.
         spec = specs[0]
     if spec is None:
         raise NoTensors(f"there is no input {name}; the model takes {shown_specs(specs)}")
@@ -276,14 +275,14 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
 
 
 def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
-    """Return True if a row fits a shape, in which -1 is any size."""
+    """Return True if a row fits a shape, in which -1 stands for any size."""
     return len(row) == len(shape) and all(want in (-1, got) for want, got in zip(shape, row, strict=True))
 
 
 def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:
     """Check the inputs of a request against a model's specifications, and return them under the names given there.
 
-    Raises NoTensors if an input is missing, repeated, unknown, or of a wrong datatype or shape, or if numbers of rows differ."""
+    Raises NoTensors if an input is missing, repeated, unknown, or has a wrong datatype or shape, or if the numbers of rows differ."""
     if len(heads) == len(specs) and list(map(_NAME, heads)) == list(map(_NAME, specs)):
         return _often_checked(tuple(heads), tuple(specs))
     return _checked(heads, specs)
@@ -298,7 +297,7 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
         raise NoTensors(f"the request has {elements} elements of {BYTES}; at most {MOST_ELEMENTS} are allowed")
     names = [head.name for head in heads]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise NoTensors(f"the input {quoted(twice)} is there {names.count(twice)} times; expected it once")
+        raise NoTensors(f"the input {quoted(twice)} is given {names.count(twice)} times; expected it once")
     if specs:
         if missing := [spec for spec in specs if spec.name not in names] if len(specs) > 1 else []:
             raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
@@ -314,11 +313,11 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
     return (TensorHead(specs[0].name, heads[0].datatype, heads[0].shape),) if len(specs) == 1 else tuple(heads)
 
 
-_often_checked = lru_cache(maxsize=256)(_checked)  # Cached, as many requests have inputs of the same shapes.
+_often_checked = lru_cache(maxsize=256)(_checked)  # Cached, because many requests have inputs of the same shapes.
 
 
 def shown(value: Octets) -> str:
-    """Return a description of a value for people: its tensors with their shapes, without numbers."""
+    """Describe a value for people: its tensors with their shapes, but without numbers."""
     try:
         return f"tensors: {shown_heads(header_of(value).heads)}"
     except NoTensors as exc:
@@ -326,7 +325,7 @@ def shown(value: Octets) -> str:
 
 
 def shown_spec(spec: TensorSpec) -> str:
-    """Return a specification for messages, with the axis of the rows."""
+    """Return a specification for messages, including the row axis."""
     return f"{quoted(spec.name)}, {spec.datatype} of shape {shown_shape((-1, *spec.shape))}"
 
 
@@ -337,7 +336,7 @@ def shown_specs(specs: Sequence[TensorSpec]) -> str:
 
 
 def shown_heads(heads: Sequence[TensorHead]) -> str:
-    """Return the heads of tensors as text for a message."""
+    """Return tensor heads as a string for a message."""
     return "; ".join(
         f"{quoted(head.name)}, {head.datatype} of shape {shown_shape(head.shape)}" for head in heads[:_MOST_SHOWN]
     )

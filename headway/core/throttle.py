@@ -61,10 +61,6 @@ class SharedBucket:
         self._order: list[tuple[float, str]] = []
 
     @property
-    def tenants(self) -> int:
-        return len(self._done)
-
-    @property
     def level(self) -> float:
         """Level of all tenants together, as a multiple of the burst."""
         return self._sum - self._weight * self._virtual

@@ -1,12 +1,12 @@
 """Traces: the W3C header fields `traceparent` and `tracestate`, the traces that entries carry, and the sampling of requests.
 
-A malformed `traceparent` is ignored, as the recommendation says. Its request begins a new trace, and never fails because of it. A
-`tracestate` counts only beside a valid `traceparent`.
+As the recommendation says, a malformed `traceparent` is ignored: the request begins a new trace, and never fails because of it. A
+`tracestate` counts only next to a valid `traceparent`.
 
-Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio agree
-about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a geometric distribution,
-so that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled request gets an id that ends
-below the bound."""
+Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio make
+the same decision about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a
+geometric distribution, so that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled
+request gets an id that ends below the bound."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from headway.model import CarriedTrace, TraceContext
 from headway.model.request import RANDOM, SAMPLED
 
 MOST_MEMBERS = 32  # Limit on the members of a `tracestate`. One with more is dropped.
-MOST_STATE = 512  # Limit on the characters of a `tracestate` that are passed on. Members beyond it are left out whole.
-LONG_MEMBER = 128  # Length in characters from which members are left out first.
+MOST_STATE = 512  # Limit on the characters of a `tracestate` that are passed on. Members are never cut, only left out.
+LONG_MEMBER = 128  # Members with at least this many characters are left out first.
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[ -~]*)?")
 _MEMBER = re.compile(rb"[a-z0-9][a-z0-9_*/@-]{0,255}=(?:[ -+\--<>-~]{0,255}[!-+\--<>-~])")
@@ -28,8 +28,8 @@ _HEAD = 16 + 8 + 1 + 8
 
 
 def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None:
-    """Return the place in a trace that a request names by `traceparent`. Return None if the field is empty or
-    malformed. `state` has the values of all `tracestate` fields, joined by commas."""
+    """Return the position in a trace that a request's `traceparent` gives, or None if the field is empty or malformed.
+    `state` consists of the values of all `tracestate` fields, joined by commas."""
     match = _PARENT.fullmatch(parent)
     if match is None:
         return None
@@ -43,7 +43,7 @@ def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None
 
 
 def read_trace_state(value: bytes) -> str:
-    """Return a `tracestate` as it is passed on; empty if it is malformed or has too many members."""
+    """Return a `tracestate` in the form to pass on. Empty if it is malformed or has too many members."""
     members = [part for part in (part.strip(b" \t") for part in value.split(b",")) if part]
     if len(members) > MOST_MEMBERS or not all(map(_MEMBER.fullmatch, members)):
         return ""
@@ -54,7 +54,7 @@ def read_trace_state(value: bytes) -> str:
 
 
 def _within(members: list[bytes], most: int) -> list[bytes]:
-    """Return members of up to `most` characters in all. Long members are left out first, then the last, which are the oldest."""
+    """Drop members until the rest fit into `most` characters in total. Long members go first, then the last ones, the oldest."""
     for least in (LONG_MEMBER, 0):
         for at in range(len(members) - 1, -1, -1):
             if sum(map(len, members)) + len(members) - 1 <= most:
@@ -70,7 +70,7 @@ def traceparent(context: TraceContext) -> str:
 
 
 def trace_fields(context: TraceContext | None) -> dict[str, str]:
-    """Return the header fields that pass a context on; no fields if the context is None."""
+    """Return the header fields that pass a context on; none if the context is None."""
     if context is None:
         return {}
     state = {"tracestate": context.state} if context.state else {}
@@ -78,14 +78,14 @@ def trace_fields(context: TraceContext | None) -> dict[str, str]:
 
 
 def pack_carried(carried: CarriedTrace) -> bytes:
-    """Pack the trace that an entry carries into bytes. The broker stores these bytes without reading them."""
+    """Pack the trace that an entry carries. The broker stores the bytes without reading them."""
     context = carried.context
     sent_at = carried.sent_at.to_bytes(8, "big")
     return b"".join((context.trace_id, context.span_id, bytes((context.flags,)), sent_at, context.state.encode()))
 
 
 def read_carried(packed: bytes) -> CarriedTrace | None:
-    """Unpack the trace that an entry carries; None if it carries none that this release can read."""
+    """Unpack the trace that an entry carries. Returns None if it carries none that this release can read."""
     if len(packed) < _HEAD:
         return None
     context = TraceContext(packed[:16], packed[16:24], packed[24], packed[_HEAD:].decode("ascii", "replace"))
@@ -93,12 +93,12 @@ def read_carried(packed: bytes) -> CarriedTrace | None:
 
 
 def trace_field(packed: bytes) -> dict[str, str]:
-    """Return the log field that names the trace of an entry; none if it carries none."""
+    """Return the log field with an entry's trace id, or no field if the entry carries no trace."""
     return {"trace_id": trace_id_of(packed)} if packed else {}
 
 
 def trace_id_of(packed: bytes) -> str:
-    """Return the trace id of a carried trace in hexadecimal, as the log and metrics show it."""
+    """Return the id of a carried trace in hexadecimal, as in the log and metrics."""
     return packed[:16].hex()
 
 
@@ -107,20 +107,20 @@ _MOST_LEFT_OUT = 1 << 62  # Limit on the requests that are skipped in one draw.
 
 
 class Sampler:
-    """Sampler of a share of the traces, 0 to 1, where the decision is made here. If it `follows`, it adopts the decision of the
-    parent span that a request names. `bits` returns so many random bits."""
+    """Samples a share (0 to 1) of the traces for which the decision is made here. If it `follows`, it adopts the decision of the
+    parent span that a request names. `bits(n)` returns n random bits."""
 
     __slots__ = ("_bits", "_bound", "_follows", "_left_out", "_ratio", "due")
 
     def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
         self._ratio, self._follows, self._bits = ratio, follows, bits
         self._bound = round(ratio * _ALL)
-        # Number of the next sampled request, if it names no parent. `draws` need not be called for earlier requests.
+        # Number of the next sampled request that names no parent. `draws` need not be called for earlier requests.
         self._left_out, self.due = self._draw(), 1 + self._draw()
 
     def draws(self, number: int) -> bool:
-        """Return True if the request with this new number is sampled, if it names no parent. Numbers grow from 1. Skipped numbers
-        count as requests, so that each request keeps the same chance."""
+        """Return True if the request with this new number is sampled, provided that it names no parent. Numbers increase from 1.
+        Skipped numbers count as requests, so that each request has the same chance."""
         while self.due < number:
             self.due += 1 + self._draw()
         if self.due > number:
@@ -129,8 +129,8 @@ class Sampler:
         return True
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Return the context of the first span of a request without a number; None if the request isn't sampled.
-        `parent` is the context that the client sent, if any."""
+        """Return the context of the first span of a request that has no number, or None if the request isn't sampled. `parent` is
+        the context that the client sent, if any."""
         if parent is None:
             if self._left_out:
                 self._left_out -= 1
@@ -142,7 +142,6 @@ class Sampler:
         return TraceContext(parent.trace_id, self.span_id(), parent.flags | SAMPLED, parent.state)
 
     def _draw(self) -> int:
-        """Return the number of requests to skip before the next sample."""
         if not self._bound:
             return _MOST_LEFT_OUT
         if self._ratio >= 1:
@@ -151,7 +150,7 @@ class Sampler:
         return min(int(math.log(share) / math.log1p(-self._ratio)), _MOST_LEFT_OUT)
 
     def first(self) -> TraceContext:
-        """Return the context of the first span of a new trace whose id ends below the bound."""
+        """Return the context of the first span of a new trace. Its id ends below the bound."""
         low = self._bits(64) * self._bound >> 64
         return TraceContext((self._bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
 

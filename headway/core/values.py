@@ -1,7 +1,7 @@
 """Values, from their JSON text and back; see `headway.model.Value`.
 
-A JSON text is validated without being built, as a text of 1 MB may stand for half a million objects, which would block everybody
-else while they are made and freed. Only the worker that runs the input builds it."""
+A JSON text is validated, but no objects are built from it. A text of 1 MB may stand for half a million objects, and creating and
+freeing these would block everybody else. Only the worker that runs the input builds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.core import parameters, tensor_json, tensors
 from headway.core.json_pages import PAGE, Pages, Steps, TooDeep, levels_of
 from headway.model import Tensors, TensorSpec, Value, kind_of
 
-MAX_DEPTH = 100  # Deepest nesting of a value, as a worker must be able to build whatever was accepted.
+MAX_DEPTH = 100  # Deepest nesting of a value. A worker must be able to build whatever was accepted.
 
 _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -27,11 +27,11 @@ _GOOD = re.compile(
 )  # Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000.
 _LONGEST_ESCAPE = 12
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG = b"0" * 200  # Digits of a number that may be out of range even with an exponent of two digits.
+_LONG = b"0" * 200  # A number with this many digits may be out of range even if its exponent has only two digits.
 # Number without its sign that may be out of range.
 _EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.]++[eE]\+?[0-9]{3,}+)")
-MOST_DIGITS = 4300  # Limit on digits of an integer that Python reads.
-MOST_EXTREME = 1000  # Extreme numbers of a value that are checked on admission. The worker checks any others.
+MOST_DIGITS = 4300  # Limit on the digits of an integer that Python parses.
+MOST_EXTREME = 1000  # Number of extreme numbers in a value that are checked on admission. The worker checks any others.
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
@@ -43,14 +43,14 @@ class NoValue(ValueError):
     """The JSON text isn't an acceptable value. Says why."""
 
 
-_LONE_REASON = "holds a lone surrogate, which is not text"
-_NUL_REASON = "holds U+0000, which not every model can hold"
+_LONE_REASON = "contains a lone surrogate, which is not text"
+_NUL_REASON = "contains U+0000, which not every model can handle"
 
 
 def read(text: bytes) -> Value:
     """Return the value of a JSON text. Raises msgspec.MsgspecError or UnicodeDecodeError if it isn't valid JSON, and NoValue if it
-    holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Hundreds of brackets in its texts
-    may count as levels, too.)"""
+    contains U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Hundreds of brackets in its
+    strings may count as levels, too.)"""
     text = text.strip(b" \t\r\n")
     _check(text)
     if text[:1] == b'"':
@@ -81,7 +81,7 @@ def read_in_steps(text: bytes, *, known: bool = False) -> Steps[Value]:
 
 
 def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[int]:
-    """Check levels and numbers of a long JSON text. Returns how many numbers may be out of range. Raises what `read` does."""
+    """Check the nesting and numbers of a long JSON text. Returns how many numbers may be out of range. Raises like `read`."""
     pages, extreme = Pages(text, known=known), 0
     try:
         for page in pages:
@@ -96,19 +96,18 @@ def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[in
 
 
 def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
-    """Return the members of a JSON object, unbuilt. Raises msgspec.MsgspecError if the text isn't one, and NoValue if it has a
-    number out of range, more extreme numbers than are checked, or more levels than `deepest`."""
+    """Return the members of a JSON object without decoding them. Raises msgspec.MsgspecError if the text isn't an object, and NoValue
+    if it has a number out of range, more extreme numbers than are checked, or more levels than `deepest`."""
     members = _read_members(text)
     if _check_numbers(text) > MOST_EXTREME:
-        raise NoValue(f"holds more than {MOST_EXTREME} numbers so large or long that each needs a check")
+        raise NoValue(f"contains more than {MOST_EXTREME} numbers so large or long that each needs a check")
     if text.count(b"[") + text.count(b"{") > deepest and _depth(text, deepest) > deepest:
         raise NoValue(f"is nested deeper than {deepest} levels")
     return members
 
 
 def build(value: Value) -> object:
-    """Build a Python object from a value: base64 text from octets, nested lists from tensors. Raises msgspec.MsgspecError if a
-    number in it is out of range."""
+    """Build a Python object: a base64 string from octets, nested lists from tensors. Raises MsgspecError for a number out of range."""
     if isinstance(value, Tensors):
         return msgspec.json.decode(as_json(value))
     return parameters.decode(value) if isinstance(value, bytes) else shown(value)
@@ -122,8 +121,8 @@ def name_of(value: Value) -> str:
 
 
 def as_json(value: Value) -> bytes:
-    """Return the JSON text of a value: base64 for octets, nested arrays for tensors, with null for NaN and infinities. Raises
-    UnicodeEncodeError if a text holds a lone surrogate, and NoTensors if the tensors are damaged."""
+    """Return a value as JSON: base64 for octets, and nested arrays for tensors, with null for NaN and infinities. Raises
+    UnicodeEncodeError if a string contains a lone surrogate, and NoTensors if the tensors are damaged."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, Tensors):
@@ -140,14 +139,14 @@ def of_json(text: bytes) -> Value:
 
 
 def embedded(value: Value) -> str | msgspec.Raw:
-    """Return a value in the form that a JSON encoder takes."""
+    """Return a value in a form that a JSON encoder accepts."""
     if isinstance(value, str):
         return value
     return msgspec.Raw(value if isinstance(value, bytes) else as_json(value))
 
 
 def shown(value: Value) -> str:
-    """Return a value for people to read: a text as it is, octets in base64, tensors by their shapes, others as JSON."""
+    """Return a value for people to read: a string as it is, octets in base64, tensors by their shapes, others as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensors):
@@ -156,17 +155,17 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a value accepted before the model was known to take tensors. Raises NoTensors if it doesn't fit.
+    """Return a value that was accepted before the model was known to take tensors as tensors. Raises NoTensors if it doesn't fit.
 
-    `Predict` over gRPC sends tensors as JSON text, and other inputs as plain text, so a text may be either. If the model's only
-    input is one text, it is plain text."""
+    `Predict` over gRPC sends tensors as JSON, and other inputs as plain text, so a string may be either. If the model's only input
+    is a single string, it is plain text."""
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
     parsed = value
     if isinstance(value, str) and not takes_text:
         try:
             parsed = read(value.encode())
         except (ValueError, RecursionError):
-            parsed = value  # Refused as a text.
+            parsed = value  # It will be refused as a string.
     return tensor_json.tensors_of(parsed, specs)
 
 
@@ -178,12 +177,14 @@ def octets(value: Value) -> bytes:
 
 
 def canonical(value: Value) -> bytes:
-    """Return bytes that are equal for values that mean the same, and differ for others. A JSON text stays as it is if it is long or
-    holds a number out of range. Octets equal their text in base64."""
+    """Return bytes that are the same for values that mean the same, and differ for others. A JSON text isn't changed if it is long
+    or contains a number out of range. Octets are the same as their base64 string."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Tensors):
-        return b"\0\1" + tensors.canonical(value)  # Neither a text, without U+0000, nor JSON begins like this.
+        return b"\0\1" + tensors.canonical(
+            value
+        )  # Strings have no U+0000 and JSON can't start with it, so neither begins like this.
     if not isinstance(value, bytes):
         return octets(shown(value))
     try:
@@ -193,7 +194,7 @@ def canonical(value: Value) -> bytes:
 
 
 def room(value: Value) -> int:
-    """Return a limit on the bytes of a value in memory: four for each character of a text beyond ASCII."""
+    """Return an upper bound on a value's bytes in memory: four bytes per character for strings that aren't ASCII."""
     return 4 * len(value) if isinstance(value, str) and not value.isascii() else len(value)
 
 
@@ -220,14 +221,14 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
         reach = min(at + PAGE, size)
         match = _GOOD.match(text, at, reach)
         end = match.end() if match is not None else at
-        if end < reach - _LONGEST_ESCAPE or (reach == size and end < size):  # Not an escape cut by the page.
+        if end < reach - _LONGEST_ESCAPE or (reach == size and end < size):  # It isn't an escape cut by the page.
             raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
         at = end
         yield 0
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number out of range. Returns the number of extreme numbers, up to MOST_EXTREME + 1; the last isn't checked."""
+    """Raise NoValue for a number out of range. Returns the number of extreme numbers, up to MOST_EXTREME + 1. The last isn't checked."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0
@@ -242,7 +243,7 @@ def _check_numbers(text: bytes) -> int:
 
 
 def _depth(text: bytes, most: int) -> int:
-    """Return the nesting depth of a JSON text. Brackets in its strings are excluded only if the result might exceed `most`."""
+    """Return the nesting depth of a JSON text. Brackets in strings are excluded only if the result might otherwise exceed `most`."""
     levels = _levels(text)
     return levels if levels <= most or b'"' not in text else _levels(_STRING.sub(b"", text))
 

@@ -1,9 +1,9 @@
-"""Choice of the model version that answers a request: the version that the client names, or a version drawn by weight.
+"""Choice of the model version that answers a request: the one that the client names, or one drawn by weight.
 
-A version is there while it has a worker, and live while such a worker is healthy. Weights count among live and cold versions. Cold
-versions are loaded when drawn. Without weights each live version gets its part of the healthy slots. A version with weight 0
-drains, and takes nothing new. A version without a weight, if others have one, takes only requests that name it. If all weights are
-0, they only exclude versions, and the others share by slots. If none is left, the excluded versions serve."""
+A version is there if it has a worker, and live if one of its workers is healthy. Live and cold versions are drawn by their weights,
+and cold ones are loaded when drawn. Without any weights, each live version is drawn in proportion to its healthy slots. A version
+with weight 0 drains, and gets no new requests. If only some versions have a weight, the others get only requests that name them. If
+all weights are 0, they only exclude versions, and the others share by slots. If none is left, the excluded versions serve."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from itertools import accumulate
 
 from headway.model import WorkerInfo, WorkerStatus
 
-Weights = Mapping[str, float]  # Weights by version; empty: none are set.
+Weights = Mapping[str, float]  # Weights by version. Empty if none are set.
 
 _WEIGHT = re.compile(r"(?P<version>[A-Za-z0-9_.:/-]{1,128})=(?P<weight>[0-9]{1,9}(?:\.[0-9]{1,6})?)")
 
 
 class NoWeights(Exception):
-    """Raised if a text isn't a list of weights, with the reason."""
+    """The text isn't a list of weights; the message says why."""
 
 
 def read_weights(text: str) -> Weights:
-    """Return the weights in a text such as `3=95,4=5`; none in an empty one. Raises NoWeights if it isn't such a text."""
+    """Parse weights such as `3=95,4=5`. An empty text has none. Raises NoWeights if the text isn't a list of weights."""
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _WEIGHT.fullmatch(part)
@@ -41,7 +41,7 @@ def read_weights(text: str) -> Weights:
 
 
 class Versions:
-    """Versions of one model, as a gateway sees them. `slots` are those of live and cold versions, and `there` are all versions."""
+    """Versions of one model, as seen by a gateway. `slots` has the slots of live and cold versions, and `there` all versions."""
 
     __slots__ = ("_bounds", "_drawn", "_there", "_weights", "only")
 
@@ -59,41 +59,39 @@ class Versions:
             )
         self._drawn: Sequence[str] = sorted(shares)
         self._bounds = list(accumulate(shares[version] for version in self._drawn))
-        # The version for requests that name none, if there is just one.
+        # The version for requests that name none, if there is only one.
         self.only = self._drawn[0] if len(self._drawn) == 1 else None
 
     @property
     def open(self) -> Sequence[str]:
-        """Versions that are there and take requests."""
         return sorted(version for version in self._there if self._weights.get(version) != 0.0)
 
     @property
     def absent(self) -> Sequence[str]:
-        """Versions with a weight and without a worker."""
         return sorted(version for version, weight in self._weights.items() if weight and version not in self._there)
 
     def takes(self, version: str) -> bool:
         return version in self._there and self._weights.get(version) != 0.0
 
     def drawn(self, position: float) -> str:
-        """Return the version of a request that names none, given a position evenly spread over [0, 1)."""
+        """Return the version for a request that names none. `position` is evenly distributed over [0, 1)."""
         if not self._drawn:
             return ""
         return self._drawn[min(bisect_right(self._bounds, position * self._bounds[-1]), len(self._drawn) - 1)]
 
 
 def position_of(*names: str) -> float:
-    """Return the position in [0, 1) of a request that must get the same version whenever it is sent again."""
+    """Return the position in [0, 1) for a request that must get the same version each time it is sent."""
     hashed = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).digest()
     return math.ldexp(int.from_bytes(hashed[:6]), -48)
 
 
 def versions_of(workers: Iterable[WorkerInfo], weights: Weights) -> Versions | None:
-    """Return the versions of the model that these workers serve; None if no worker claims for a version."""
+    """Return the versions of the model that these workers serve, or None if no worker claims for a particular version."""
     slots: dict[str, int] = {}
     there: set[str] = set()
     for worker in workers:
-        if worker.status is WorkerStatus.HEALTHY:  # A worker that claims for any version gets its part, too.
+        if worker.status is WorkerStatus.HEALTHY:  # Workers that claim for any version get their part, too.
             slots[worker.version] = slots.get(worker.version, 0) + 1
         if worker.version and worker.status is WorkerStatus.COLD:
             slots.setdefault(worker.version, 0)

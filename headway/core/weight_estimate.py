@@ -1,8 +1,8 @@
 """Weight of an input by a function of the target, estimated from the input's length.
 
-The function runs beside the target, so only once a batch has arrived. As the queue needs weights earlier, it estimates them by a
-line in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of UTF-8, which
-a tokenizer cuts more evenly than characters, in any script."""
+The function runs next to the target, so only after a batch has arrived there. But the queue needs weights earlier. So it estimates
+them by a line in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of
+UTF-8. In any script, a tokenizer cuts these more evenly than characters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from headway.model import Value, WeightLine
 
-DECAY = 0.98  # Weight of the past at each new batch, so that about the last 50 count.
-MARGIN = 2.0  # Standard deviations of a full batch's weight by which the estimate is raised, so that few are too heavy.
-SPREAD = 0.5  # Variance of lengths needed for a slope. Below it the line goes through the origin.
+DECAY = 0.98  # Factor by which the past fades at each new batch, so that about the last 50 count.
+MARGIN = 2.0  # Standard deviations of a full batch's weight by which the estimate is raised, so that few batches are too heavy.
+SPREAD = 0.5  # Variance of lengths needed to fit a slope. Below it, the line goes through the origin.
 MOST_WEIGHT = 2_000_000_000  # Limit on the weight of an input or a batch.
-UNKNOWN = WeightLine(0.0, 1.0)  # Line of an unknown function: each octet weighs 1.
+UNKNOWN = WeightLine(0.0, 1.0)  # Line if the function is unknown: each octet weighs 1.
 
 
 def octets(value: Value) -> int:
@@ -26,13 +26,13 @@ def octets(value: Value) -> int:
 
 
 def estimated(line: WeightLine, value: Value) -> int:
-    """Return an input's weight by a line, at least 1."""
+    """Return an input's weight according to a line; at least 1."""
     weight = line.fixed + line.by_octet * octets(value)
     return int(min(max(weight, 1.0), MOST_WEIGHT))
 
 
 def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
-    """Return the mean of several processes' lines; None if there are none."""
+    """Return the mean of several processes' lines, or None if there are none."""
     known = list(lines)
     if not known:
         return None
@@ -40,10 +40,10 @@ def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
 
 
 class WeightEstimate:
-    """Knowledge of one process about a weight function.
+    """What one process knows about a weight function.
 
-    The line is fitted by least squares with decaying weights. It is raised so that a full batch, of at most `max_batch`
-    inputs, rarely exceeds `most`, the limit on its weight (0 for none)."""
+    The line is fitted by least squares with decaying weights. It is raised so that a full batch (at most `max_batch` inputs)
+    rarely exceeds `most`, the limit on its weight (0 for none)."""
 
     def __init__(self, function: str, most: int, max_batch: int) -> None:
         self.function, self.most = function, most
@@ -67,7 +67,7 @@ class WeightEstimate:
 
     @property
     def line(self) -> WeightLine | None:
-        """Line for weighing inputs before they run; None before the first run."""
+        """Line by which to weigh inputs before they run; None before the first run."""
         if not self._count:
             return None
         x, y = self._x / self._count, self.mean
@@ -79,10 +79,6 @@ class WeightEstimate:
         else:
             slope = max(together / spread, 0.0)
             fixed, off = y - slope * x, off - slope * together
-        deviation = math.sqrt(max(off, 0.0))
-        return WeightLine(fixed + self._margin(deviation), slope)
-
-    def _margin(self, deviation: float) -> float:
-        """Return the weight to add for each input, so that a full batch is raised by MARGIN of its standard deviations."""
-        full = min(self._max_batch, max(self.most / max(self.mean, 1.0), 1.0))
-        return MARGIN * deviation / math.sqrt(full) if self.most else 0.0
+        full = min(self._max_batch, max(self.most / max(y, 1.0), 1.0))
+        margin = MARGIN * math.sqrt(max(off, 0.0) / full) if self.most else 0.0
+        return WeightLine(fixed + margin, slope)

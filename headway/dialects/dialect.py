@@ -1,6 +1,6 @@
-"""Base of the dialects, each of which encodes batches for one kind of remote API and decodes its answers, and JSON lists.
+"""Base class of the dialects, and helpers for JSON lists. A dialect encodes batches for one kind of remote API and decodes its answers.
 
-Decoding a list stops at the first surplus element and skips unknown members, so a wrong answer costs next to nothing.
+Decoding a list stops at the first surplus element and skips unknown members, so an invalid answer costs almost nothing.
 
 Dialects are frozen structs that do no I/O, so they can be sent as JSON to the process that decodes large answers.
 """
@@ -22,20 +22,20 @@ Body = bytes | bytearray
 
 
 class NoOutputs(Exception):
-    """The answer doesn't have one output for each input. The message doesn't quote the answer."""
+    """The answer doesn't have one output for each input. The message never quotes the answer."""
 
 
 class NotSendable(Exception):
-    """The dialect cannot express the batch. The message says why."""
+    """The dialect can't represent the batch. The message says why."""
 
 
 class BadMetadata(Exception):
-    """Headway cannot send the remote model's inputs or read its outputs. The message says why, and what to do."""
+    """Headway can't send the remote model's inputs or read its outputs. The message says why, and what to do."""
 
 
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
-    """One request to a remote API: a GET request if the body is empty. `headers` are added to those of every request. `place` is a
-    URL or gRPC method, or empty for the URL or method of batches."""
+    """One request to a remote API; a GET if the body is empty. `headers` are sent in addition to the headers common to all
+    requests. `place` is a URL or gRPC method; if empty, the one used for batches."""
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
@@ -46,15 +46,16 @@ class Dialect(msgspec.Struct, frozen=True):
     """Base of all dialects."""
 
     path: ClassVar[str] = ""
-    """Pattern of the URL paths that imply this dialect. Empty if users must name the dialect."""
+    """Pattern of the URL paths that imply this dialect. Empty if users must choose the dialect by name."""
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
     """URL schemes. A scheme other than http and https implies the dialect."""
     shared_parameters: ClassVar[bool] = False
-    """True if a request has a single set of parameters. Then inputs with different parameters go in separate requests."""
+    """True if a request has a single set of parameters. Inputs with different parameters then go into separate requests."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Return the API at a URL. `model` is the remote model's name, or empty. Raises SettingError if they don't fit."""
+        """Return the API at a URL. `model` is the remote model's name, or empty. Raises SettingError if the URL or model doesn't
+        fit."""
         raise NotImplementedError
 
     @property
@@ -62,36 +63,37 @@ class Dialect(msgspec.Struct, frozen=True):
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode a batch of texts, or of tensors that differ only in their number of rows. `parameters` has a JSON object or b"" for
-        each input, all equal with `shared_parameters`. Raises UnicodeEncodeError if an input contains a lone surrogate, and
-        NotSendable if the dialect cannot express a parameter."""
+        """Encode a batch of texts, or of tensors that differ only in their number of rows. `parameters` has a JSON object or b""
+        for each input; with `shared_parameters`, all are identical. Raises UnicodeEncodeError if an input contains a lone
+        surrogate, and NotSendable if the dialect can't represent a parameter."""
         raise NotImplementedError
 
     def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
-        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input. The
-        first result gets the token count if the API reports one for the whole batch. Raises NoOutputs if the answer has another
-        number of outputs, or doesn't say to which inputs they belong.
+        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input. If
+        the API reports one token count for the whole batch, the first result gets it. Raises NoOutputs if the answer has a
+        different number of outputs, or doesn't say which inputs they belong to.
 
         `json_bytes` is the length of the JSON if binary data follow it, or -1 if unknown. `rows` has the number of rows of each
-        input, 0 for an input without a row axis, and is empty if no input has a row axis."""
+        input, 0 for an input without a row axis; it is empty if no input has a row axis."""
         raise NotImplementedError
 
     def is_light(self, json_bytes: int) -> bool:
-        """Return True if decoding the answer is about as fast as copying it. For `json_bytes` see `decode`."""
+        """Return True if decoding the answer is about as fast as copying it. For `json_bytes`, see `decode`."""
         return False
 
     def models(self, answer: Body) -> list[str]:
-        """Return the names in the answer to `Remote.models`, or [] if the answer is no list of models."""
+        """Return the model names in the answer to `Remote.models`, or [] if the answer isn't a list of models."""
         return []
 
     def learn(self, metadata: Body) -> Self:
-        """Return a copy that is adapted to the remote model's metadata. Raises BadMetadata."""
+        """Return a copy adapted to the remote model's metadata. Raises BadMetadata."""
         return self
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A remote API and its dialect. The repr leaves out the URL, whose query may hold a secret. `metadata` and `models` request the
-    model's metadata and the list of models, or are None if the API has none. `model` is the remote model's name, or empty."""
+    """A remote API and its dialect. The repr omits the URL, because its query may contain a secret. `metadata` and `models` are the
+    requests for the model's metadata and the list of models, or None if the API has none. `model` is the remote model's name, or
+    empty."""
 
     url: str
     dialect: Dialect
@@ -104,9 +106,9 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 def needs_model(name: str, model: str) -> str:
-    """Return the remote model's name, which the dialect `name` requires. Raises SettingError if it is empty."""
+    """Return the remote model's name. Raises SettingError if it is empty, because the dialect `name` requires it."""
     if not model:
-        reason = f"is empty, but every request of the dialect {name} must name a model"
+        reason = f"is empty, but every request in the dialect {name} must name a model"
         raise SettingError("remote_model", model, reason, "Set it to the remote model's name.")
     return model
 
@@ -119,17 +121,18 @@ def raw_members(parameters: bytes) -> dict[str, Any]:
 Json = bytes | bytearray | msgspec.Raw
 
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors for text that isn't JSON. Catch msgspec.ValidationError before: it is a DecodeError, too."""
+"""Errors for text that isn't JSON. Catch msgspec.ValidationError first, because it is a DecodeError, too."""
 
 _COUNTED = 1 << 20
-"""Size in bytes up to which the elements of a wrong list are counted for the error message."""
+"""Maximum size in bytes of a wrong list whose elements are counted for the error message."""
 _KINDS = {"n": "null", "t": "bool", "f": "bool", "[": "list", "{": "dict", '"': "string"}
 
 _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
-    """Return `expected` undecoded elements of a list. Raises NoOutputs, and msgspec.DecodeError for text that isn't JSON."""
+    """Return the undecoded elements of a list. Raises NoOutputs if there aren't `expected` of them, msgspec.DecodeError if the text
+    isn't JSON."""
     if first_character(content) != "[":
         raise NoOutputs(f"{kind_of(content)} instead of a list")
     try:
@@ -140,7 +143,7 @@ def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
 
 
 def first_character(content: Json) -> str:
-    """Return the first character that isn't white space, or "" if the first 64 bytes are white space."""
+    """Return the first character that isn't whitespace, or "" if the first 64 bytes are whitespace."""
     return bytes(memoryview(content)[:64]).lstrip()[:1].decode("latin-1")
 
 
@@ -152,7 +155,7 @@ def kind_of(content: Json) -> str:
 def other_length(content: Json, expected: int) -> str:
     """Return the error message for a list of the wrong length."""
     if len(memoryview(content)) > _COUNTED:
-        return f"another number of outputs than {expected}, for {expected} inputs"
+        return f"a number of outputs other than {expected}, for {expected} inputs"
     return f"{len(_decode_any_list(content))} outputs for {expected} inputs"
 
 
@@ -193,7 +196,7 @@ def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
 
 
 def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
-    """Set the first result's token count from the `metadata` of another Headway. Malformed `metadata` are ignored."""
+    """Set the first result's token count from the `metadata` of another Headway. Malformed metadata is ignored."""
     try:
         return with_tokens(items, _decode_metadata(metadata).tokens_used)
     except NO_JSON:
@@ -201,7 +204,7 @@ def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
 
 
 def with_tokens(items: list[ItemResult], used: int, prompt: int = 0) -> list[ItemResult]:
-    """Give the token count of the whole batch to the first result. Impossible counts are ignored."""
+    """Set the first result's token count to that of the whole batch. Impossible counts are ignored."""
     if items and 0 <= prompt <= used <= MOST_TOKENS and used:
         items[0] = msgspec.structs.replace(items[0], tokens=TokenCount(used, prompt))
     return items

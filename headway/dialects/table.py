@@ -1,7 +1,7 @@
-"""All dialects by name, the choice of a dialect for a URL, and the dialects for plain JSON and for OpenAI's API.
+"""Table of all dialects, the choice of a dialect for a URL, and the dialects for plain JSON and for OpenAI's API.
 
-The output of OpenAI's dialects is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters
-apply to the whole request. Parameters that would change the number or the form of the outputs are not sent.
+In OpenAI's dialects, an output is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters apply to
+the whole request; those that would change the number or the form of the outputs are not sent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headway.oip.dialect_grpc import OpenInferenceGrpc
 from headway.oip.dialect_rest import OpenInferenceHttp
 
 _NO_COMPLETION = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
-"""Parameters that are never sent with prompts. The prompt already contains the `messages`."""
+"""Parameters that are never sent with prompts. The `messages` are already part of the prompt."""
 _NO_EMBEDDING = frozenset(("model", "input", "encoding_format"))
 _NUMBERS = "a list of numbers"
 
@@ -84,7 +84,7 @@ _check_numbers: Any = msgspec.json.Decoder(list[float]).decode
 
 
 class NamedModel(Dialect, frozen=True):
-    """Base of the dialects `openai-…`: `POST /v1/completions` or `/v1/embeddings` with a list of texts."""
+    """Base class of the `openai-…` dialects: `POST /v1/completions` or `/v1/embeddings` with a list of texts."""
 
     name: ClassVar[str] = ""
     shared_parameters: ClassVar[bool] = True
@@ -92,7 +92,7 @@ class NamedModel(Dialect, frozen=True):
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Accept any URL. If its path is like OpenAI's, the list of models is at `/v1/models`."""
+        """Accept any URL. If its path looks like OpenAI's, models are listed at `/v1/models`."""
         parts = urlsplit(url)
         match = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
         models = None if match is None else RemoteCall(b"", {}, parts._replace(path=f"{match[1]}/models").geturl())
@@ -142,14 +142,10 @@ def _shared_request(own: dict[str, Any], parameters: Sequence[bytes], never: fro
 
 
 def _indexed_items(
-    body: Body,
-    member: str,
-    decode: Callable[[Body], Any],
-    expected: int,
-    read: Callable[[msgspec.Raw], ItemResult],
+    body: Body, member: str, decode: Callable[[Body], Any], expected: int, read: Callable[[msgspec.Raw], ItemResult]
 ) -> list[ItemResult]:
-    """Read the objects in the list `member`, in the order of their `index` fields. Raises NoOutputs unless each index occurs once.
-    `decode` returns an object with this member and `usage`, both undecoded. `read` reads an element of the list."""
+    """Read the objects in the list `member`, ordered by their `index`. Raises NoOutputs unless each index occurs exactly once.
+    `decode` returns an object with this member and `usage`, both undecoded. `read` reads one element of the list."""
     try:
         answer = decode(body)
         return with_usage(_by_index(getattr(answer, member), expected, read), answer.usage)
@@ -191,17 +187,17 @@ def _embedding(raw: msgspec.Raw) -> ItemResult:
             return fault("an empty list", _NUMBERS)
     except msgspec.ValidationError:
         kind = kind_of(numbers)
-        return fault("a list of other things" if kind == "list" else kind, _NUMBERS)
+        return fault("a list of something else" if kind == "list" else kind, _NUMBERS)
     return ItemResult(bytes(numbers).strip())
 
 
 MEMBERS = ("outputs", "results", "predictions")
-"""Members that may hold the list. The first one that is present counts."""
+"""Members that may contain the list. The first one present counts."""
 _NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 
 class TextList(Dialect, frozen=True):
-    """Dialect `list`: a JSON list of the inputs."""
+    """The dialect `list`: a JSON list of the inputs."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
@@ -219,7 +215,7 @@ class TextList(Dialect, frozen=True):
 
 
 class NamedInputs(TextList, frozen=True):
-    """Dialect `inputs`: an object with the inputs, and their parameters if there are any."""
+    """The dialect `inputs`: an object with the inputs, and their parameters if there are any."""
 
     @property
     def signature(self) -> Signature:
@@ -289,8 +285,8 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 
 
 def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
-    """Return the API at a URL without credentials. `name` is the dialect's, or AUTO. `model` is the remote model's name, or empty.
-    Raises SettingError if the URL or the model doesn't fit the dialect."""
+    """Return the API at a URL, which has no credentials. `name` is the name of the dialect, or AUTO. `model` is the remote model's
+    name, or empty. Raises SettingError if the URL or the model doesn't fit the dialect."""
     parts = urlsplit(url)
     chosen = _implied_by(parts.scheme, parts.path) if name == AUTO else name
     kind = DIALECTS[chosen]

@@ -1,10 +1,10 @@
-"""Large answers, made and sent piece by piece in turns of the event loop.
+"""Large answers. They are made and sent piece by piece, in turns of the event loop.
 
     make ──▶ make ──▶ … ──▶ header ──▶ send ──▶ send ──▶ … ──▶ next request
                                         └── the client reads too slowly: wait until it has read everything ──▶ send
 
-Each piece is quick to make, and an output is freed once its pieces are made. The whole answer is made before its first byte is
-sent, because making a piece may fail.
+Each piece is quick to make, and an output is freed once its pieces are made. Because making a piece may fail, the whole answer is
+made before its first byte is sent.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from headway.oip.tensors import head_of
 from headway.runtime.fair_turns import FairTurns
 
 PIECE = 1 << 18
-"""Bytes or characters of a large output in one piece."""
+"""Size of one piece of a large output, in bytes or characters."""
 
 HOLE = secrets.token_hex(16)
 """Placeholder for an output that is written piece by piece. Random, so that no output can contain it."""
 
 ELSEWHERE = "the Open Inference Protocol has it (`binary_data`, at /v2/models/MODEL/infer)"
-"""Ends the error message about an output that JSON cannot hold."""
+"""End of the error message about an output that JSON can't represent."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def released(outputs: Sequence[Value]) -> Iterator[Value]:
-    """Yield outputs in order, and drop each reference, so that an output is freed once it is written."""
+    """Yield outputs in order, dropping each reference so that an output is freed once it has been written."""
     remaining = list(reversed(outputs))
     del outputs
     while remaining:
@@ -49,7 +49,7 @@ def released(outputs: Sequence[Value]) -> Iterator[Value]:
 
 
 def cut(content: bytes | memoryview) -> Iterator[bytes]:
-    """Cut bytes into pieces."""
+    """Split bytes into pieces."""
     if len(content) <= PIECE:
         yield bytes(content)
         return
@@ -58,14 +58,14 @@ def cut(content: bytes | memoryview) -> Iterator[bytes]:
 
 
 def packed_pieces(elements: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield a tensor's elements in the binary form."""
+    """Yield a tensor's elements in binary form."""
     for element in elements:
         yield head_of(element)
         yield from cut(element)
 
 
 def is_large(output: Value) -> bool:
-    """Return True if an output takes long to write. The limit is lower for tensors, whose numbers become JSON."""
+    """Return True if an output takes long to write. The limit is lower for tensors, because their numbers are converted to JSON."""
     return len(output) > (PIECE // 8 if isinstance(output, Tensors) else PIECE)
 
 
@@ -80,8 +80,8 @@ def json_pieces(output: Value) -> Iterator[bytes]:
 
 
 def items_of(outputs: Sequence[Value]) -> Iterator[Iterator[bytes]]:
-    """Yield one iterator of JSON pieces for each output; see `json_pieces`. Error messages name the input."""
-    if isinstance(outputs[0], Tensors):  # Then all outputs are tensors: a model gives one kind of value.
+    """Yield an iterator of JSON pieces for each output; see `json_pieces`. Error messages say which input the output belongs to."""
+    if isinstance(outputs[0], Tensors):  # Then all outputs are tensors, because a model returns one kind of value.
         return map(_placed, released(outputs), itertools.count(), itertools.repeat(len(outputs)))
     return map(json_pieces, released(outputs))
 
@@ -94,7 +94,7 @@ def _placed(output: Value, position: int, count: int) -> Iterator[bytes]:
 
 
 def tensor_pieces(output: Tensors) -> Iterator[bytes]:
-    """Yield tensors as nested JSON arrays. Raises RequestError if JSON cannot hold them."""
+    """Yield tensors as nested JSON arrays. Raises RequestError if JSON can't represent them."""
     try:
         yield from tensor_json.pieces(output)
     except NoTensors as exc:
@@ -108,12 +108,12 @@ def as_octets(output: Tensors) -> bytes | memoryview | None:
 
 
 def octets_of_tensors(output: Tensors) -> bytes:
-    """Return a single tensor of numbers as octets. Raises BadRequest for other tensors."""
+    """Return the bytes of a single tensor of numbers. Raises BadRequest for other tensors."""
     data = as_octets(output)
     if data is None:
         heads = shown_heads([tensor.head for tensor in unpack(output)])
         raise BadRequest(
-            f"the output is {heads}; only one tensor of numbers is sent as octets: ask for JSON, or use the Open Inference Protocol (/v2)"
+            f"the output is {heads}; only a single tensor of numbers can be sent as octets; ask for JSON, or use the Open Inference Protocol (/v2)"
         )
     return bytes(data)
 
@@ -138,7 +138,7 @@ def value_within(document: bytes, output: Value) -> Iterator[bytes]:
 
 
 def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Fill `items`, each given as JSON pieces, into the empty array `name` of a JSON object. No earlier member may be an object."""
+    """Insert items, each given as JSON pieces, into the empty array `name` of a JSON object. No earlier member may be an object."""
     head, member, tail = document.partition(b'"%b":[' % name.encode())
     yield head + member
     separator = b""
@@ -150,17 +150,17 @@ def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -
 
 
 TURN = 0.001
-"""Seconds to make pieces in one turn of the loop. The last piece may take longer."""
+"""Seconds to spend on making pieces in one turn of the loop. The last piece may take longer."""
 
 WORTH_SENDING = 1 << 16
-"""Average size of pieces in bytes from which they are sent separately. Smaller pieces are joined, which copies them."""
+"""Minimum average size in bytes for sending pieces separately. Smaller pieces are joined, which copies them."""
 
 
 class LargeAnswer:
-    """Body of a large answer. `room` is the quota for the outputs of several inputs, or None for a single input.
+    """The body of a large answer. `room` is the quota for the outputs of a request with several inputs, or None for a single input.
 
-    `length` counts the bytes made but not yet sent. `total` is the length of the whole body, or 0 until all of it is made.
-    `left_since` is the monotonic time since which the client is behind in reading, or 0.0."""
+    `length` is the number of bytes made but not yet sent. `total` is the length of the complete body, or 0 until all of it is made.
+    `left_since` is the monotonic time since which the client has been slow to read, or 0.0."""
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
 
@@ -173,8 +173,8 @@ class LargeAnswer:
         self.left_since = 0.0
 
     def make(self) -> bool:
-        """Make more pieces, for one turn of the loop. Return True once all are made. Raises RequestError or UnicodeEncodeError
-        if an output cannot be sent, and RequestError if the answer gets too large."""
+        """Make pieces for one turn of the loop. Return True once all are made. Raises RequestError or UnicodeEncodeError if an
+        output can't be sent, and RequestError if the answer becomes too large."""
         end = self._clock() + TURN
         new: list[bytes] = []
         whole = True
@@ -209,7 +209,7 @@ class LargeAnswer:
         return b"".join(self._made)
 
     async def made(self, turns: FairTurns, tenant: str) -> None:
-        """Make all pieces, in as many turns of the tenant as that takes."""
+        """Make all pieces, in as many of the tenant's turns as necessary."""
         while not self.make():
             await _turn(turns, tenant)
 

@@ -1,7 +1,7 @@
-"""JSON bodies of inference requests: decoders and checks for all codecs, and error messages.
+"""JSON bodies of inference requests: decoders and checks shared by all codecs, and error messages.
 
-A body is decoded once. A wrong body raises BadRequest, whose message names the member and says what was expected. If a member
-is repeated, the last one counts, as in the workers.
+Each body is decoded once. An invalid body raises BadRequest; its message names the member and says what was expected. If a member
+occurs more than once, the last one counts, as in the workers.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ _LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
 _SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
-"""Start of a body with single quotes: Python's notation, or the quotes of a shell."""
+"""Start of a body with single quotes, from Python's notation or a shell's quoting."""
 _MOST_BYTES = 1 << 16
-"""Largest body in bytes for which an error message suggests a fix."""
+"""Maximum size in bytes of a body for which an error message suggests a fix."""
 _MALFORMED = "JSON is malformed: "
 _MOST_SHOWN = 5
 _TOGETHER = 32
-"""Number of inputs of a long list to read between two yields."""
+"""Number of inputs of a long list to decode between two yields."""
 _ELSEWHERE = {
-    "instances": "several inputs go as `inputs` to /v1/inference",
-    "inputs": "several inputs go to /v1/inference",
-    "prompt": "prompts go to /v1/completions",
-    "messages": "chats go to /v1/chat/completions",
+    "instances": "send several inputs as `inputs` to /v1/inference",
+    "inputs": "send several inputs to /v1/inference",
+    "prompt": "send prompts to /v1/completions",
+    "messages": "send chats to /v1/chat/completions",
     "input": "/v1/inference takes an `input`",
     "input_data": "/v1/predict takes an `input_data`",
 }
-"""Members of other routes and APIs, each with advice."""
+"""Members that belong to other routes and APIs, each with advice."""
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class OtherInput(BadRequest):
-    """The body isn't valid for a model that takes texts. Another kind of model may accept it."""
+    """The body isn't valid for a model that takes text, but another kind of model may accept it."""
 
 
 MAX_DEPTH = 32
-"""Maximum nesting of `parameters`. Workers can decode this much."""
+"""Maximum nesting depth of `parameters`. Workers can decode this depth."""
 
 MOST_MEMBERS = 1024
 
 ABSENT = msgspec.Raw()
-"""Stands for a missing Raw member."""
+"""Placeholder for a missing Raw member."""
 
 _NO_INPUT = "Object missing required field `input`"
-_NUL = "the input contains U+0000, which not every model can hold; remove it"
+_NUL = "the input contains U+0000, which not every model accepts; remove it"
 
 
 def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[str | None, str, bytes]]:
-    """Make a function that reads JSON bodies into (model or None, input, parameters); see `Codec.read`. `kind` is a msgspec
-    Struct with `model`, `input`, and `parameters` as Raw."""
+    """Return a function that decodes a JSON body into (model or None, input, parameters); see `Codec.read`. `kind` is a msgspec
+    Struct with the fields `model`, `input`, and `parameters` (as Raw)."""
     decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
     def read(body: bytes) -> tuple[str | None, str, bytes]:
@@ -90,14 +90,14 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
 
 
 ParsedBody = tuple[str | None, Value | list[Value], bytes, str]
-"""Model (or None), one input or a list of several, parameters, and version (empty for any)."""
+"""Model (or None), a single input or a list of them, parameters, and version (empty for any)."""
 
 
 def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], ParsedBody]:
-    """Make a function that reads JSON bodies with one input of any JSON type, or with several; see `Codec.read_value`.
+    """Return a function that decodes a JSON body with a single input of any JSON type, or with several; see `Codec.read_value`.
 
-    `kind` is a msgspec Struct with `model`, `version`, `model_version`, and (as Raw, by default ABSENT) `input`, `inputs` and
-    `parameters`. Members that the route doesn't take are ClassVars."""
+    `kind` is a msgspec Struct with `model`, `version`, `model_version`, and (as Raw, ABSENT by default) `input`, `inputs` and
+    `parameters`. Members that the route doesn't accept are ClassVars."""
     limit = min(MOST_INPUTS, settings.max_queue)
     decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
@@ -109,7 +109,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
             parameters = b"" if parsed.parameters is ABSENT else checked_parameters(parsed.parameters, max_parameters)
             if parsed.inputs is not ABSENT:
                 if parsed.input is not ABSENT:
-                    raise BadRequest("the body has both `input` and `inputs`; expected one of them")
+                    raise BadRequest("the body has both `input` and `inputs`; send only one of them")
                 return parsed.model, _several(parsed.inputs, limit), parameters, _version(parsed)
             if parsed.input is ABSENT:
                 raise BadRequest(_NO_INPUT + suggestion(_NO_INPUT, body))
@@ -125,7 +125,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
 
 
 def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Steps[ParsedBody]]:
-    """Make a function that reads long bodies in steps; see `value_reader`."""
+    """Return a function that decodes long bodies in steps; see `value_reader`."""
     limit, max_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
     take = struct_reader(kind, ("input", "inputs", "parameters"))
 
@@ -136,7 +136,7 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], 
             text = bytes(parsed.parameters)
             parameters = text if (yield from parameters_in_steps(text, max_parameters)) else b""
         if parsed.inputs is not ABSENT and parsed.input is not ABSENT:
-            raise BadRequest("the body has both `input` and `inputs`; expected one of them")
+            raise BadRequest("the body has both `input` and `inputs`; send only one of them")
         if parsed.inputs is ABSENT and parsed.input is ABSENT:
             raise BadRequest(_NO_INPUT + suggestion(_NO_INPUT, body))
         if parsed.inputs is ABSENT:
@@ -153,7 +153,7 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], 
 
 
 def _long_value(text: bytes, name: str) -> Steps[Value]:
-    """Read a member that may be long. Error messages call it `name`."""
+    """Decode a member that may be long. Error messages call it `name`."""
     try:
         return (yield from values.read_in_steps(text, known=True))
     except values.NoValue as exc:
@@ -161,7 +161,7 @@ def _long_value(text: bytes, name: str) -> Steps[Value]:
 
 
 def members_in_steps(body: bytes) -> Steps[dict[str, bytes]]:
-    """Check a long body, and return its members. Raises BadRequest."""
+    """Validate a long body, and return its members. Raises BadRequest."""
     text = bytes(body).strip(b" \t\r\n")  # A large body is a bytearray.
     try:
         if not text.isascii():
@@ -195,7 +195,8 @@ def _has_lone_surrogate(text: bytes) -> Steps[bool]:
 
 
 def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
-    """Make a function from a long body's members to a struct. It doesn't decode the fields in `raw`, and raises BadRequest."""
+    """Return a function that converts a long body's members to a struct, leaving the fields in `raw` undecoded. It raises
+    BadRequest."""
     decode = msgspec.json.Decoder(kind).decode
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     undecoded = [(field, names[field]) for field in raw if field in names]
@@ -218,7 +219,7 @@ def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str,
 
 
 def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]]:
-    """Return long parameters, known to be valid JSON, in steps; see `parameter_members`."""
+    """Check long parameters, which are known to be valid JSON, and return them, in steps; see `parameter_members`."""
     if len(text) <= SHORT:
         return parameter_members(text, limit)
     if text[:1] != b"{":
@@ -232,16 +233,16 @@ def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]
     except values.NoValue as exc:
         raise BadRequest(f"`$.parameters` {exc}") from None
     if extreme > values.MOST_EXTREME:
-        raise BadRequest(f"`$.parameters` has more than {values.MOST_EXTREME} very large or long numbers")
+        raise BadRequest(f"`$.parameters` has more than {values.MOST_EXTREME} very large or very long numbers")
     return {name: msgspec.Raw(value) for name, value in by_name.items()}
 
 
 def _version(parsed: Any) -> str:
     version, named = parsed.version, parsed.model_version
     if "" in (version, named):
-        raise BadRequest(f"Expected a version, or none - at `$.{'version' if not version else 'model_version'}`")
+        raise BadRequest(f"Expected a version or null - at `$.{'version' if not version else 'model_version'}`")
     if version and named and version != named:
-        raise BadRequest("the body has both `version` and `model_version`, which differ; expected one of them")
+        raise BadRequest("the body has both `version` and `model_version`, and they differ; send only one of them")
     return version or named or ""
 
 
@@ -266,7 +267,7 @@ def _several(raw: msgspec.Raw, limit: int) -> list[Value]:
 
 
 def _texts(text: bytes) -> list[Any]:
-    """Return the elements of a JSON array if all are valid strings, otherwise an empty list."""
+    """Return the elements of a JSON array if all of them are valid strings, otherwise an empty list."""
     try:
         texts: list[str] = _decode_texts(text)
     except msgspec.MsgspecError:
@@ -290,7 +291,7 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 
 
 def read_text(body: bytes) -> str:
-    """Read a body that is itself the input. Raises BadRequest."""
+    """Decode a body that is itself the input. Raises BadRequest."""
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:
@@ -299,21 +300,21 @@ def read_text(body: bytes) -> str:
 
 
 def check_text(text: str) -> str:
-    """Return a text input. Raises BadRequest if it contains U+0000."""
+    """Return the text unchanged. Raises BadRequest if it contains U+0000."""
     if "\x00" in text:
         raise BadRequest(_NUL)
     return text
 
 
 def checked_parameters(raw: msgspec.Raw, limit: int) -> bytes:
-    """Return the text of `parameters`, or b"" if it has no members. For errors see `parameter_members`."""
+    """Return the JSON text of `parameters`, or b"" if it has no members. Raises as `parameter_members` does."""
     text = bytes(raw)
     return text if parameter_members(text, limit) else b""
 
 
 def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
-    """Return a request's parameters, each undecoded, or {} for null. Raises BadRequest if they are not an object, more than
-    `limit`, nested too deeply, or not readable for a worker, and msgspec.MsgspecError if they are not valid JSON."""
+    """Return a request's parameters, undecoded, or {} for null. Raises msgspec.MsgspecError if they aren't valid JSON. Raises
+    BadRequest if they aren't an object, are more than `limit`, are nested too deeply, or can't be decoded by a worker."""
     if text == b"null":
         return {}
     if text[:1] != b"{":
@@ -328,7 +329,7 @@ def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
 
 
 def decode_problem(exc: Exception, body: bytes) -> str:
-    """Return the error message for a body, or part of a body, that cannot be decoded."""
+    """Return the error message for a body, or a part of it, that can't be decoded."""
     if isinstance(exc, UnicodeDecodeError):
         return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
     if isinstance(exc, RecursionError):
@@ -340,9 +341,7 @@ def decode_problem(exc: Exception, body: bytes) -> str:
     if _LONE_SURROGATE.search(body):
         return _LONE
     quotes = (
-        "; JSON has double quotes around names and texts, and no single ones"
-        if _SINGLE_QUOTED.match(body[:100])
-        else ""
+        "; in JSON, names and strings are in double quotes, not single ones" if _SINGLE_QUOTED.match(body[:100]) else ""
     )
     return f"the body is not JSON: {str(exc).removeprefix(_MALFORMED)}{quotes}"
 
@@ -359,7 +358,7 @@ def suggestion(problem: str, body: bytes) -> str:
         return ""
     lower = {name.lower(): name for name in names}
     if near := nearest(missing[1], lower, 1, 0.8):
-        return f"; did you mean it by `{excerpt(lower[near[0]])}`?"
+        return f"; did you mean that by `{excerpt(lower[near[0]])}`?"
     if hint := next((hint for name, hint in _ELSEWHERE.items() if name in lower), ""):
         return f"; {hint}"
     shown = ", ".join(f"`{excerpt(name)}`" for name in names[:_MOST_SHOWN])
@@ -368,7 +367,7 @@ def suggestion(problem: str, body: bytes) -> str:
 
 
 def to_tensors(known: KnownModels, model: str, input: Value | list[Value]) -> Value | list[Value]:
-    """Convert a JSON value, or several, to tensors for a model. Raises RequestError if the model doesn't take them."""
+    """Convert one or more JSON values to a model's tensors. Raises RequestError if the model doesn't take them."""
     return finish(to_tensors_in_steps(known, model, input))
 
 

@@ -1,4 +1,4 @@
-"""Entrance: authenticate a request, check and charge its rate limits, and submit it to the gateway. All ports share it."""
+"""The entrance for requests from all ports: authenticates them, checks and charges rate limits, and submits them to the gateway."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from headway.ports import Identity, WatchedIdentity
 from headway.runtime.request_id import NewId
 
 _ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"
-"""Text around the name and the numbers in the RateLimit line."""
+"""Text before and after the name and the numbers in the RateLimit line."""
 
 _COUNTS = (
     b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"
 )
 
 REMEMBERED = 10_000
-"""Maximum number of sets of limits whose header text is cached."""
+"""Maximum number of cached header texts, one for each set of limits."""
 
 
 _Terms = tuple[Limit, bytes, float, float]
@@ -37,11 +37,11 @@ _Terms = tuple[Limit, bytes, float, float]
 
 
 _Known = tuple[tuple[Limit, ...], _Terms, tuple[_Terms, ...]]
-"""Limits (kept alive, so that their id stays valid), terms of the first limit, and terms of the others."""
+"""The limits (referenced so that their id stays valid), the terms of the first one, and the terms of the others."""
 
 
 class RateLimitHeaders:
-    """Writes the fields RateLimit and RateLimit-Policy, from the debts that the gateway's broker knows."""
+    """Writes the header fields RateLimit and RateLimit-Policy, based on the debts known to the gateway's broker."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -50,7 +50,7 @@ class RateLimitHeaders:
         self._known: dict[int, _Known] = {}
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
-        """Return both header lines, with line ends, for a principal with at least one limit."""
+        """Return both header lines, with line endings, for a principal that has at least one limit."""
         limits = self._gateway.counted(limits)
         broker = self._gateway.broker
         owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.rate_limit_debt
@@ -66,7 +66,7 @@ class RateLimitHeaders:
         return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
 
     def lines_and_counts(self, limits: tuple[Limit, ...]) -> bytes:
-        """Return both header lines, and three more for OpenAI's clients, about the limit that is nearest to its end."""
+        """Return both header lines, and three more for OpenAI's clients about the limit that is closest to being used up."""
         lines = self.lines(limits)
         counted = self._gateway.counted(limits)
         limit, figures = counted[0], lines[lines.rindex(_LEFT) + len(_LEFT) : -len(_END)]
@@ -100,26 +100,27 @@ class RateLimitHeaders:
 
 
 def _policy(limit: Limit) -> str:
-    """Return a limit's item in RateLimit-Policy. Quotas are whole numbers: a rate below one a minute gets a longer window."""
+    """Return a limit's item in RateLimit-Policy. Quotas must be whole numbers, so a rate below one per minute gets a longer
+    window."""
     if limit.rate >= 1.0:
         return f'"{limit.name}";q={int(limit.rate)};w=60'
     return f'"{limit.name}";q=1;w={ceil(60.0 / limit.rate)}'
 
 
 CHARGED = 1 << 16
-"""Bytes of JSON outside strings that are charged like one more request."""
+"""Number of bytes of JSON outside strings that are charged like one additional request."""
 
 
 class RepliesSink(ReplySink, Protocol):
-    """Receiver of the replies to a request with one or several inputs."""
+    """Receives the replies to a request with one or more inputs."""
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to all inputs, or the first failure; see `FanOut`."""
+        """Accept the replies to all inputs, or the first failure; see `FanOut`."""
         ...
 
 
 class Entrance:
-    """Entrance of requests into one gateway. `anonymous` is True if the service has no credentials."""
+    """The entrance to one gateway. `anonymous` is True if the service has no credentials."""
 
     def __init__(
         self, gateway: Gateway, identity: Identity, new_id: NewId, refusal_traces: RefusalTraces | None = None
@@ -133,19 +134,20 @@ class Entrance:
         self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal:
-        """Return the principal of an `Authorization` value. Raises RequestError if the value is unknown or can't be checked yet."""
+        """Return the principal for an `Authorization` value. Raises RequestError if the value is unknown or can't be checked
+        yet."""
         principal = self._identify(authorization)
         if principal is None:
             raise bad_credential(authorization)
         return principal
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None]:
-        """Return a function that looks up the credential's principal, or None, when it is called; see `Identity`."""
+        """Return a function that looks up the credential's current principal (or None) each time it is called; see `Identity`."""
         watch = None if self._watch is None else self._watch(authorization)
         return partial(self._identify, authorization) if watch is None else watch
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
-        """If the principal is over a limit, count a refusal of request `id`, and return its error."""
+        """If the principal is over a limit, count the refusal of request `id` and return the error."""
         gateway = self.gateway
         failure = self.over(principal) if principal.limits else None
         if failure is None:
@@ -154,12 +156,12 @@ class Entrance:
         return error_of(failure)
 
     def over(self, principal: Principal) -> Failure | None:
-        """Return the failure if the principal is over a limit. Nothing is counted."""
+        """Return the failure if the principal is over a limit, without counting it."""
         gateway = self.gateway
         return gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
 
     def charge(self, principal: Principal) -> None:
-        """Charge the rate limits for an invalid request, or for a body that is still arriving."""
+        """Charge the rate limits for an invalid request, or in advance for a body that is still arriving."""
         if principal.limits:
             self.gateway.limiter.charge(self.gateway.counted(principal.limits))
 
@@ -168,19 +170,19 @@ class Entrance:
             self.gateway.limiter.refund(self.gateway.counted(principal.limits))
 
     def charge_pages(self, principal: Principal, size: int) -> None:
-        """Charge the rate limits for the JSON of a long body, with `size` bytes outside strings."""
+        """Charge the rate limits for the JSON of a long body that has `size` bytes outside strings."""
         if principal.limits and size >= CHARGED:
             self.gateway.limiter.charge_pages(self.gateway.counted(principal.limits), size // CHARGED)
 
     def charge_wrong(self, principal: Principal, id: str) -> RequestError | None:
-        """Charge the invalid request `id`, or return the refusal if its principal is over a limit."""
+        """Charge for the invalid request `id`. Return the refusal instead if the principal is over a limit."""
         over = self.excess(principal, id)
         if over is None:
             self.charge(principal)
         return over
 
     def principal_for(self, exchange: Exchange, principal: Principal) -> Principal:
-        """Return the principal with its limit for the request's model. Set the default model if the request names none."""
+        """Return the principal with its limit for the request's model. If the request names no model, set the default one."""
         if not exchange.model:
             exchange.model = self.gateway.served.default_of(principal.models)
         return principal.asking(exchange.model) if principal.of_models else principal
@@ -190,8 +192,9 @@ class Entrance:
     ) -> FanOut | None:  # fmt: skip
         """Submit a request to the gateway, and drop the reference to its input. `principal` comes from `principal_for`.
 
-        Return the fan-out if there are several inputs. Their outputs count for the client `owner` while held. They may have
-        `max_bytes` bytes in all; 0 means half of what all clients may hold. The error message explains the bound by `why`."""
+        If there are several inputs, return their fan-out. While their outputs are held, they count towards the quota of the client
+        `owner`. They may have `max_bytes` bytes in total; 0 means half of what all clients may hold. `why` explains the limit in
+        the error message."""
         gateway, model = self.gateway, exchange.model or ""
         input, exchange.input = exchange.input, ""
         if isinstance(input, list):
@@ -205,14 +208,14 @@ class Entrance:
 
 
 def bad_credential(authorization: bytes) -> Unauthenticated:
-    """Return the error for an `Authorization` value that belongs to no principal."""
+    """Return the error for an `Authorization` value that doesn't belong to any principal."""
     if authorization[7:].strip().startswith(SERVICE):
-        return Unauthenticated("this is a service token, which is valid only on the admin port: send a client's key")
+        return Unauthenticated("this is a service token, which is valid only on the admin port; send a client's key")
     scheme, _, key = authorization.partition(b" ")
     if scheme and scheme.lower() != b"bearer":
-        return Unauthenticated("the value of Authorization does not begin with Bearer: send Authorization: Bearer KEY")
+        return Unauthenticated("the value of Authorization does not begin with Bearer; send Authorization: Bearer KEY")
     if key:
         return Unauthenticated(
             "the credential is not valid: it is mistyped, revoked or expired, or belongs to another service; send Authorization: Bearer KEY with a valid key"
         )
-    return Unauthenticated("a key is required: send Authorization: Bearer KEY")
+    return Unauthenticated("a key is required; send Authorization: Bearer KEY")

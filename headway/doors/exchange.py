@@ -1,7 +1,7 @@
-"""Exchange: a request between its decoded body and its answer, in the same form for every API.
+"""Exchange: a request after its body has been decoded and before its answer is written, in the same form for every API.
 
-A reader makes an exchange from a body. The exchange's `write` function knows all that the answer needs. An HTTP route makes one
-reader for a head, and uses it for all bodies that follow an equal head on the connection.
+A reader turns a body into an exchange, whose `write` function knows everything the answer needs. An HTTP route makes a reader for
+each distinct head, and uses it for all bodies that follow an identical head on the same connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MARKS = {
 
 
 def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
-    """Return header fields (or gRPC metadata) that mark a replayed, cached or unstored outcome."""
+    """Return the header fields (or gRPC metadata) that mark an outcome as replayed, cached, or too large to keep."""
     shared = () if reply.shared is None else _MARKS.get((reply.shared, reply.kept), ())
     return (*shared, ("x-headway-kept", "no")) if reply.unkept else shared
 
@@ -37,12 +37,13 @@ def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
 JSON = b"content-type: application/json\r\n"
 
 Written = tuple[bytes, bytes | Iterator[bytes]]
-"""Header lines of an answer, with Content-Type, and its body. Large bodies are iterators, which raise as `WriteAnswer` does."""
+"""An answer's header lines, including Content-Type, and its body. A large body is an iterator, which raises as `WriteAnswer`
+does."""
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """Outcome of a request whose inputs all have an output. `id` is the public one, `req_…`. `outputs` and `tokens` have an element
-    for each input; tokens are None if not reported. `milliseconds` have passed since the request was complete."""
+    """The outcome of a request whose inputs all have an output. `id` is the public id, `req_…`. `outputs` and `tokens` have one
+    element for each input; tokens are None if not reported. `milliseconds` is the time since the request was complete."""
 
     id: str
     outputs: Sequence[Value]
@@ -52,21 +53,22 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 WriteAnswer = Callable[[Outcome], Written]
-"""Write the answer to a request. Raises RequestError if the API can't express an output, UnicodeEncodeError for lone surrogates."""
+"""Writes the answer to a request. Raises RequestError if the API can't represent an output, UnicodeEncodeError for lone
+surrogates."""
 
 
 ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
-"""Read a body with one text into (model or None, input, parameters). Raises RequestError for any other body."""
+"""Decodes a body with a single text into (model or None, input, parameters). Raises RequestError for any other body."""
 WriteText = Callable[[str, Any, float, str, TokenCount | None], bytes]
-"""Write the body of an answer. The arguments are the members of an Outcome with one output (several on routes that take lists).
-An output that isn't a text is given as Raw. Raises UnicodeEncodeError for a lone surrogate."""
+"""Writes the body of an answer. The arguments are the fields of an Outcome with one output (several on routes that accept lists).
+An output that isn't text is passed as Raw. Raises UnicodeEncodeError for a lone surrogate."""
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """Fast path of a head whose requests differ only in their text. It keeps nothing for each request.
+    """The fast path for a head whose requests differ only in their text. It stores nothing per request.
 
-    `read` is `unusual` if the head has no fast path for reading. `write` writes an answer with a plain text, whose header lines
-    are `kind`. `write_any` writes all other answers."""
+    `read` is `unusual` if the head has no fast path for reading. `write` writes an answer that is plain text, with the header lines
+    `kind`. `write_any` writes all other answers."""
 
     read: ReadText
     write: WriteText
@@ -75,7 +77,7 @@ class Usual(msgspec.Struct, frozen=True):
 
 
 UNUSUAL = BadRequest("the body has another reader")
-"""Raised for a body that `Usual.read` leaves to the general reader. No client sees it."""
+"""Raised for a body that `Usual.read` leaves to the general reader. Clients never see it."""
 
 
 def unusual(body: bytes) -> NoReturn:
@@ -84,11 +86,11 @@ def unusual(body: bytes) -> NoReturn:
 
 
 class Exchange(msgspec.Struct):
-    """One request between its body and its answer.
+    """A request after its body has been decoded and before its answer is written.
 
-    `model` is None for the default model. Each element of a list `input` becomes an entry. `parameters` is a JSON object or
-    empty. `id` is the client's own id if a failure has to mention it, or empty. `final` is True if the last answer on a stream
-    has to be marked. `usual` is the fast path for requests like this one, or None."""
+    `model` is None for the default model. If `input` is a list, each element becomes an entry. `parameters` is a JSON object or
+    empty. `id` is the client's own id if failures must include it, otherwise empty. `final` is True if the last answer on a stream
+    must be marked. `usual` is the fast path for requests like this one, or None."""
 
     model: str | None
     input: Value | list[Value]
@@ -101,33 +103,33 @@ class Exchange(msgspec.Struct):
 
 
 ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
-"""Read a body or message, given the options from its head and the models its principal may use. Raises RequestError."""
+"""Decodes a body or message, given the options from its head and the models that its principal may use. Raises RequestError."""
 
 
 class CodecContext(msgspec.Struct, frozen=True):
-    """Facts about the service that readers of requests need."""
+    """What request readers need to know about the service."""
 
     settings: Settings
     known: KnownModels
     counters: GatewayCounts
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
-        """Return a copy with only the models in `only`, which a credential may use. Empty means all."""
+        """Return a copy restricted to the models in `only`, which are those a credential may use. Empty means all."""
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 
 ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
-"""Read a long body in steps; see ReadRequest."""
+"""Decodes a long body in steps; see ReadRequest."""
 
 
 class Reader(NamedTuple):
-    """Reader of the bodies that follow one head. `in_steps` is None if reading is fast for any body, as for octets."""
+    """Decodes the bodies that follow one head. `in_steps` is None if decoding is fast for any body, as it is for octets."""
 
     at_once: ReadRequest
     in_steps: ReadInSteps | None = None
 
     def steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        """Read a long body in steps, or in a single step if reading is fast for any body."""
+        """Decode a long body in steps, or in a single step if decoding is fast for any body."""
         if self.in_steps is None:
             yield 0
             return self.at_once(body, options, known)

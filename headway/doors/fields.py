@@ -20,7 +20,7 @@ TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 MOST_KEY = 255
 
 MOMENT = 0.001
-"""Timeout in seconds of a request whose time is up."""
+"""Timeout in seconds for a request that has no time left."""
 
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
@@ -31,8 +31,8 @@ _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 def select_fields(
     fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
 ) -> dict[bytes, bytes]:
-    """Return the values of the fields in `names`, which are lower case. Repeated fields in `lists` are joined by commas, so a second
-    `traceparent` makes the value malformed. Raises BadRequest for any other repeated field."""
+    """Return the values of the fields in `names` (lower case). Repeated fields in `lists` are joined by commas, so that a second
+    `traceparent` makes the value malformed. Raises BadRequest if any other field is repeated."""
     selected: dict[bytes, bytes] = {}
     for name, value in fields:
         if name in names:
@@ -51,7 +51,7 @@ def shorten(value: bytes) -> str:
 
 
 def read_id(single: Mapping[bytes, bytes]) -> str:
-    """Return the UUID in `X-Request-Id`, lower case and without the prefix, or empty if there is none."""
+    """Return the UUID in `X-Request-Id`, in lower case and without the prefix, or an empty string if there is none."""
     value = single.get(b"x-request-id")
     match = None if value is None else _ID.fullmatch(value)
     return match[1].decode().lower() if match else ""
@@ -67,8 +67,8 @@ def read_options(
     task: bool = False,
     way: str = "",
 ) -> RequestOptions:
-    """Read request options from header values by lower-case name. The request may take `longest` seconds. For the other arguments
-    see RequestOptions. Raises BadRequest if a value is malformed."""
+    """Read request options from a mapping of lower-case header names to values. The request may take at most `longest` seconds. For
+    the other arguments see RequestOptions. Raises BadRequest if a value is malformed."""
     key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
     fresh = unkept = False
     if b"cache-control" in single:
@@ -84,7 +84,7 @@ def read_options(
 
 
 def _key(value: bytes) -> str:
-    """Return the key in an `Idempotency-Key`: bare, or a quoted string as in the IETF draft."""
+    """Return the key in an `Idempotency-Key`, which may be bare or a quoted string as in the IETF draft."""
     key = b""
     if _KEY.fullmatch(value) is not None:
         key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
@@ -116,7 +116,7 @@ def _tier(value: bytes, names: tuple[str, ...]) -> int:
 
 
 def with_time_left(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
-    """Shorten a timeout by the seconds `waited`, and to the seconds `remaining` for the call."""
+    """Subtract the seconds already `waited` from the timeout, and limit it to the call's `remaining` seconds if given."""
     left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
     if remaining is not None:
         left = min(left, remaining)

@@ -1,14 +1,15 @@
 """Readiness: should this process get traffic?
 
-A live process answers on its admin port, whatever the state of the broker. When it is ready depends on its role:
+A process is live while its admin port answers, whatever the state of the broker. When it is ready depends on its role:
 
-    gateway    A worker is healthy, or works though short of memory, or will be started on demand. While the broker is out of
-               reach: requests are held for it, or a fallback serves them. A broker that is back counts once the gateway sends
-               requests to it again.
+    gateway    A worker is healthy, or still works although it is short of memory, or will be started on demand. While the
+               broker is unreachable, the gateway must hold requests for it or have a fallback. After an outage, the broker
+               is only considered once the gateway sends requests to it again.
     worker     One of its own slots is healthy, or still works.
     others     The broker answers.
 
-A process isn't ready while it starts, but its admin port answers from the beginning, so a slow load doesn't look like a hang.
+A process isn't ready while it is starting, but its admin port answers from the beginning, so that a slow load doesn't look like
+a hang.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 SERVING = frozenset(("ok", "degraded"))
 
 AGE = 0.5
-"""Seconds for which all health checks share one answer, to save broker calls."""
+"""Seconds for which all health checks share an answer, to save broker calls."""
 ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
@@ -46,11 +47,12 @@ def _never() -> bool:
 class Readiness:
     """Readiness of one process.
 
-    The workers of `broker` decide, or only the workers of `models`. The fallback `direct` may serve while the broker is out of
-    reach. `holding` returns True while new requests go to the broker or wait for it; it is None in a process without requests.
-    With `needs_workers`, the process needs a healthy worker to be ready; with `needs_own`, one of its own `slots`. `learners` get
-    the workers at each look. The fleet should have `expected` healthy workers, unless that is 0. `at_zero` returns True if a
-    model without workers will get a worker on demand. `awaited` returns the scaling of models with demand but no workers."""
+    It depends on the workers of `broker`, or only on those of `models`. The fallback `direct` may serve while the broker is
+    unreachable. `holding` returns True while new requests go to the broker or wait for it; it is None in a process that handles no
+    requests. If `needs_workers`, the process is ready only with a healthy worker; if `needs_own`, only with a healthy slot among
+    its own `slots`. Each check passes the workers to the `learners`. `expected` is the number of healthy workers that the fleet
+    should have, or 0. `at_zero` returns True if a model without workers will get one on demand. `awaited` returns the scaling of
+    models that have demand but no workers."""
 
     broker: Registry
     leaving: Callable[[], bool]
@@ -67,7 +69,7 @@ class Readiness:
     awaited: Callable[[], Mapping[str, Scaling]] = dict
     clock: Callable[[], float] = monotonic
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
-    """The broker's registry when it last answered."""
+    """The workers as of the broker's last answer."""
     _seen_at: float | None = field(default=None, init=False)
     """When the broker last answered, or None if it never has."""
 
@@ -84,7 +86,7 @@ class Readiness:
             learner.learn(workers)
         word, checks = self._look_at(workers)
         if self.passed_by:
-            return await self.alone(), checks | await self._fallback() | {"broker": "answers, and is not used yet"}
+            return await self.alone(), checks | await self._fallback() | {"broker": "answers, but is not used yet"}
         return word, checks
 
     @property
@@ -93,7 +95,7 @@ class Readiness:
         return self.holding is not None and not self.holding()
 
     async def alone(self) -> str:
-        """Return the status while the broker is out of reach: `degraded` if requests are held or the fallback works."""
+        """Return the status while the broker is unreachable: `degraded` if requests are held or the fallback works."""
         workers = self._last_seen if self._held else ()
         if not workers and self.direct is not None:
             workers = await self.direct.workers()
@@ -127,10 +129,10 @@ class Readiness:
         return {"fallback": _healthy(await self.direct.workers())}
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """Return the readiness status, and the workers that count for it.
+        """Return the readiness status, and the workers that it is based on.
 
         `degraded` means that a worker is neither healthy nor drained, or that fewer workers than expected are healthy. An offline
-        worker of another process doesn't count: it has left, or was given up."""
+        worker of another process is ignored: it has left, or was given up."""
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
             return "draining", counted
@@ -139,7 +141,7 @@ class Readiness:
         if not self.needs_workers:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
-        if not healthy:  # An unready process would take workers that still work out of the balancer.
+        if not healthy:  # If this process were not ready, the balancer would also drop workers that still work.
             if not counted and self.at_zero():
                 return "degraded" if self._overdue(counted) else "ok", counted
             works = self.at_zero() or any(
@@ -187,7 +189,7 @@ def _healthy(workers: Sequence[WorkerInfo]) -> str:
 
 
 class CachedReadiness:
-    """Readiness that all probes within AGE share."""
+    """Readiness that is shared by all probes within AGE seconds."""
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
@@ -196,7 +198,8 @@ class CachedReadiness:
         self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Return a `Readiness.look` of at most AGE ago. A change within this process, such as leaving, shows at once."""
+        """Return a `Readiness.look` that is at most AGE seconds old. A change within this process, such as shutting down, shows
+        immediately."""
         loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or known != self._known:
@@ -210,7 +213,7 @@ class CachedReadiness:
 
 
 async def within_answer_time(answer: Awaitable[T]) -> T:
-    """Wait for the broker's answer. Raises BrokerUnavailable if there is none within ANSWER_WITHIN."""
+    """Wait for the broker's answer. Raises BrokerUnavailable if it takes longer than ANSWER_WITHIN."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             return await answer

@@ -1,1 +1,1 @@
-"""Services that keep a fleet of processes together."""
+"""Services by which the processes of a fleet work together."""

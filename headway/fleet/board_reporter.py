@@ -1,7 +1,8 @@
-"""Post notices of a process's work to the departure board: once a second, four times while somebody watches, never while idle.
+"""Posts notices about a process's work to the departure board.
 
-The fleet's figures are read while a notice is posted, in the same round trip, and travel with the next notice. Nothing is
-retried. If the board is out of reach, the notice is lost.
+This happens once a second, four times a second while somebody is watching, and never while the process is idle. The numbers of the
+fleet are read while a notice is posted, in the same round trip, and sent with the next notice. Nothing is retried: if the board is
+unreachable, the notice is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic, PeriodicResource
 
-PERIOD = 1.0  # Seconds between two notices, and between two readings of the fleet's figures.
+PERIOD = 1.0  # Seconds between two notices, and between two readings of the fleet's numbers.
 WATCHED_PERIOD = 0.25
 UNHEARD = Posted(watched=False, records=False)
 
@@ -25,7 +26,7 @@ K = TypeVar("K")
 
 
 class FlowMeter:
-    """Count what a process has answered, refused and retried since the last reading."""
+    """Counts what a process has answered, refused and retried since the last reading."""
 
     def __init__(self, counters: Counters, clock: Callable[[], float]) -> None:
         self._counters, self._clock = counters, clock
@@ -75,7 +76,7 @@ class FlowMeter:
 
 
 class BoardReporter(PeriodicResource):
-    """Reporter of one process to the board, and a `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
+    """Reports to the board for one process. A `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
 
     def __init__(
         self, process: str, board: Board, registry: Registry, fleet: Fleet, counters: Counters, clock: Callable[[], float],
@@ -93,8 +94,8 @@ class BoardReporter(PeriodicResource):
         return WATCHED_PERIOD if self._standing.watched else PERIOD
 
     async def report(self) -> None:
-        """Post one notice, unless it would be empty. A resting process leaves the fleet's figures to others. Raises
-        BrokerUnavailable if the board does not answer."""
+        """Post one notice, unless it would be empty. A resting process leaves the numbers of the fleet to other processes. Raises
+        BrokerUnavailable if the board doesn't answer."""
         departures, changes, untold = self._counters.departures.take()
         scalings = self._counters.departures.take_scalings()
         figures, self._fleet_figures = self._fleet_figures, None

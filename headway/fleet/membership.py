@@ -1,4 +1,4 @@
-"""A process's place in the fleet: a heartbeat each second, or every other second while the process rests, and a farewell."""
+"""A process's membership in the fleet: heartbeats every second, or every other second while it rests, and a report of its end."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = get_logger(__name__)
 NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD  # Seconds after which the name of a killed process is free again.
 
 _GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)
-"""Statuses in which nothing runs under a worker's id, so that another process may take it."""
+"""Statuses in which nothing runs under a worker's id, so another process may use it."""
 
 
 class Membership:
     """Membership of one process in the fleet.
 
     `describe` returns the process as it is now. `slots` are the ids of its workers. `every` returns the seconds until the next
-    heartbeat. `drained` is called with the names of all drains after each heartbeat; None in a process without workers. `killed`
-    returns why workers were killed since the last call, by worker id. `reason` says why the process ends. `leaving` is True once it
-    shuts down and should get no new work.
+    heartbeat. `drained` is called with the names of all drains after each heartbeat, and is None in a process without workers.
+    `killed` returns, by worker id, why workers were killed since the last call. `reason` says why the process ends. `leaving` is
+    True once the process is shutting down and should get no new work.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Membership:
         self._entered = False
 
     async def enter(self) -> None:
-        """Send the first heartbeat, once the name is free. Wait until a killed process of that name is forgotten. Raises
-        SettingError if another process is alive under this name."""
+        """Send the first heartbeat, once the name is free. If a process with this name was killed, wait until it is forgotten.
+        Raises SettingError if another process with this name is alive."""
         for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()
             if not namesake:
@@ -56,7 +56,7 @@ class Membership:
                 await self._compare()
                 return
             if attempt == 0:
-                log.info("waiting for its name to become free", name=self._describe().id, in_use=namesake)
+                log.info("waiting until the name is free", name=self._describe().id, in_use=namesake)
             await asyncio.sleep(PERIOD)
         hint = "Give each process a name of its own, or leave it out."
         raise SettingError("name", self._describe().id, f"is in use: {namesake}", hint)
@@ -73,8 +73,8 @@ class Membership:
         await self._periodic.stop()
         if not self._entered:
             return  # The name may belong to another process.
-        with contextlib.suppress(BrokerUnavailable):  # The fleet forgets silent processes anyway.
-            await self._say_goodbye()
+        with contextlib.suppress(BrokerUnavailable):  # The fleet forgets processes that stop reporting.
+            await self._leave()
         self._entered = False
 
     async def _heartbeat(self) -> None:
@@ -86,8 +86,8 @@ class Membership:
             killed = Departed(id=worker, role=me.role, host=me.host, ending=EndKind.KILLED, reason=reason)
             await self._fleet.depart(killed)
 
-    async def _say_goodbye(self) -> None:
-        """Leave the fleet, with a reason. Drains of this process end with it."""
+    async def _leave(self) -> None:
+        """Leave the fleet, and record why. The drains of this process end."""
         me, drains = self._describe(), self._drains
         drained = me.id in drains or (bool(self._slots) and drains and {*drains} >= {*self._slots})
         ending = EndKind.DRAINED if drained else EndKind.STOPPED
@@ -97,13 +97,13 @@ class Membership:
             await self._end_drains()
 
     async def _end_drains(self) -> None:
-        """End the drains of this process's name, as a restart does."""
+        """End the drains that are recorded for a process with this name."""
         if self._drained is not None:
             id = self._describe().id
             await self._fleet.undrain([drain.name for drain in await self._fleet.drains() if drain.process == id])
 
     async def _compare(self) -> None:
-        """Warn about settings that must be the same in the whole fleet, but differ from another process's."""
+        """Warn about settings that must be the same in the entire fleet, but differ from another process's."""
         me, warned = self._describe(), set()
         for member in await self._fleet.members():
             for name, own in me.shared.items():
@@ -111,17 +111,17 @@ class Membership:
                 if theirs != own and (name, theirs) not in warned:
                     warned.add((name, theirs))
                     log.warning(
-                        "a setting that must be the same in the whole fleet differs from another process's",
+                        "a setting differs from another process's, but must be the same in the entire fleet",
                         setting=name, here=own, there=theirs, process=member.id, host=member.host,
                     )  # fmt: skip
 
     async def _namesake(self) -> str:
-        """Describe the process that already has this process's name or one of its worker ids. Return "" if none has."""
+        """Describe who else has this process's name or one of its worker ids. Return "" if nobody has."""
         me = self._describe()
         for member in await self._fleet.members():
             if member.id == me.id and (member.host, member.pid) != (me.host, me.pid):
                 return f"by process {member.pid} on {member.host}"
         for worker in await self._broker.workers():
             if worker.worker_id in self._slots and worker.status not in _GONE:
-                return f"a worker {worker.worker_id} exists already"
+                return f"a worker {worker.worker_id} already exists"
         return ""

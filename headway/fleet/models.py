@@ -1,13 +1,13 @@
 """The models that a fleet serves. They come and go with its workers.
 
-A model in the settings is served on their terms, with or without workers. Any other model is served on the terms that its
-worker reports, until the registry has forgotten the last worker that runs it.
+A model in the settings is served with those settings, whether or not it has workers. Any other model is served with the settings
+that its worker reports, until the registry has forgotten the last worker that runs it.
 
-When the registry loses its state, it forgets workers that are still running. Their models are served for UNKNOWN_FOR more
-seconds, in which the workers come back, so that requests wait instead of failing.
+If the registry loses its state, it forgets workers that are still running. Their models are served for another UNKNOWN_FOR seconds,
+until the workers are back in the registry, so that requests wait instead of failing.
 
-A model is missed if its last workers fell silent without being stopped. Its figures are exported for MISSED_FOR more seconds, as
-an alert about it would resolve itself otherwise.
+A model is missed if its last workers stopped reporting without having been stopped. Its metrics are exported for another MISSED_FOR
+seconds, because an alert about it would otherwise resolve.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MISSED_FOR = 3600.0
-"""Seconds for which a lost model counts as missed. Counters of models that are no longer served are dropped after that time."""
-Serve = Callable[[Mapping[str, Settings]], None]  # Function that serves these models and no others, from now on.
+"""Seconds for which a lost model counts as missed. The counters of models that are no longer served are dropped after that time."""
+Serve = Callable[[Mapping[str, Settings]], None]  # Makes a process serve exactly these models.
 
 
 class FleetModels:
-    """The fleet's models, as one process knows them. `named` are the models that the settings name. `serve` is called with the
-    settings of all models whenever a model or its terms change, and `forget` with a model that has not been served for MISSED_FOR
-    seconds. With `presumes`, the default model is served while the settings name none, so that requests wait for its worker."""
+    """The fleet's models, as one process knows them. `named` are the models that the settings name. `serve` is called with the settings
+    of all models whenever a model or its settings change, and `forget` with a model that hasn't been served for MISSED_FOR seconds. If
+    `presumes` is set and the settings name no model, the default model is served, so that requests wait for its worker."""
 
     def __init__(
         self, settings: Settings, serve: Serve, clock: Callable[[], float], forget: Callable[[str], None], *, presumes: bool = True,
@@ -39,15 +39,15 @@ class FleetModels:
         presumed = not settings.models and settings.model == FIELDS["model"].default
         self.named: Collection[str] = () if presumed else settings.served.keys()
         self._own = settings.served if presumes or not presumed else {}
-        # Default model, if the settings don't name it. It is served only until a worker reports another model.
+        # Default model, if the settings name no model. It is served only until a worker reports another one.
         self._presumed = settings.model if presumed and presumes else ""
         self._serve, self._clock, self._forget = serve, clock, forget
         self._left_at: dict[str, float] = {}
-        # Models with a worker that fell silent without being stopped, as of the last report.
+        # Models with a worker that had stopped reporting without having been stopped, as of the last report.
         self._silent: set[str] = set()
         self._terms: dict[str, ModelReport] = {}
-        self._online: Collection[str] = ()  # Models with a worker that was not offline at the last report.
-        # When each model that the registry has lost ceases to be served, in monotonic seconds.
+        self._online: Collection[str] = ()  # Models with a worker that wasn't offline at the last report.
+        # Time at which each model that the registry has lost stops being served, in monotonic seconds.
         self._lost: dict[str, float] = {}
         self._heard_at = -math.inf
         self._served: Mapping[str, Settings] = self._own
@@ -59,11 +59,11 @@ class FleetModels:
 
     @property
     def counted(self) -> Collection[str]:
-        """The models that are served or missed."""
+        """Models that are served or missed."""
         return {*self._served, *(self._left_at.keys() & self._silent)}
 
     def in_doubt(self) -> bool:
-        """Return True if there may be unknown models, as the registry hasn't been read for a while."""
+        """Return True if there may be unknown models, because the registry hasn't been read for a while."""
         return self._clock() - self._heard_at > SILENT_AFTER
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
@@ -90,8 +90,7 @@ class FleetModels:
         self._forget_the_past()
 
     def _note_lost(self, workers: Iterable[WorkerInfo], reports: dict[str, ModelReport]) -> None:
-        """Add to `reports` the last report of each model that vanished from the registry less than UNKNOWN_FOR seconds
-        ago."""
+        """Add to `reports` the last report of each model that disappeared from the registry within the last UNKNOWN_FOR seconds."""
         now = self._heard_at
         self._lost = {model: until for model, until in self._lost.items() if until > now and model not in reports}
         self._lost |= {model: now + UNKNOWN_FOR for model in self._online if model not in reports}
@@ -116,12 +115,12 @@ class FleetModels:
 
     def _warn_of_lost_fallback(self, reports: Iterable[str]) -> None:
         if self._settings.fallback and self._presumed in self._served:
-            hint = "Name the model it is for, by --model or in a table [models.NAME] of the settings file."
+            hint = "Name the model that it is for, with --model or in a table [models.NAME] of the settings file."
             log.warning("the fallback is for a model that no worker runs", model=self._presumed,
                         models=",".join(sorted(reports)), hint=hint)  # fmt: skip
 
     def _warn_of_namesakes(self, workers: Iterable[WorkerInfo]) -> None:
-        """Warn about workers that run different targets as the same version of a model, as any of them may answer."""
+        """Warn about workers that run different targets as the same version of a model: any of them may answer."""
         runs: dict[tuple[str, str], dict[str, str]] = {}
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY and worker.runs.target:
@@ -132,14 +131,14 @@ class FleetModels:
             if clash not in self._warned:
                 hint = "Give each target a version of its own (--model-version), or serve only one of them."
                 log.warning(
-                    "workers run different targets under one model and version",
+                    "workers run different targets as the same version of a model",
                     model=clash[0], version=clash[1], workers=", ".join(sorted(ids.values())), hint=hint,
                 )  # fmt: skip
         self._warned = set(clashes)
 
 
 def _reports(workers: Iterable[WorkerInfo]) -> dict[str, ModelReport]:
-    """Return the report of each model's first healthy worker, or else of its first worker."""
+    """Return the report of each model's first healthy worker or, if none is healthy, of its first worker."""
     first: dict[str, WorkerInfo] = {}
     for worker in sorted(workers, key=lambda worker: (worker.status is not WorkerStatus.HEALTHY, worker.worker_id)):
         first.setdefault(worker.model, worker)

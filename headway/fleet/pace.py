@@ -1,9 +1,9 @@
-"""How often a process reports to the fleet, reads the reports of others, and has the broker reap.
+"""How often a process reports to the fleet, reads the reports of others, and makes the broker reap.
 
-    works ──nothing came for RESTS_AFTER──▶ rests ──something comes──▶ works
+    works ──nothing arrives for RESTS_AFTER──▶ rests ──something arrives──▶ works
 
-A gateway without requests rests, and so does a controller that doesn't lead. Each makes one round trip to the broker every other
-second. A process with workers never rests, as its workers must be heard of at least once a second.
+A gateway without requests rests, and so does a controller that doesn't lead. Each then makes one round trip to the broker every other
+second. A process with workers never rests, because its workers must report at least once a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESTS_AFTER = 5.0
 
 
 class Pace:
-    """Pace of one process. `may_rest` is False for a process that never rests."""
+    """Pace of one process. It never rests unless `may_rest` is set."""
 
     def __init__(self, clock: Callable[[], float], *, may_rest: bool = True) -> None:
         self._clock, self._may_rest = clock, may_rest
@@ -31,19 +31,19 @@ class Pace:
 
     @property
     def rests(self) -> bool:
-        """True once nothing has come for RESTS_AFTER seconds."""
+        """True if nothing has arrived for RESTS_AFTER seconds."""
         return self._may_rest and self._clock() - self._stirred_at >= RESTS_AFTER
 
     def every(self) -> float:
-        """Return the seconds between heartbeats, and between readings of an idle process."""
+        """Return the seconds between two heartbeats, and between two readings of an idle process."""
         return STANDBY_EVERY if self.rests else REST_EVERY
 
 
-GRAIN = 0.01  # Fewest seconds between two calls.
+GRAIN = 0.01  # Minimum seconds between two calls.
 
 
 async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST_EVERY) -> None:
-    """Reap for ever, as often as the broker asks for, or after `every()` seconds. Try an unavailable broker again in a second."""
+    """Reap for ever, whenever the broker says or after `every()` seconds. If the broker is unavailable, retry after a second."""
     while True:
         try:
             pause = await broker.reap(every())

@@ -1,14 +1,14 @@
-"""Session of a gateway with one broker. It sends entries, receives replies, and bridges outages.
+"""A gateway's session with one broker. It sends entries, receives replies, and bridges outages.
 
     submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ events
                  ▲                   │ no answer
-                 └───────────────────┘ offered again with the time that remains
+                 └───────────────────┘ offered again with the remaining time
 
-Entries that gather during a call go out together in the next call. If they exceed a call, tenants take turns. Large entries have
-calls of their own, so that small entries don't wait for their bytes.
+Entries that arrive during a call are sent together in the next one. If there are too many for one call, tenants take turns. Large
+entries are sent in separate calls, so that small entries don't have to wait for them.
 
-A call without an answer may have succeeded. So its entries are offered again under the same ids, until the broker answers. While
-the broker is out of reach, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`.
+A call that got no answer may have succeeded, so its entries are offered again under the same ids until the broker answers. While
+the broker is unreachable, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from headway.runtime.supervisor import Supervisor
 
 AT_ONCE = 8  # Maximum number of large entries in one call.
 MOST_BYTES = 8 << 20
-"""Bytes of inputs and parameters that fill a call of large entries. The broker stores all of them before it admits any."""
-MOST_COPIED = 1 << 19  # Bytes of inputs and parameters that fill a call of small entries.
-SPREAD = 0.25  # Maximum random delay in seconds of a resubmission, which all gateways begin at the same time.
-REST = 1.0  # Minimum time in seconds between two resubmissions, in case the broker comes and goes.
-CHUNK = 64  # Maximum number of entries in one call of a resubmission, and of submissions in one withdrawal.
+"""Maximum bytes of inputs and parameters in a call with large entries. The broker stores all of them before admitting any."""
+MOST_COPIED = 1 << 19  # Maximum bytes of inputs and parameters in a call with small entries.
+SPREAD = 0.25  # Maximum random delay of a resubmission in seconds, because all gateways resubmit at the same time.
+REST = 1.0  # Minimum seconds between resubmissions, in case the broker comes and goes.
+CHUNK = 64  # Maximum number of entries in one call that resubmits or withdraws.
 _INPUT, _PARAMETERS = attrgetter("input"), attrgetter("parameters")
 
 
@@ -54,10 +54,10 @@ class Outbox:
     __slots__ = ("_lines", "fresh", "later")
 
     def __init__(self) -> None:
-        self.fresh: dict[int, Entry] = {}  # Entries since the last `take`. Callers add entries here, by nonce.
-        self.later = 0  # Number of entries left after the last `take`.
+        self.fresh: dict[int, Entry] = {}  # Entries added since the last `take`, by nonce. Callers add them here.
+        self.later = 0  # Number of entries that the last `take` left.
         self._lines: dict[str, OrderedDict[int, Entry]] = {}
-        """Entries left after the last `take`, by tenant. The first tenant has the next turn."""
+        """Entries that the last `take` left, by tenant. The first tenant has the next turn."""
 
     def __len__(self) -> int:
         return len(self.fresh) + self.later
@@ -92,7 +92,7 @@ class Outbox:
             line.move_to_end(entry.nonce, last=False)
 
     def drop(self, submission: Submission) -> bool:
-        """Drop the entry of a submission. Returns False if the outbox doesn't have it."""
+        """Drop a submission's entry. Returns False if it isn't in the outbox."""
         tenant, _, nonce = submission
         if self.fresh.pop(nonce, None) is not None:
             return True
@@ -114,7 +114,7 @@ class Outbox:
 
 
 class LargeEntries:
-    """Large entries, and the loop that sends them by `offer`. If `offer` fails, it puts them into the outbox."""
+    """Large entries, and the loop that sends them with `offer`. If `offer` fails, it puts them back into the outbox."""
 
     def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
         self.waiting = TenantTurns[Entry]()
@@ -123,7 +123,7 @@ class LargeEntries:
         self._offering: list[Entry] = []
 
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
-        """Take over large entries and the followers of their tasks. Returns the others, for the next call and for later."""
+        """Take over large entries and the followers of their tasks. Returns the others: those for the next call, and the rest."""
         together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
         if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # The common case.
             return entries, []
@@ -170,10 +170,10 @@ class LargeEntries:
 
 
 class Resubmitter:
-    """Loop that offers pending entries again after the broker may have lost them.
+    """Offers pending entries again after the broker may have lost them.
 
-    Offering is idempotent by (tenant, id), so it doesn't change entries that the broker still has. `held` returns the offered entries
-    without an answer. `open` is True from `ask` until all of them have been offered again.
+    Offering is idempotent by (tenant, id), so entries that the broker still has don't change. `held` returns the offered entries
+    that haven't been answered. `open` is True from `ask` until all of them have been offered again.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Resubmitter:
         self.open = False
 
     def ask(self) -> None:
-        """Ask for all entries to be offered again soon."""
+        """Request that all entries are offered again soon."""
         self.open = True
         self._due.set()
 
@@ -207,20 +207,20 @@ class Resubmitter:
             await asyncio.sleep(REST)
 
 
-LARGE = 1 << 16  # Size in bytes of an output with its own turn of the loop. Writing it takes about 1 ms.
+LARGE = 1 << 16  # Bytes of an output that gets its own turn of the event loop. Writing it takes about 1 ms.
 _OUTPUT = attrgetter("output")
 RETRY_AFTER = (1.0, 30.0)
-"""Minimum and maximum seconds of Retry-After during an outage. Between them, it is the length of the outage so far."""
-WORTH_GATHERING = 2.0  # Entries gather only if at least so many arrive between two calls.
+"""Minimum and maximum Retry-After in seconds during an outage. In between, it is how long the outage has lasted so far."""
+WORTH_GATHERING = 2.0  # Calls wait for more entries only if at least this many arrive between two calls.
 MOST_OFFERED = 64
 """Maximum number of entries in one call. A call blocks the broker, and the gateway handles its result in one turn."""
-PROBE_AFTER = 0.5  # Seconds without an answered call until a broker with pending requests is probed.
-SECOND_CHANCE = 0.1  # Minimum seconds until the broker counts as down, because a single call may get lost.
-TRIES = 3  # Number of failures after which a client's call is given up while other calls succeed.
-TAKEOVER = 5.0  # Maximum seconds to wait for a read-only broker. A planned takeover takes one or two.
-AFTERMATH = 5.0  # In these seconds after an outage, a refusal of a resubmitted entry is blamed on the outage.
+PROBE_AFTER = 0.5  # If requests are pending, the broker is probed after this many seconds without an answer.
+SECOND_CHANCE = 0.1  # Minimum seconds before the broker counts as down, because a single call may get lost.
+TRIES = 3  # After this many failures, a client's call is given up if other calls succeed.
+TAKEOVER = 5.0  # Maximum seconds to wait while the broker is read-only. A planned takeover takes one or two.
+AFTERMATH = 5.0  # If a resubmitted entry is refused within this many seconds after an outage, the outage is blamed.
 SETTLING = 2.0  # Seconds that all gateways need to resubmit their requests after the broker has lost its state.
-SCARCE = "memory"  # Reason of a refusal by a broker that can't check if it has the entry.
+SCARCE = "memory"  # Reason for a refusal by a broker that can't check if it has the entry.
 MOST_REPLIES = 64  # Maximum number of replies in one turn of the event loop. A reply takes about 50 µs.
 MOST_READS = 4  # Maximum number of outcomes to read at once.
 Recalled = Reply | EntryState | None
@@ -239,36 +239,36 @@ def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Event: the broker has accepted an entry with dedup keys, with a trace, or for several inputs. The entry is queued,
-    shares the run of an identical entry, or has its answer already."""
+    """Event: the broker has accepted an entry that has dedup keys, a trace, or several inputs. The entry is queued, shares the
+    run of an identical entry, or already has an answer."""
 
     entry: Entry
 
 
 class EntryRefused(msgspec.Struct, frozen=True):
-    """Event: the broker refuses an entry."""
+    """Event: the broker has refused an entry."""
 
     entry: Entry
     failure: Failure
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Event: replies have come."""
+    """Event: replies have arrived."""
 
     replies: Sequence[Reply]
-    held: Sequence[Any] = ()  # Pending requests of the replies, if these are one whole batch of plain outputs.
+    held: Sequence[Any] = ()  # Pending requests for the replies, if these are the plain outputs of one complete batch.
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Event: the broker has been out of reach for `down_after` seconds."""
+    """Event: the broker has been unreachable for `down_after` seconds."""
 
 
 class Up(msgspec.Struct, frozen=True):
-    """Event after `Down`: the broker answers again."""
+    """Event that follows `Down`: the broker answers again."""
 
 
 class Waiting(Protocol):
-    """Part of a `PendingRequest` that a session uses."""
+    """The part of a `PendingRequest` that a session uses."""
 
     entry: Entry
     unadmitted: bool
@@ -278,7 +278,7 @@ class Waiting(Protocol):
 
 
 class WaitingTable(Protocol):
-    """Part of the `PendingTable` that a session uses."""
+    """The part of the `PendingTable` that a session uses."""
 
     def __len__(self) -> int: ...
     def of(self, entry: Entry) -> Waiting | None: ...
@@ -290,17 +290,17 @@ SessionEvent = Admitted | EntryRefused | Replied | Down | Up
 
 
 class OutcomeReader:
-    """Reader of the outcomes that one broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads.
+    """Reads the outcomes that a broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads.
 
-    An outcome may have 16 MiB, and the broker sends nothing else in the meantime. So only a few calls run at once, and tenants
-    take turns. Reads of the same outcome that come during a call share the next call. As this call begins after them, its result
-    is up to date for each.
+    An outcome may be 16 MiB long, and the broker can't send anything else in the meantime. So only a few calls run at a time, and
+    tenants take turns. Reads of the same outcome that arrive during a call share the next call. It starts after all of them, so
+    its result is up to date for each.
     """
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker, self._out_of_reach = broker, out_of_reach
         self._calls = FairSlots(MOST_READS)
-        self._waiting: dict[tuple[str, str], list[Asking]] = {}  # Reads without a call yet, by tenant and id.
+        self._waiting: dict[tuple[str, str], list[Asking]] = {}  # Reads that wait for a call, by tenant and id.
         self._reading: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
@@ -336,21 +336,21 @@ class OutcomeReader:
 
 
 class BrokerSession:
-    """Session of one gateway with one broker.
+    """A gateway's session with one broker.
 
     Arguments:
         gateway: id of the gateway, to which replies are addressed.
-        pending: requests of all sessions of the gateway. A session only reads this table.
-        down_after: seconds of an outage before the broker counts as down.
+        pending: requests of all the gateway's sessions. A session only reads this table.
+        down_after: seconds after which an unreachable broker counts as down.
 
     Attributes:
-        away: True once the broker has been out of reach for `down_after` seconds.
+        away: True once the broker has been unreachable for `down_after` seconds.
         room: maximum number of entries in the outbox. The gateway may change it.
         near: synchronous interface of a broker in this process; None for a remote broker.
         waits: True if something must reach the broker before the next entry.
-        taken: entries handed to a near broker that the rate doesn't count yet.
-        followers: number of followers of tasks on this session. The gateway counts them. They use no room, are sent after
-            requests, and don't count in the rate.
+        taken: number of entries handed to a near broker that the rate doesn't include yet.
+        followers: number of task followers on this session, as counted by the gateway. They don't use up room, are sent after
+            requests, and aren't included in the rate.
     """
 
     def __init__(
@@ -366,19 +366,21 @@ class BrokerSession:
     ) -> None:
         self.broker, self.near, self.waits = broker, broker.near, False
         self.room, self.followers = room, 0
-        self._outbox = Outbox()  # Entries that were not sent yet, or whose call had no answer.
+        self._outbox = Outbox()  # Entries that haven't been sent yet, or whose call got no answer.
         self._on_their_way: list[Sequence[Entry]] = []
-        """Entries of calls under way. They mustn't be offered again, because the two calls might end differently."""
+        """Entries of calls in progress. They mustn't be offered again, because the two calls might have different results."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
         self._rate, self.taken = ArrivalRate(), 0
         self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
         self._gateway, self._pending, self._on_event, self._down_after = gateway, pending, on_event, down_after
         self._clock, self._rng = clock, rng
         self._work = asyncio.Event()
-        self._called = -math.inf  # Instant of the last call with entries.
-        self._doubtful = False  # True if entries in the outbox may have been offered, or have waited for an outage.
+        self._called = -math.inf  # When the last call with entries was made.
+        self._doubtful = (
+            False  # True if entries in the outbox may have been offered before, or have waited during an outage.
+        )
         self._departed: list[Submission] = []  # Submissions to withdraw.
-        self._departed_ids = Counter[tuple[str, str]]()  # Their tenants and ids, for fast look-ups.
+        self._departed_ids = Counter[tuple[str, str]]()  # Their tenants and ids, for fast lookups.
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
@@ -403,7 +405,7 @@ class BrokerSession:
 
     @property
     def unreachable_seconds(self) -> float:
-        """Seconds for which the broker has been out of reach; 0 while it answers."""
+        """How many seconds the broker has been unreachable; 0 while it answers."""
         since = self._availability.since
         return 0.0 if since is None else self._clock() - since
 
@@ -423,26 +425,22 @@ class BrokerSession:
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
         """Read a task's outcome; see RequestQueue. Retries while the broker may be back soon."""
-        return await self._noting_loss(lambda: self._outcomes.outcome(tenant, id))
+        return await self._retry(lambda: self._outcomes.outcome(tenant, id))
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Cancel a task; see RequestQueue. Retries while the broker may be back soon."""
-        await self._noting_loss(lambda: self.broker.cancel_task(tenant, id))
-
-    async def _noting_loss(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call the broker, and note if its answer shows that it has lost its state."""
-        known = self.broker.epoch
-        result = await self._retry(call)
-        if known and self.broker.epoch != known:
-            self._settled_at = self._clock() + SETTLING
-        return result
+        await self._retry(lambda: self.broker.cancel_task(tenant, id))
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        failures, alone = 0, 0
+        """Call the broker, and record if its answer shows that it has lost its state."""
+        known, failures, alone = self.broker.epoch, 0, 0
         while True:
             began = self._clock()
             try:
-                return await call()
+                result = await call()
+                if known and self.broker.epoch != known:
+                    self._settled_at = self._clock() + SETTLING
+                return result
             except BrokerUnavailable as error:
                 self.note_silence(began, error)
                 failures += 1
@@ -453,27 +451,27 @@ class BrokerSession:
 
     @property
     def _late(self) -> bool:
-        """True if entries that are offered again may have waited for the broker to come back."""
+        """True if entries that are offered again may have been waiting for the broker to come back."""
         return self._clock() - self._back_at < AFTERMATH
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note a failed call elsewhere in this process. Does nothing if the broker has answered this session since `began`.
-        An idle session only waits for replies, and would notice a stalled broker seconds later."""
+        """Record that a call that started at `began` failed elsewhere in this process. Does nothing if the broker has answered
+        this session since. An idle session only waits for replies, and would notice a stalled broker seconds later."""
         if self._answered < began:
             self._call_failed(began, error)
 
     def no_room(self) -> Failure:
-        """Return the refusal of a request for which the outbox has no room."""
+        """Return the failure for a request that doesn't fit into the outbox."""
         if self.unreachable_seconds > 0.0:
             return self.out_of_reach()
-        message = "too many requests wait to be queued"
+        message = "too many requests are waiting to be queued"
         return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
 
     def out_of_reach(self) -> Failure:
-        """Return the failure that clients read during an outage. It hides the broker's address."""
-        least, most = RETRY_AFTER  # An outage is expected to last as long again.
+        """Return the failure that clients get during an outage. It doesn't reveal the broker's address."""
+        least, most = RETRY_AFTER  # Expect the outage to last as long again as it has so far.
         wait = min(max(self.unreachable_seconds, least), most)
-        return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
+        return Failure(errors.SERVICE_OVERLOADED, "the queue is unreachable; try again later", wait, "broker")
 
     def full(self, count: int) -> bool:
         """Return True if the outbox has no room for `count` more requests."""
@@ -481,15 +479,15 @@ class BrokerSession:
         return len(outbox.fresh) + outbox.later + self._large.waiting.count + count > self.room + self.followers
 
     def rate(self, now: float) -> float:
-        """Return the entries sent per second, averaged over about a second."""
+        """Return the number of entries sent per second, averaged over about a second."""
         if self.taken:
             self._rate.observe(self.taken, now)
             self.taken = 0
         return self._rate.at(now)
 
     def offer(self, entry: Entry) -> None:
-        """Offer an entry: at once if the broker is near and nothing else must go first, or else with the next call."""
-        # The inputs of a list go in one call, because the input that pays for the list must get in first.
+        """Offer an entry: immediately if the broker is near and nothing else must be sent first, otherwise in the next call."""
+        # The inputs of a list are sent in one call, because the input that pays for the list must be let in first.
         if self.near is not None and not self.waits and not entry.payer and entry.count == 1:
             self.taken += 1
             failure = self.near.take(entry)
@@ -504,7 +502,7 @@ class BrokerSession:
         self._outbox.fresh[entry.nonce] = entry
 
     def take_over(self, entries: Sequence[Entry]) -> None:
-        """Offer entries that belonged to another session so far."""
+        """Offer entries that have so far belonged to another session."""
         self._outbox.fresh.update((entry.nonce, entry) for entry in entries)
         self._doubtful = self.waits = bool(self._outbox)
         self._work.set()
@@ -517,8 +515,7 @@ class BrokerSession:
         self._large.waiting.keep(lambda entry: entry.submission in mine)
 
     def withdraw(self, submission: Submission) -> None:
-        """Withdraw a submission. If the broker may have it, it is withdrawn there soon, by a later call to the
-        broker."""
+        """Withdraw a submission. If the broker may have it, a later call soon withdraws it there."""
         if not self._doubtful and self._outbox.drop(submission):
             return
         self._departed.append(submission)
@@ -553,8 +550,8 @@ class BrokerSession:
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
             self._probe_due = False
-            # Usually one call's worth, because a tenant may cause many withdrawals, and entries mustn't wait for all of them.
-            await self._withdraw_departed(whole=probe or self._doubtful)
+            # Usually only one call, because a tenant may cause many withdrawals, and entries mustn't wait for all of them.
+            await self._withdraw_departed(all_calls=probe or self._doubtful)
         if self._outbox:
             await self._hand_over(probe)
         if self._departed:
@@ -574,7 +571,7 @@ class BrokerSession:
             await self._offer_again(entries)
             return
         if departed := self._departed_ids:
-            # The broker would mistake an entry for an earlier one of its id that is yet to be withdrawn.
+            # The broker would mistake an entry for an earlier one with the same id that hasn't been withdrawn yet.
             self._outbox.put_back([entry for entry in entries if (entry.tenant, entry.id) in departed])
             entries = [entry for entry in entries if (entry.tenant, entry.id) not in departed]
         if self.broker.apart_from < math.inf:
@@ -585,8 +582,8 @@ class BrokerSession:
         if entries:
             await self._offer(entries)
 
-    async def _withdraw_departed(self, whole: bool) -> None:
-        """Withdraw submissions, one call's worth or the `whole` list, and cancel tasks. Without any, probe the broker."""
+    async def _withdraw_departed(self, all_calls: bool) -> None:
+        """Withdraw submissions, in one call or in as many as it takes, and cancel tasks. If there are none, probe the broker."""
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
         while self._departed:
@@ -597,7 +594,7 @@ class BrokerSession:
                 self._departed_ids[submission[:2]] -= 1
                 if not self._departed_ids[submission[:2]]:
                     del self._departed_ids[submission[:2]]
-            if not whole:
+            if not all_calls:
                 break
         while self._cancelled:
             tenant, id = self._cancelled[0]
@@ -605,7 +602,7 @@ class BrokerSession:
             del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
-        """Offer requests in one call, and then followers in another, because the broker must know the followers' tasks."""
+        """Offer requests in one call, then followers in another, because the broker must know the tasks that they follow."""
         self._on_their_way.append(entries)
         parts = [part for part in _followers_last(entries) if part] if self.followers else [entries]
         try:
@@ -624,8 +621,8 @@ class BrokerSession:
     def _report(self, entries: list[Entry], verdicts: Sequence[Failure | None], admitted: bool, again: bool) -> None:
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
-                # These refusals aren't final. Without memory the broker can't look for the entry, and a follower's task may be
-                # resubmitted after the follower.
+                # These refusals aren't final: a broker without memory can't look for the entry, and a task may be resubmitted after
+                # its follower.
                 if admitted and (failure.reason == SCARCE or task_followed(entry)):
                     continue
                 self._on_event(self, EntryRefused(entry, _too_late(failure) if again and self._late else failure))
@@ -633,23 +630,23 @@ class BrokerSession:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:
-        """Offer entries again, if they still wait.
+        """Offer entries again if they are still waiting.
 
-        If an entry ends during the call, the broker may mistake it for a new entry. So the entry is withdrawn. A task
-        is withdrawn only if it was cancelled or refused, because clients can fetch its outcome later.
+        If an entry ends during the call, the broker may mistake it for a new entry, so the entry is withdrawn. A task is
+        withdrawn only if it was cancelled or refused, because clients can fetch its outcome later.
 
-        `admitted` means that the broker had admitted the entries, and most likely still has them. `late` means that they may have
-        been offered before, or have waited during an outage.
+        `admitted`: the broker had admitted the entries, and most likely still has them. `late`: they may have been offered before,
+        or have waited during an outage.
         """
         offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
             return
-        if admitted:  # The rate limits were charged the first time.
+        if admitted:  # The rate limits have already been charged.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
         held = [self._pending.of(entry) for entry in offered]
         try:
             await self._offer(offered, admitted, again=late)
-        finally:  # A call without an answer may have succeeded.
+        finally:  # A call that got no answer may have succeeded.
             wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
             for entry, pending in zip(offered, held, strict=True):
                 unwanted = pending is not None and (pending.left or pending.unadmitted)
@@ -658,8 +655,8 @@ class BrokerSession:
 
     def _handed_over(self) -> list[Entry]:
         """Return the entries that the broker should have."""
-        under_way = itertools.chain.from_iterable(self._on_their_way)
-        outside = {entry.submission for entry in (*self._outbox, *self._large.waiting, *under_way)}
+        in_progress = itertools.chain.from_iterable(self._on_their_way)
+        outside = {entry.submission for entry in (*self._outbox, *self._large.waiting, *in_progress)}
         held = [pending.entry for pending in self._pending.on(self)]
         return [entry for entry in held if entry.submission not in outside]
 
@@ -701,7 +698,7 @@ class BrokerSession:
             asyncio.get_running_loop().call_soon(self._deliver_turns, later)
 
     async def _read(self) -> Sequence[Reply] | None:
-        """Return the next replies; None if the broker has begun a new epoch."""
+        """Return the next replies; None if the broker has started a new epoch."""
         try:
             async with asyncio.timeout(None) as reading:
                 self._reading = reading
@@ -724,7 +721,7 @@ class BrokerSession:
                 self._work.set()
 
     async def _ask(self, call: Awaitable[T]) -> T:
-        """Await a call, and note if the broker answers it."""
+        """Await a call, and record whether the broker answered it."""
         began = self._clock()
         try:
             answer = await call
@@ -742,7 +739,7 @@ class BrokerSession:
         self._work.set()
 
     async def _give_up(self, pause: float) -> None:
-        """Count the broker as down after a pause, or later while a replica takes over or an address moves."""
+        """Count the broker as down after a pause, or later if a replica is taking over or an address is moving."""
         verdict, read_at = asyncio.current_task(), -math.inf
         await asyncio.sleep(pause)
         while self._verdict is verdict and self.unreachable_seconds < TAKEOVER:
@@ -751,18 +748,21 @@ class BrokerSession:
             elif self._clock() - read_at >= self._down_after:
                 break
             await asyncio.sleep(SECOND_CHANCE)
-        if self._verdict is verdict:  # Otherwise the broker is back, and a library has swallowed the cancellation.
+        if self._verdict is verdict:  # Otherwise the broker is back, and a library swallowed the cancellation.
             self._verdict, self.away = None, True
             self._on_event(self, Down())
 
     def _call_succeeded(self) -> None:
-        """Note that a call succeeded. Resubmit everything after an outage, or if the broker has lost its state."""
+        """Record that a call succeeded. If this ends an outage, or the broker has lost its state, resubmit everything."""
         self._answered = self._clock()
         if self.broker.epoch != self._epoch:
             known, self._epoch = self._epoch, self.broker.epoch
             if known:
                 self._settled_at = self._answered + SETTLING
-                self._rewind()
+                self._cursor = 0  # A cursor of the old epoch is meaningless in the new one.
+                if self._reading is not None:
+                    self._reading.reschedule(0.0)
+                    self._reading = None
                 self._resubmitter.ask()
         if not self._availability.over():
             return
@@ -775,19 +775,12 @@ class BrokerSession:
             self._on_event(self, Up())
         self._resubmitter.ask()
 
-    def _rewind(self) -> None:
-        """Read from the first reply again, because a cursor of an old epoch means nothing in a new one."""
-        self._cursor = 0
-        if self._reading is not None:
-            self._reading.reschedule(0.0)
-            self._reading = None
-
 
 def _too_late(failure: Failure) -> Failure:
-    """Blame the outage if the broker refuses an entry for load that came after the entry."""
+    """Blame the outage if the broker refuses an entry because of load that arrived after it."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
-    message = "the queue was out of reach, so the request can no longer be answered in time"
+    message = "the queue was unreachable, so the request can no longer be answered in time"
     return Failure(errors.SERVICE_OVERLOADED, message, failure.retry_after, "broker")
 
 

@@ -1,11 +1,11 @@
-"""Quotas of a process's clients for connections, unfinished bodies and unread answers, over all ports.
+"""Client quotas for connections, unfinished bodies and unread answers. They cover all ports of a process.
 
-No client can take so much that others are kept out. From its first request on, a connection belongs to its tenant. Before that,
-it belongs to a common owner, the strangers. When strangers have used up their quota, a new connection replaces the oldest silent
-one. So a flood of silent connections keeps nobody out.
+No client can take so much that others are shut out. A connection belongs to its tenant from its first request on. Before that, it
+belongs to a common owner, the strangers. When the strangers' quota is used up, a new connection replaces the oldest idle one, so a
+flood of idle connections doesn't shut anybody out.
 
-Without authentication, a connection belongs to the client's address. A proxy is then a single owner, so by default its connections
-have no bound of their own.
+Without authentication, a connection belongs to the client's address. A proxy is then a single owner, so by default there is no
+limit per address.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from headway.core.budget import GREED, Budget
 from headway.errors import PAYLOAD_TOO_LARGE, RATE_LIMITED, SERVICE_OVERLOADED, RequestError
 from headway.model import Failure
 
-STRANGERS = "\0"  # Owner of connections without a request so far.
-REFUSED = "\1"  # Owner of connections beyond a quota. They are closed once their error is sent.
-TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32  # Limits on refused connections: a number, and a divisor of all.
-_LOOKED_AT = 64  # Maximum number of strangers' connections to search for a silent one.
-UNHELD = 1 << 16  # Outputs of one request up to so many bytes aren't counted.
+STRANGERS = "\0"  # Owner of connections that haven't sent a request yet.
+REFUSED = "\1"  # Owner of connections beyond a quota. They are closed once their error has been sent.
+TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32  # Limits on refused connections: a number, and a divisor of the total.
+_LOOKED_AT = 64  # Maximum number of strangers' connections to search for an idle one.
+UNHELD = 1 << 16  # If a request's outputs have no more bytes than this, they aren't counted.
 
 
 class HeldBytes(Budget):
-    """Budget of the bytes that clients hold. `freed`, if set, is called whenever bytes are given back."""
+    """Budget for the bytes that clients hold. `freed`, if set, is called whenever bytes are released."""
 
     __slots__ = ("freed",)
 
@@ -42,10 +42,10 @@ class HeldBytes(Budget):
 
 
 class AnswerRoom:
-    """Room for the outputs of a request with several inputs, from the first output until the answer is written.
+    """Room for the outputs of a request with several inputs, from the first output until the answer has been written.
 
-    The outputs may have `most` bytes together. `why` names the source of this bound in the error. `held` is the number of counted
-    bytes, 0 for a small answer.
+    The outputs may have `most` bytes in total. `why` names the source of this limit in the error. `held` is the number of counted
+    bytes; 0 for a small answer.
     """
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
@@ -55,7 +55,7 @@ class AnswerRoom:
         self.held = 0
 
     def hold(self, amount: int) -> Failure | None:
-        """Grow to `amount` bytes. Returns a failure if that is too much for the request or its owner."""
+        """Grow to `amount` bytes. Returns a failure if this exceeds the limit of the request or its owner."""
         if amount > self._most:
             return too_large(self._most, self._why)
         more = amount - self.held if amount > UNHELD else 0
@@ -72,13 +72,13 @@ class AnswerRoom:
 
 
 def too_large(most: int, why: str = "memory_mb") -> Failure:
-    """Return the failure of a request whose outputs exceed `most` bytes together."""
-    message = f"the outputs exceed {most} bytes together; ask for fewer in one request ({why})"
+    """Return the failure for a request whose outputs exceed `most` bytes in total."""
+    message = f"the outputs exceed {most} bytes in total; ask for fewer in one request ({why})"
     return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
 
 
 class CountedConnection(Protocol):
-    """Connection as the quotas use it."""
+    """The part of a connection that the quotas need."""
 
     owner: str | None  # Name of the owner; None if the connection isn't counted.
     reserved: int  # Counted bytes of unfinished bodies.
@@ -86,14 +86,14 @@ class CountedConnection(Protocol):
 
     @property
     def silent(self) -> bool:
-        """True while no request is under way."""
+        """True while no request is in progress."""
 
     def shutdown(self) -> None:
-        """Close at once."""
+        """Close immediately."""
 
 
 class Quotas:
-    """Budgets of one process. `bytes` is the budget of bodies, messages and answers."""
+    """Quotas of one process. `bytes` is the budget for bodies, messages and answers."""
 
     def __init__(self, settings: Settings) -> None:
         self._named = bool(settings.keys or settings.jwt)
@@ -105,21 +105,21 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Return room for the outputs of an owner's request: half of all bytes, or `most` if that is less."""
+        """Return room for the outputs of an owner's request: half of the byte budget, or `most` if that is less."""
         if most and most < self._most_answer:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)
 
     def fit(self, connections: int) -> None:
-        """Lower the total number of connections to `connections`, if it is higher."""
+        """Lower the maximum number of connections to `connections` if it is higher."""
         connections = max(connections, 1)
         if connections < self._total:
             self._connections.free -= self._total - connections
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection. Returns False if there is no room. The caller then sends an error and closes the
-        connection. If the connection has no owner afterwards, there is no room even for an error. Close it at once."""
+        """Count a new connection. Returns False if there is no room; the caller then sends an error and closes the connection. If
+        it has no owner afterwards, there isn't even room for an error, so close it immediately."""
         if not self._named:
             if not self._connections.take(address, 1):
                 self._let_linger(counted)
@@ -139,14 +139,14 @@ class Quotas:
         return True
 
     def too_many(self) -> RequestError:
-        """Return the error for a connection that `enter` has refused."""
+        """Return the error for a connection that `enter` refused."""
         if not self._connections.free:
             return RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0)
         return too_many("too many connections of this client are")
 
     def belong(self, counted: CountedConnection, tenant: str) -> None:
-        """Assign a connection to the tenant of its first request. Raises RequestError if the tenant has too many connections.
-        The caller then sends the error and closes this one."""
+        """Assign a connection to the tenant of its first request. Raises RequestError if the tenant has too many connections; the
+        caller then sends the error and closes this one."""
         owner = counted.owner
         if not self._named or owner is None or owner == tenant:
             return
@@ -158,7 +158,7 @@ class Quotas:
         counted.owner = tenant
 
     def _let_linger(self, counted: CountedConnection) -> bool:
-        """Keep a refused connection until its error is sent. Returns False if there are too many such connections."""
+        """Keep a refused connection until its error has been sent. Returns False if there are too many of them."""
         if not self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
             return False
         counted.owner = REFUSED
@@ -173,7 +173,7 @@ class Quotas:
             counted.owner = None
 
     def reserve(self, counted: CountedConnection, amount: int) -> bool:
-        """Set the counted bytes of a connection's bodies. Returns False, and changes nothing, if its owner has too many."""
+        """Set the counted bytes of a connection's bodies. If the owner has too many, return False and change nothing."""
         more = amount - counted.reserved
         if counted.owner is not None and more:
             if more < 0:
@@ -184,7 +184,7 @@ class Quotas:
         return True
 
     def keep(self, counted: CountedConnection, amount: int) -> None:
-        """Set the counted bytes of unread answers. If an owner has too many, its slowest connections are closed."""
+        """Set the counted bytes of unread answers. If the owner has too many, its slowest connections are closed."""
         owner = counted.owner
         if owner is None:
             return
@@ -194,7 +194,7 @@ class Quotas:
         while more > 0 and not self.bytes.take(owner, more):
             oldest = next(iter(slow))
             if oldest is counted:
-                more = 0  # A single answer may wait, however large.
+                more = 0  # A single answer may wait, no matter how large.
             else:
                 oldest.shutdown()
                 self.leave(oldest)
@@ -207,20 +207,20 @@ class Quotas:
                 del self._slow[owner]
 
     def no_room(self, counted: CountedConnection) -> RequestError:
-        """Return the error for a body that `reserve` has refused."""
+        """Return the error for a body that `reserve` refused."""
         return no_room(0 if counted.owner is None else self.bytes.used(counted.owner))
 
 
 def no_room(used: int) -> RequestError:
-    """Return the error for a body or answer that doesn't fit. `used`: bytes that its owner holds already."""
+    """Return the error for a body or answer that doesn't fit. `used`: bytes that its owner already holds."""
     if not used:
-        message = "too many bytes of bodies and answers are on their way (memory_mb)"
+        message = "too many bytes of bodies and answers are in transit (memory_mb)"
         return RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0, reason="bodies")
-    message = f"{used} bytes of this caller's bodies and answers are on their way; use fewer at once (memory_mb)"
+    message = f"{used} bytes of this caller's bodies and answers are in transit; use fewer at a time (memory_mb)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
 
 
 def too_many(whose: str) -> RequestError:
-    """Return the error for a connection beyond its owner's quota. `whose` begins the message."""
-    message = f"{whose} open already; use fewer (max_connections)"
+    """Return the error for a connection beyond its owner's quota. `whose` is the beginning of the message."""
+    message = f"{whose} already open; use fewer (max_connections)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="connections")

@@ -1,7 +1,7 @@
-"""Deadlines of pending requests, and tasks that are awaited even after their deadline.
+"""Deadlines of pending requests, and of tasks that the gateway waits for even after their deadline.
 
-Requests with the usual timeout share one timer. They are due in the order of the pending table, so nothing is stored for each.
-Most stored deadlines would outlive their requests forty times over, and fill the CPU caches. A timing wheel stores the deadlines
+Requests with the usual timeout share one timer. They expire in the order of the pending table, so their deadlines needn't be
+stored. Stored deadlines would outlive most requests forty times over, and fill the CPU caches. A timing wheel stores the deadlines
 of requests with other timeouts.
 """
 
@@ -17,10 +17,10 @@ from headway.core.queue_limits import bytes_of
 from headway.gateway.pending import Key, PendingRequest, PendingTable
 from headway.model import Failure, Reply
 
-DEADLINE_GRAIN = 0.02  # Maximum seconds from a deadline to its report, and width of a TimingWheel's slots.
+DEADLINE_GRAIN = 0.02  # How many seconds late a deadline may be reported, and the width of a TimingWheel's slots.
 LATE_SECONDS = 60.0  # Seconds to wait for a task's outcome after its deadline. Few batches run that long.
-MOST = 10_000  # Maximum number of late tasks of a gateway. Then the oldest ends as timed out.
-MOST_BYTES = 16 << 20  # Maximum bytes of the late tasks' large inputs. Then the oldest ends as well.
+MOST = 10_000  # Maximum number of late tasks at a gateway. Beyond it, the oldest is ended as timed out.
+MOST_BYTES = 16 << 20  # Maximum bytes of the late tasks' large inputs. Beyond it, the oldest is ended, too.
 _Name = tuple[str, str, int]  # Tenant, id and nonce.
 K = TypeVar("K")
 
@@ -28,9 +28,9 @@ K = TypeVar("K")
 class TimingWheel(Generic[K]):
     """One timer for many deadlines.
 
-    Deadlines are grouped into slots of time, and the timer is set for the end of the first slot. So a deadline costs a dictionary
-    operation instead of a timer. `passed` is called with all keys of each slot that has ended. It must ignore keys that no longer
-    matter, because nothing removes them. `clock` runs at the pace of the event loop's clock.
+    Deadlines are grouped into time slots, and the timer is set for the end of the first slot. So a deadline costs a dictionary
+    operation instead of a timer. When a slot has passed, `passed` is called with all its keys. It must ignore keys that no longer
+    matter, because they are never removed. `clock` must run at the pace of the event loop's clock.
     """
 
     def __init__(self, clock: Callable[[], float], passed: Callable[[Sequence[K]], None]) -> None:
@@ -38,11 +38,11 @@ class TimingWheel(Generic[K]):
         self._slots: dict[int, list[K]] = {}
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._newest: list[K] = []  # Keys of the slot used last, which begins at `_begins` and ends at `_ends`.
+        self._newest: list[K] = []  # Keys of the last slot used. It begins at `_begins` and ends at `_ends`.
         self._begins = self._ends = 0.0
 
     def watch(self, key: K, deadline: float) -> None:
-        """Call `passed` with `key` after instant `deadline`."""
+        """Call `passed` with `key` after `deadline`."""
         if self._begins <= deadline < self._ends:
             self._newest.append(key)
             return
@@ -75,15 +75,15 @@ class TimingWheel(Generic[K]):
 
 
 class Deadlines:
-    """Deadlines of the requests in a table, which a request joins when it is watched, and leaves when it ends.
+    """Deadlines of the requests in a pending table.
 
     Arguments:
-        clock: monotonic seconds, at the pace of the event loop's clock.
+        clock: returns monotonic seconds, at the pace of the event loop's clock.
         usual: timeout in seconds of most requests.
         passed: called with the keys of overdue requests, up to DEADLINE_GRAIN seconds late. It must remove these requests.
 
     Attributes:
-        runs: True while the shared timer runs. Requests with the usual timeout then need no `watch`.
+        runs: True while the shared timer is running. Requests with the usual timeout then don't need `watch`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Deadlines:
         self.runs = False
 
     def watch(self, key: Key, deadline: float, timeout: float) -> None:
-        """Call `passed` after instant `deadline`, which is `timeout` seconds away, if the request is still in the table."""
+        """Call `passed` after `deadline`, which is `timeout` seconds away, if the request is still in the table."""
         if timeout != self.usual:
             self._others.watch(key, deadline)
         elif not self.runs:
@@ -119,11 +119,10 @@ class Deadlines:
 
 
 class LateTasks:
-    """Tasks that still run after their deadline. No request waits for them any more.
+    """Tasks that are still running after their deadline. No request waits for them any more.
 
-    Clients can still poll for the outcome of a late task. So the gateway waits until the outcome comes, or gives up at
-    some point. Only then `end` counts and records the task. Late tasks aren't in the pending table, because they are
-    never resubmitted.
+    Clients can still poll for a late task's outcome. So the gateway waits for the outcome for a while, and only then has `end`
+    count and record the task. Late tasks aren't in the pending table, because they are never resubmitted.
     """
 
     def __init__(self, clock: Callable[[], float], end: Callable[[Sequence[PendingRequest]], None]) -> None:
@@ -133,7 +132,7 @@ class LateTasks:
         self._deadlines: TimingWheel[_Name] = TimingWheel(clock, self._overdue)
 
     def hold(self, task: PendingRequest, failure: Failure) -> None:
-        """Hold a task until its outcome comes. If that takes too long, the task ends with `failure`."""
+        """Keep a task until its outcome arrives. If that takes too long, end it with `failure`."""
         entry = task.entry
         task.reply = Reply(entry.id, entry.tenant, None, failure)
         name = (entry.tenant, entry.id, entry.nonce)
@@ -144,9 +143,7 @@ class LateTasks:
             self._overdue([next(iter(self._held))])
 
     def take(self, reply: Reply, ended: list[PendingRequest]) -> bool:
-        """Append the late task of a reply to `ended`. Returns False if no late task waits for the reply."""
-        if not self._held:
-            return False
+        """Append the late task that a reply is for to `ended`. Returns False if there is none."""
         task = self._let_go((reply.tenant, reply.id, reply.nonce))
         if task is not None:
             task.reply = reply

@@ -1,18 +1,18 @@
-"""Requests with several inputs. Each input becomes a part, and the parts have one outcome together.
+"""Requests with several inputs. Each input becomes a part, and all parts share one outcome.
 
     submit ──▶ part 0, which pays for all ──┐
           ├──▶ part 1 ──────────────────────┼── all have an output ──▶ the replies, in order
           └──▶ part 2 … ────────────────────┘
                     └── one fails ──▶ that failure; the other parts are abandoned
 
-The parts share the principal, the options and the deadline. They are let in together or not at all. The gateway judges the first
-part on behalf of all. If that is refused, no other part is submitted. The rate limits charge the first part for all.
+The parts share the principal, the options and the deadline. Either all of them are let in or none. The gateway checks the first
+part on behalf of all: if it is refused, no other part is submitted. The rate limits charge the first part for all.
 
-A few parts are submitted at once. Many parts are submitted in slices, which take turns with the slices of other requests. The
-deadline includes this waiting time.
+A few parts are submitted together. Many parts are submitted in slices, which take turns with the slices of other requests. The
+deadline includes this wait.
 
-With an idempotency key, the other parts are submitted once the broker has accepted or answered the first. If two different
-requests use the same key, even at two gateways, the request whose first part comes first wins, and no part of the other runs.
+With an idempotency key, the other parts are submitted only once the broker has accepted or answered the first. If two different
+requests use the same key, even at two gateways, the one whose first part arrives first wins, and no part of the other one runs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from headway.runtime.request_id import new_id
 
 MOST_INPUTS = 1024  # Maximum number of inputs of one request.
 AT_ONCE = 64  # Maximum number of parts submitted in one turn of the event loop.
-BYTES_AT_ONCE = 1 << 20  # Bytes of inputs and parameters after which no more parts are submitted in one turn.
-MOST_BODIES = 8  # Maximum size of all inputs, each with the parameters, in multiples of the largest body.
+BYTES_AT_ONCE = 1 << 20  # Once this many bytes have been submitted, the other parts wait for the next turn.
+MOST_BODIES = 8  # Maximum size of all inputs, each with the parameters, as a multiple of the largest body.
 LEAST_TIME = 0.001  # Timeout in seconds of a part that has waited for its turn until the deadline.
-FEW = 16  # Requests of up to this many parts are submitted at once, without waiting for a turn.
+FEW = 16  # Requests with at most this many parts don't have to wait for a turn.
 
 _RAN, _MARKS = attrgetter("ran"), attrgetter("shared", "kept", "unkept", "tokens")
-_UNMARKED = {(None, False, False, None)}  # Marks of plain replies, which need no joining.
+_UNMARKED = {(None, False, False, None)}  # Marks of plain replies, which needn't be joined.
 OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
-"""Codes of failures that concern the whole request, although the first part brings them."""
+"""Codes of failures that concern the whole request, although the first part gets them."""
 
 
 class FanOut(ReplySink):
@@ -49,9 +49,9 @@ class FanOut(ReplySink):
 
     Arguments:
         request: the request, without its inputs. It isn't a task, and its principal has the limits for the model. The first part
-            gets its id and idempotency key. The other parts get keys that no client can write.
+            gets its id and idempotency key. The other parts get keys that clients can't send.
         ended: called once, with all replies in the order of the inputs, or with a single failure. Not called after `abandon`.
-        room: room for the outputs; None for a part of the tenant's. The caller gives it back after writing the answer.
+        room: room for the outputs; None to take it from the tenant's quota. The caller releases it after writing the answer.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class FanOut(ReplySink):
         self._refused = False  # True once the gateway has refused a part. No other part is submitted then.
         self._awaits_first = self._has_to_wait()  # True while the other parts wait for the first.
         self._several.ahead = self._awaits_first or bool(request.options.key)
-        self._is_wrong = False  # True if the model isn't served. The request is then charged as one input.
-        self._let_in = 0  # Number of parts that were let in with the first and are yet to be submitted.
+        self._is_wrong = False  # True if the model isn't served. The request is then charged as a single input.
+        self._let_in = 0  # Number of parts that were let in with the first but haven't been submitted yet.
         self._whole = b""
         self._begun = 0.0
         self.room = room or gateway.quotas.answer_room(request.principal.tenant)
@@ -82,7 +82,7 @@ class FanOut(ReplySink):
         self._failed_part = ""
 
     def start(self) -> None:
-        """Submit the parts. The outcome comes on a later turn of the event loop."""
+        """Submit the parts. The outcome follows in a later turn of the event loop."""
         count, loop = self._count, asyncio.get_running_loop()
         self._begun = loop.time()
         least = min(self._principal.limits, key=lambda limit: limit.burst, default=None)
@@ -101,8 +101,8 @@ class FanOut(ReplySink):
             self._submit()
 
     def _turn_away(self, failure: Failure) -> None:
-        """Refuse the whole request, and charge it as if it had one input, unless that exceeds a limit. The client gets
-        `failure` even if it exceeds a limit, because a Retry-After wouldn't help a request that never fits."""
+        """Refuse the whole request, and charge it as a single input unless that exceeds a limit. The client gets `failure` even
+        then, because a Retry-After wouldn't help a request that never fits."""
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
         if gateway.limiter.excess(limits, gateway.broker) is None:
@@ -112,7 +112,7 @@ class FanOut(ReplySink):
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
-        """Return True if the first part goes ahead: with an idempotency key, or if the parts don't fit into one call."""
+        """Return True if the first part must be sent ahead: with an idempotency key, or if the parts don't fit into one call."""
         several, count = self._several, self._count
         if count == 1:
             return False
@@ -169,7 +169,7 @@ class FanOut(ReplySink):
             self.admitted()
 
     def admitted(self) -> None:
-        """Submit the other parts, now that the broker has accepted or answered the first."""
+        """Submit the other parts, because the broker has accepted or answered the first."""
         if not self._awaits_first:
             return
         self._awaits_first = False
@@ -179,7 +179,7 @@ class FanOut(ReplySink):
             self._wait_turn()
 
     def _enter(self) -> bool:
-        """Submit all parts at once on their lane. Returns False if they can't take the lane."""
+        """Submit all parts together on their lane. Returns False if they can't take the lane."""
         several, gateway, count = self._several, self._gateway, self._count
         lane = gateway.lane(self._principal, self._options, self._model)
         if not lane.open or lane.throttled or not gateway.lets_in(lane, count):
@@ -227,7 +227,7 @@ class FanOut(ReplySink):
             self._submit()
 
     def _payer(self, position: int) -> Principal:
-        """Return a part's principal. The first part's limits charge for all parts."""
+        """Return the principal for a part. The first part is charged for all."""
         limits = self._principal.limits
         if not limits or self._is_wrong or (counted := 0 if position else self._counted()) == 1:
             return self._principal
@@ -253,15 +253,15 @@ class FanOut(ReplySink):
         )
 
     def _shown(self, position: int, reply: Reply) -> Failure:
-        """Return a part's failure as the failure of the whole request. It names the input if that is to blame."""
+        """Return a part's failure as the failure of the whole request. It names the input if the input is to blame."""
         failure, count = failures.failure_of(reply), self._count
         if count == 1 or reply.failure is None or failure.code == errors.RATE_LIMITED:
             return failure
-        if failure.reason == failures.POLICY:  # The message names the input already.
+        if failure.reason == failures.POLICY:  # The message already names the input.
             return failure
         if not position and (failure.code in OF_ALL or failure.reason == failures.LIST):
             return failure
-        if self._refused and len(self._places) == 1:  # The first input was judged on behalf of all.
+        if self._refused and len(self._places) == 1:  # The first input was checked on behalf of all.
             return failure
         return failures.of_input(position, count, failure)
 
@@ -286,20 +286,20 @@ class FanOut(ReplySink):
 
 
 def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -> Failure | None:
-    """Return a failure if several inputs have too many bytes together. `most_body`: size in bytes of the largest allowed body."""
+    """Return a failure if several inputs have too many bytes in total. `most_body`: maximum size of a body in bytes."""
     count, total, most = len(inputs), sum(map(len, inputs)), MOST_BODIES * most_body
     if count == 1 or total + count * len(parameters) <= most:
         return None
     message = (
-        f"{count} inputs come to {total} bytes, and {count} times {len(parameters)} of parameters, as each has them with it; at "
-        f"most {most} are allowed in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
+        f"{count} inputs come to {total} bytes, plus {count} times {len(parameters)} bytes of parameters, which are sent with each; "
+        f"at most {most} are allowed in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
     )
     return Failure(errors.PAYLOAD_TOO_LARGE, message)
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:
-    """Join replies into one reply, with the first output or the failure. It counts as shared if all replies are shared. Its
-    run names all versions that answered, as in `3,4`. Versions may change between parts, or some outcomes may be older."""
+    """Join replies into one with the first output or the failure. It is marked as shared if all replies are shared. Its run names
+    all versions that answered, such as `3,4`: the version may change between parts, and some outcomes may be older."""
     first = replies[0]
     if (
         len(replies) == 1

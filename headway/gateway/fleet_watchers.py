@@ -1,7 +1,7 @@
-"""Watchers of the fleet. One watches the workers. The other watches capacity and gateways, and sets this gateway's throttle.
+"""Fleet watchers. One watches the workers; the other watches capacity and gateways, and sets this gateway's throttle.
 
-If the fleet is out of reach, or no controller publishes the capacity, the throttle opens after some seconds. Then only the broker
-refuses requests.
+If the fleet is unreachable, or no controller publishes the capacity, the throttle opens after a few seconds. From then on only the
+broker refuses requests.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-READ_WORKERS_EVERY = 0.5  # Seconds between two looks at the workers.
-READ_CAPACITY_EVERY = 0.5  # Seconds between two looks at the capacity while requests come.
-CALM = 0.05  # Arrivals per second, averaged over about a second, below which none came for some seconds.
+READ_WORKERS_EVERY = 0.5  # Seconds between checks of the workers.
+READ_CAPACITY_EVERY = 0.5  # Seconds between checks of the capacity while requests arrive.
+CALM = 0.05  # If the arrival rate, averaged over about a second, is lower, none arrived for a few seconds.
 
 
 class Learner(Protocol):
-    """Object that uses the reports of workers."""
+    """Anything that uses the reports of workers."""
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None: ...
 
 
 class WorkersWatcher(PeriodicResource):
-    """Watcher of the workers. The learners get the reports in order, because the first may change the served models."""
+    """Watches the workers. The learners get the reports in order, because the first may change the served models."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WorkersWatcher(PeriodicResource):
 
 
 class CapacityWatcher(PeriodicResource):
-    """Watcher of the capacity for one gateway. It sets the gateway's throttle, and looks more often while requests come."""
+    """Watches the capacity and sets the gateway's throttle. It checks more often while requests arrive."""
 
     def __init__(self, gateway: Gateway, fleet: Fleet, clock: Callable[[], float], pace: Pace) -> None:
         self._gateway, self._fleet = gateway, fleet
@@ -69,7 +69,7 @@ class CapacityWatcher(PeriodicResource):
         self._calm = False
 
     def every(self) -> float:
-        """Return the seconds until the next look, which are more while the gateway is idle."""
+        """Return the seconds until the next check; longer while the gateway is idle."""
         if self._calm and not self._gateway.pending:
             return self._pace.every()
         self._pace.stir()
@@ -86,7 +86,9 @@ class CapacityWatcher(PeriodicResource):
         finally:
             for model, throttle in self._gateway.limiter.throttles.items():
                 if throttle.rate != math.inf and self._freshness.is_stale(model, self._clock()):
-                    log.info("no news of a model's capacity; its lowest tier is no longer throttled", model=model)
+                    log.info(
+                        "no recent report on a model's capacity; its lowest tier is no longer throttled", model=model
+                    )
                     self._set(model, math.inf)
 
     def _follow(self, capacities: Sequence[Capacity], members: Sequence[ProcessInfo]) -> None:
@@ -103,7 +105,11 @@ class CapacityWatcher(PeriodicResource):
             self._calm = self._calm and own.higher + own.lowest < CALM
             capacity = of_models.get(model)
             if capacity is not None and self._freshness.hear(capacity, now):
-                rates = [arrivals for other in others if (arrivals := _arrivals(other, model)) is not None]
+                rates = [
+                    ArrivalRates(*other.arrivals[model], other.tenant_rates.get(model, {}))
+                    for other in others
+                    if model in other.arrivals
+                ]
                 whole = room(capacity, gateway.served[model].settings.reserved_share, [own, *rates])
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
@@ -113,7 +119,7 @@ class CapacityWatcher(PeriodicResource):
             gateway.learn()
 
     def _roll(self, capacities: Mapping[str, Capacity]) -> None:
-        """Follow the published rollouts. A model without news keeps its rollout."""
+        """Follow the published rollouts. If nothing was published for a model, it keeps its rollout."""
         gateway, rollouts, changed = self._gateway, [], False
         for model, served in gateway.served.items():
             capacity = capacities.get(model)
@@ -131,9 +137,3 @@ class CapacityWatcher(PeriodicResource):
             gateway.counters.throttle[model] = rate
         else:
             gateway.counters.throttle.pop(model, None)
-
-
-def _arrivals(gateway: ProcessInfo, model: str) -> ArrivalRates | None:
-    """Return the arrivals for a model at another gateway; None if that doesn't serve the model."""
-    rates = gateway.arrivals.get(model)
-    return None if rates is None else ArrivalRates(*rates, gateway.tenant_rates.get(model, {}))

@@ -1,11 +1,11 @@
-"""The gateway, which handles the client's side of requests from submission to answer.
+"""The gateway. It handles the client's side of requests, from submission to answer.
 
-A request costs one small record and two dictionary operations, but no task, future or timer of its own. The record holds the sink
-of the answer, so that any source of an answer can write it.
+A request costs one small record and two dictionary operations, but no separate task, future or timer. The record holds the sink
+for the answer, so that whatever produces the answer can write it.
 
-Requests go over a `BrokerSession` to the fleet's shared broker. During an outage, a gateway with a fallback sends them over
-another session to its own broker. A gateway without a fallback refuses them. A request ends exactly once, in `_finish`, because
-the first answer removes its record.
+Requests are sent over a `BrokerSession` to the fleet's shared broker. During an outage, a gateway with a fallback sends them over
+another session to its own broker; a gateway without one refuses them. A request ends exactly once, in `_finish`, because the first
+answer removes its record.
 """
 
 from __future__ import annotations
@@ -90,15 +90,17 @@ log = get_logger(__name__)
 
 _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
-MOST_WORKERS = 10_000  # Maximum number of workers whose last batch is remembered. Then all are forgotten.
-MOST_TENANTS = 100  # Maximum number of tenants with token counts of their own. Others count as OTHER.
+MOST_WORKERS = 10_000  # Maximum number of workers whose last batch is remembered. Beyond it, all are forgotten.
+MOST_TENANTS = 100  # Maximum number of tenants with separate token counts. Others are counted as OTHER.
 OTHER = "other"
-MOST_ASKING = 256  # Maximum number of tenants with counts of their own. The one that asked longest ago goes.
+MOST_ASKING = (
+    256  # Maximum number of tenants with separate counts. Beyond it, the one that asked longest ago is dropped.
+)
 _COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)  # Endings that say something about the version.
 
 
 def outcome_of(failure: Failure) -> str:
-    """Return the outcome label of a failure: the error code that the client gets, in lower case."""
+    """Return the outcome label for a failure: the error code that the client gets, in lower case."""
     return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
@@ -110,15 +112,15 @@ class _Answers(msgspec.Struct):
 
 
 class OutcomeCounts:
-    """Observer that updates counters. `models` are the served models. Other models get no series."""
+    """Observer that updates counters. `models` are the served models; others don't get a time series."""
 
     def __init__(self, counters: GatewayCounts, tiers: Sequence[str], models: Container[str]) -> None:
         self._counters, self._tiers, self._models = counters, tiers, models
-        self._last_runs: dict[str, float] = {}  # Instant at which the last counted batch was claimed, by worker.
-        self._rows = Counter[tuple[str, float]]()  # Rows beyond the first of each request, by worker and claim.
+        self._last_runs: dict[str, float] = {}  # When the last counted batch was claimed, by worker.
+        self._rows = Counter[tuple[str, float]]()  # Rows beyond the first of each request, by worker and time of claim.
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        if ending is Ending.ANSWERED:  # They took lanes, where tensors have a single row.
+        if ending is Ending.ANSWERED:  # They used lanes, where tensors have a single row.
             self._count_batch(requests, now)
             return
         if ending is not Ending.REPLIED:
@@ -157,7 +159,7 @@ class OutcomeCounts:
             self._count_answers(model, self._tiers[tier], answers)
 
     def _count_rows(self, requests: Sequence[PendingRequest]) -> None:
-        """Count the rows of tensors that ran, beyond the first of each request."""
+        """Count the tensor rows that ran, beyond the first of each request."""
         self._rows.clear()
         for request in requests:
             entry, reply = request.entry, request.reply
@@ -188,7 +190,7 @@ class OutcomeCounts:
         self._counters.tokens[entry.model, tenant, how] += used
 
     def _count_run(self, model: str, run: BatchRun, now: float) -> None:
-        """Count a batch once, even if its replies come in several calls."""
+        """Count a batch once, even if its replies arrive in several calls."""
         self._counters.last_answer[model] = now
         if self._last_runs.get(run.worker) == run.claimed_at:
             return
@@ -208,7 +210,7 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count a request without a reply. Refusals have no latency here, because in an overload they would hide all others."""
+        """Count a request without a reply. During an overload, the latencies of refusals would drown out all others."""
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")
@@ -225,19 +227,21 @@ class OutcomeCounts:
         self._counters.requests[self._known(entry), self._tiers[entry.tier], outcome] += 1
 
     def _known(self, entry: Entry) -> str:
-        """Return the model of an entry; empty if it isn't served, because clients could make up endless names."""
+        """Return the model of an entry; empty if it isn't served, because clients could make up any number of names."""
         return entry.model if entry.model in self._models else ""
 
 
 class TenantCounts:
-    """Observer that counts a tenant's requests once the tenant has asked. `begin` registers it when the first tenant asks."""
+    """Observer that counts the requests of tenants that have asked for counts. `begin` registers it when the first one asks."""
 
     def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
         self._tiers, self._models, self._begin = tiers, models, begin
-        self._counts: dict[str, tuple[GatewayCounts, OutcomeCounts]] = {}  # Counts by tenant, the last asker last.
+        self._counts: dict[
+            str, tuple[GatewayCounts, OutcomeCounts]
+        ] = {}  # Counts by tenant. The tenant that asked last comes last.
 
     def of(self, tenant: str) -> GatewayCounts:
-        """Return the counts of a tenant's requests since the tenant first asked."""
+        """Return the counts of a tenant's requests since the tenant first asked for them."""
         if not self._counts:
             self._begin(self)
         counts = self._counts.pop(tenant, None)
@@ -270,14 +274,14 @@ class _Sums(msgspec.Struct):
 
 
 class RolloutCounts:
-    """Observer that counts by version during rollouts. `observe(self, True)` registers it, and with False removes it."""
+    """Observer that counts requests by version during rollouts. `observe(self, True)` registers it; with False it is removed."""
 
     def __init__(self, observe: Callable[[RolloutCounts, bool], None]) -> None:
         self._observe = observe
         self._of_models: dict[str, dict[str, _Sums]] = {}
 
     def follow(self, rollouts: Sequence[Rollout]) -> None:
-        """Count for these rollouts only from now on."""
+        """From now on count for these rollouts only."""
         wanted = {rollout.model: {rollout.version, rollout.beside} for rollout in rollouts if rollout.running}
         before, self._of_models = self._of_models, {
             model: own if (own := self._of_models.get(model, {})).keys() == versions else {each: _Sums() for each in versions}
@@ -304,8 +308,8 @@ class RolloutCounts:
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests by the version chosen for them.
 
-        Shared answers don't count. Requests that name a version don't count either, because a client could make a version be
-        rolled back by sending it bad inputs.
+        Shared answers aren't counted. Requests that name a version aren't either, because otherwise a client could cause a rollback
+        by sending a version bad inputs.
         """
         if ending not in _COUNTED:
             return
@@ -322,11 +326,11 @@ class RolloutCounts:
             sums.latencies[bucket] = sums.latencies.get(bucket, 0) + 1
 
 
-AT_ONCE = 64  # Maximum number of inputs that get their output in one turn of the event loop.
+AT_ONCE = 64  # Maximum number of inputs that get their outputs in one turn of the event loop.
 
 
 class EqualInputs:
-    """Copies outputs between equal inputs of a request, in the `turns` of tenants. `finish` ends requests with a reply."""
+    """Copies outputs between identical inputs of a request, in the `turns` of tenants. `finish` ends requests with a reply."""
 
     def __init__(
         self,
@@ -338,7 +342,7 @@ class EqualInputs:
         self._pending, self._turns, self._limiter, self._finish = pending, turns, limiter, finish
 
     def follows(self, pending: PendingRequest) -> bool:
-        """Add a new input. Returns True if it equals an earlier input of its request, and so mustn't be submitted."""
+        """Add a new input. Returns True if its request has an identical earlier input; this one mustn't be submitted then."""
         several, key = pending.several, _shared_key(pending.entry)
         if several is None or not key:
             return False
@@ -354,7 +358,7 @@ class EqualInputs:
             self._wait(inputs)
 
     def is_later(self, pending: PendingRequest) -> bool:
-        """Return True if an input will get the output of an earlier input."""
+        """Return True if an input will get the output of an earlier one."""
         inputs = self._equal_to(pending)
         return bool(inputs) and inputs[0] is not pending
 
@@ -366,7 +370,7 @@ class EqualInputs:
         self._turns.wait(inputs[0].entry.tenant, partial(self._give, inputs))
 
     def _give(self, inputs: list[PendingRequest]) -> None:
-        """Give the first input's output to the next AT_ONCE."""
+        """Copy the first input's output to the next AT_ONCE inputs."""
         reply = inputs[0].reply
         shared = DedupKind.SAME if reply.shared is None else reply.shared
         ended = [pending for pending in inputs[1 : AT_ONCE + 1] if self._pending.of(pending.entry) is pending]
@@ -376,14 +380,14 @@ class EqualInputs:
             pending.reply = msgspec.structs.replace(reply, id=entry.id, nonce=entry.nonce, shared=shared)
             del self._pending[entry.tenant, entry.id]
             self._limiter.not_run(entry)
-        if len(inputs) > 1:  # Before `finish`, which may end the whole request.
+        if len(inputs) > 1:  # Do this before `finish`, which may end the whole request.
             self._wait(inputs)
         self._finish(ended)
 
 
 def _shared_key(entry: Entry) -> str:
-    """Return the key by which an entry would join an identical entry; empty if it wouldn't. With an idempotency key, it
-    doesn't, because the broker must keep an outcome for each part."""
+    """Return the key by which an entry would join an identical entry; empty if it can't. An entry with an idempotency key can't,
+    because the broker must keep an outcome for each part."""
     keys = entry.dedup_keys
     if keys and keys[0].kind is not DedupKind.SAME:
         return ""
@@ -391,20 +395,20 @@ def _shared_key(entry: Entry) -> str:
 
 
 _KEY, _SESSION, _DEADLINE = attrgetter("key"), attrgetter("session"), attrgetter("deadline")
-WOKEN_EVERY = 0.5  # Minimum seconds between two messages to the controller about demand for models at zero.
+WOKEN_EVERY = 0.5  # Minimum seconds between messages to the controller about demand for models at zero.
 MOST_LANES = 10_000  # Maximum number of cached lanes, which connections share.
 
 
 class Gateway:
-    """Gateway of one process. It hands requests to the broker, and each answer to its sink.
+    """The gateway of a process. It passes requests to the broker, and each answer to its sink.
 
     Arguments:
-        direct: fallback during an outage of `broker`; None to refuse requests during an outage.
+        direct: fallback for use during an outage of `broker`; None to refuse requests then.
         woken: called to tell the controller about demand for a model at zero.
         in_doubt: returns True if there may be models and versions that this process doesn't know yet.
 
     Attributes:
-        broker: broker for new requests. In direct mode, this is the gateway's own.
+        broker: broker for new requests. In direct mode, it is the gateway's own.
         held: pending requests. Only the gateway changes this table.
         facts: token that is replaced whenever cached lanes become stale. Compare it by identity.
     """
@@ -462,7 +466,9 @@ class Gateway:
         self._session, self.broker = self._shared, broker
         self.facts: object = None
         self._woken, self._woken_at = woken, -math.inf
-        self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}  # By asker's id, options, and model.
+        self._lanes: dict[
+            tuple[int, RequestOptions, str | None], Lane
+        ] = {}  # By the asker's identity, options, and model.
         self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -472,16 +478,16 @@ class Gateway:
 
     @property
     def pending(self) -> int:
-        """Number of pending requests and of followers of tasks."""
+        """Number of pending requests, including task followers."""
         return len(self._pending)
 
     @property
     def holding(self) -> bool:
-        """True while new requests go to the shared broker, or wait for its expected return."""
+        """True while new requests are sent to the shared broker, or wait because it is expected to be back soon."""
         return not self._shared.away
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note a failed call to the shared broker elsewhere in this process."""
+        """Record that a call to the shared broker failed elsewhere in this process."""
         self._shared.note_silence(began, error)
 
     @property
@@ -490,7 +496,7 @@ class Gateway:
         return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
-        """Take a request. Returns False if it is refused. In any case, its sink gets the reply in a later turn of the event loop."""
+        """Submit a request. Returns False if it is refused. Either way, the sink gets the reply in a later turn of the event loop."""
         judgement = None
         if self._screening is not None:
             screened = self._screened(self._screening, sink, request, several)
@@ -523,10 +529,10 @@ class Gateway:
     def _screened(
         self, screening: Screening, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None
     ) -> tuple[InferenceRequest, Judgement | None] | None:
-        """Apply the input policy. Returns the changed request and the verdict to wait for, if any; None for a refused request."""
+        """Apply the input policy. Returns the changed request and the verdict to wait for, if any; None if it is refused."""
         principal, model = request.principal, request.model
         if model not in self.served or (principal.models and model not in principal.models):
-            return request, None  # `submit` refuses it for its model, without showing the policy.
+            return request, None  # `submit` refuses it because of its model, without revealing the policy.
         principal = principal.asking(model)
         limits = self.counted(principal.limits)
         request, failure, judgement = screening.inspect(request, several, limits, self._session.broker)
@@ -536,7 +542,7 @@ class Gateway:
         return request, judgement
 
     def _hand_on(self, pending: PendingRequest) -> None:
-        """Offer a request to the broker, after a verdict that lets it in."""
+        """Offer a request to the broker after a verdict has let it in."""
         if self.equal_inputs.is_later(pending):
             return
         session, entry = self._session, pending.refreshed(self._clock())
@@ -558,7 +564,7 @@ class Gateway:
         self.learn()
 
     def learn(self, workers: Sequence[WorkerInfo] = ()) -> None:
-        """Close all lanes if the facts behind them have changed, for example by the reports of workers."""
+        """Close all lanes if the facts that they are based on have changed, for example because of workers' reports."""
         served = self.served
         of_each = [
             (name, model, model.versions.sole, model.traces is None, model.settings, model.takes, model.is_plain, model.takes_rows)
@@ -578,7 +584,7 @@ class Gateway:
             self._lanes.clear()
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
-        """Return the lane of a principal's requests with these options. `asked`: the model they name; None for the default."""
+        """Return the lane for a principal's requests with these options. `asked`: the model that they name; None for the default."""
         known = self._lanes.get((id(principal), options, asked))
         if known is not None and known.facts is self.facts:
             return known
@@ -605,12 +611,12 @@ class Gateway:
             timeout if options.task else rules.queue_timeout, timeout, version=version, limits=principal.limits,
             caller=principal.user if options.origin is None else options.origin,
         )  # fmt: skip
-        # A lane of an unknown model isn't cached, because clients could make the table grow.
+        # Lanes for unknown models aren't cached, because clients could make the table grow.
         if lane.open or lane.rows or lane.keeps:
             lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.pattern.tier)
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.clear()
-            # The lane references its asker, so no other object gets that identity.
+            # The lane keeps its asker alive, so no other object can get the same identity.
             self._lanes[id(lane.asker), options, asked] = lane
         return lane
 
@@ -618,8 +624,8 @@ class Gateway:
         self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes,
         pattern: Entry | None = None, several: SeveralInputs | None = None,
     ) -> Entry | None:  # fmt: skip
-        """Fast path: take a new request on an open lane. Returns None if it is refused. Before passing a `pattern`, which replaces
-        the lane's own, check `lets_in`."""
+        """Fast path: submit a new request on an open lane. Returns None if it is refused. `pattern` replaces the lane's own; check
+        `lets_in` before passing it."""
         session, entry = self._session, pattern or lane.pattern
         now = self._clock()
         near = session.near
@@ -628,7 +634,7 @@ class Gateway:
             if pattern is None and (
                 session.full(1) or (entry.limits and self.limiter.excess(entry.limits, session.broker))
             ):
-                # `submit` refuses it with the reason.
+                # `submit` refuses it and gives the reason.
                 self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
                 return None
         key = entry.tenant, id
@@ -653,7 +659,7 @@ class Gateway:
         return entry
 
     def lets_in(self, lane: Lane, count: int) -> bool:
-        """Return True if this gateway knows no reason to refuse `count` requests together on a lane."""
+        """Return True if this gateway sees no reason to refuse `count` requests together on a lane."""
         session, limits = self._session, lane.pattern.limits
         if session.near is not None and not (session.waits or (limits and self.limiter.debts)):
             return True
@@ -663,7 +669,7 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request whose lane isn't open: on the lane if that keeps outcomes, otherwise by `submit`."""
+        """Submit a request whose lane isn't open: on the lane if it keeps outcomes, otherwise with `submit`."""
         if not (lane.keeps and self.lets_in(lane, 1)):
             self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
             return
@@ -680,20 +686,20 @@ class Gateway:
         entry = pending.entry
         throttle = self.limiter.throttles[entry.model]
         if entry.count > 1 and entry.timeout >= throttle.least_seconds:
-            # The first input is refused on behalf of its list, but only it was counted.
+            # The first input is refused on behalf of its list, but only this input was counted.
             throttle.higher += entry.count - 1
         self._note_refused(pending, failure)
         ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
 
     def _note_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Give back the capacity that was taken for a refused entry, and for its list if it pays for one."""
+        """Release the capacity that was reserved for a refused entry, and for its list if it pays for one."""
         self.limiter.refused(pending.entry, failure)
         if pending.several is not None and pending.entry.count > 1:
             pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return the limits that apply now. In direct mode, these are this gateway's parts."""
+        """Return the limits that apply now. In direct mode, these are this gateway's shares."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
@@ -711,14 +717,14 @@ class Gateway:
             session.offer(entry)
 
     def detach(self, tenant: str, id: str) -> None:
-        """Stop waiting for a task, which keeps running."""
+        """Stop waiting for a task. The task keeps running."""
         if (pending := self._pending.get((tenant, id))) is not None:
             pending.sink = NOBODY
             if self.served.traces is not None:
                 self.served.traces.detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Drop a request, because its client has left. The broker decides if the entry still runs."""
+        """Drop a request because its client has left. The broker decides whether the entry still runs."""
         pending = self._pending.get((tenant, id))
         if pending is None or pending.sink is not sink:
             return
@@ -744,10 +750,10 @@ class Gateway:
         return reply
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Return the outcome or state of a task; None without such a task. Raises BrokerUnavailable during an outage."""
+        """Return the outcome or state of a task; None if there is no such task. Raises BrokerUnavailable during an outage."""
         pending = self._pending.get((tenant, id))
         if pending is not None and pending.task:
-            if (session := pending.session) is None:  # It waits for the input policy.
+            if (session := pending.session) is None:  # It is waiting for the input policy.
                 return EntryState.QUEUED
             unadmitted = pending.unadmitted
             outcome = await session.outcome(tenant, id)
@@ -764,7 +770,7 @@ class Gateway:
         return outcome
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
-        """Wait up to `seconds` for the outcome of a task. Returns None after that time."""
+        """Wait up to `seconds` for the outcome of a task. Returns None if it takes longer."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
         model, version = (task.entry.model, task.entry.version) if task is not None else ("", "")
@@ -773,7 +779,7 @@ class Gateway:
         session.followers += 1
         try:
             self._hold(sink, Principal("", tenant, 0), entry, unadmitted=False, several=None, session=session)
-            session.taken = taken  # A follower doesn't count in the rate.
+            session.taken = taken  # Followers aren't included in the rate.
             async with asyncio.timeout(seconds):
                 reply = await self._reply(sink, tenant, entry.id)
         except TimeoutError:
@@ -783,7 +789,7 @@ class Gateway:
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
-        """Forget a task and its outcome. Unless it is on a GPU, it won't run. Raises BrokerUnavailable if it may still exist."""
+        """Forget a task and its outcome. It won't run unless it is already on a GPU. Raises BrokerUnavailable if it may still exist."""
         pending = self._pending.get((tenant, id))
         task = pending if pending is not None and pending.task else None
         is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
@@ -795,7 +801,7 @@ class Gateway:
                 await session.cancel_task(tenant, id)
             is_certain = True
         finally:
-            # Not earlier, because a client that knows its task is gone must not find it by a poll.
+            # Only now, because a client that knows that its task is gone must not find it by polling.
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # After a state loss, another gateway that holds the task resubmits it.
@@ -812,7 +818,7 @@ class Gateway:
         return [direct] if shared.away else [direct, shared]
 
     def out_of_reach(self) -> Failure:
-        """Return the failure for clients when `outcome` or `cancel` raises BrokerUnavailable."""
+        """Return the failure that clients get when `outcome` or `cancel` raises BrokerUnavailable."""
         return self._shared.out_of_reach()
 
     async def emptied(self) -> None:
@@ -822,13 +828,13 @@ class Gateway:
         self._late.end_all()
 
     def refuse_all(self, failure: Failure) -> None:
-        """Answer every pending request with `failure`, because the shutdown has run out of time."""
+        """Answer every pending request with `failure` because the shutdown has run out of time."""
         for pending in list(self._pending.values()):
             self._answer(pending, failure, Ending.TIMED_OUT)
         self._late.end_all()
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
-        """Return the status of the newest request with an id, of one tenant or of any; None if there is none."""
+        """Return the status of the newest request with this id, of one tenant or of any; None if there is none."""
         pending, state = self._pending.newest(id, tenant), None
         if pending is None:
             return self._recent.find(id, tenant)
@@ -840,7 +846,7 @@ class Gateway:
     def _check(
         self, principal: Principal, entry: Entry, options: RequestOptions, session: BrokerSession
     ) -> Failure | None:
-        """Return why a request is refused at once; None if it may go to the broker."""
+        """Return why a request is refused immediately; None if it may be sent to the broker."""
         model = entry.model
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
@@ -855,7 +861,7 @@ class Gateway:
                 return failure
         if self._direct_mode is not None and self._session is self._direct:
             failure = self._direct_mode.refusal(model, options.version, self.out_of_reach())
-        elif options.version and options.count:  # The parts of a list but the first have a count of 0.
+        elif options.version and options.count:  # All parts of a list but the first have a count of 0.
             failure = self.served.refusal(model, options.version)
         if failure is not None:
             return failure
@@ -868,12 +874,12 @@ class Gateway:
         return self.limiter.check(entry, session is self._direct, options.count)
 
     def _unready(self, entry: Entry, options: RequestOptions) -> Failure | None:
-        """Return the failure of a request whose model won't be ready in time, or None. Reports demand for a model at zero."""
+        """Return the failure for a request whose model won't be ready in time, or None. Reports demand for models at zero."""
         model, now = entry.model, self._clock()
         if model not in self.served.at_zero:
             return self.served.not_loaded(entry)
         failure = self.served.not_started(entry)
-        if failure is not None:  # A refused request is demand, too. `_check` counts a request that waits.
+        if failure is not None:  # A refused request is demand, too. Requests that wait are counted by `_check`.
             failure = self.limiter.check(entry, alone=False, count=options.count) or failure
         self.limiter.throttles[model].count(now)
         if now - self._woken_at >= WOKEN_EVERY:
@@ -882,7 +888,7 @@ class Gateway:
         return failure
 
     def absence(self, principal: Principal, model: str) -> Failure | None:
-        """Return the failure of a request for a model that isn't served, or is forbidden to the principal; otherwise None."""
+        """Return the failure for a request for a model that isn't served or that the principal may not use; otherwise None."""
         if principal.models and model and model not in principal.models:  # Don't reveal whether it is served.
             return failures.no_model_for(model, principal.models)
         return None if model in self.served else self.served.absence(model, principal.models)
@@ -944,7 +950,7 @@ class Gateway:
             pending.sink.admitted()
 
     def _go_down(self, session: BrokerSession) -> None:
-        """Switch to direct mode or, without a fallback, refuse new requests until the broker is back."""
+        """Switch to direct mode or, if there is no fallback, refuse new requests until the broker is back."""
         if session is not self._shared:
             return
         direct = self._direct
@@ -958,7 +964,7 @@ class Gateway:
         self._direct_mode.take_over(session, self._pending)
 
     def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> bool:
-        """Fast path: end all requests of a batch. Returns False if any has changed. `_take` then handles each reply."""
+        """Fast path: end all requests of a batch. Returns False if any of them has changed; `_take` then handles each reply."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
         known = [*map(table.get, map(_KEY, held))]
         if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
@@ -972,7 +978,7 @@ class Gateway:
         return True
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
-        """End the pending requests of these replies. Drops replies to requests that have ended."""
+        """End the pending requests that these replies are for. Drops replies to requests that have already ended."""
         overdue = self._clock() - DEADLINE_GRAIN
         ended: list[PendingRequest] = []
         strays = 0
@@ -1019,11 +1025,11 @@ class Gateway:
             log.debug("replies without a pending request", count=strays)
 
     def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
-        """Return True if a late reply, or a reply from a former session, may end its request."""
+        """Return True if a late reply, or one from a previous session, may end its request."""
         if pending.deadline < overdue:  # This process was stalled, and the client has given up.
             self._expire(pending)
             return False
-        if reply.failure is not None:  # The request has moved to another session, which may still succeed.
+        if reply.failure is not None:  # The request has moved to another session, where it may still succeed.
             return False
         self._withdraw(pending)
         return True
@@ -1047,7 +1053,7 @@ class Gateway:
             self._emptied.set()
 
     def _leave(self, pending: PendingRequest, reply: Reply | None = None) -> None:
-        """End a request that its client has left or deleted. Its sink gets `reply` if that is given."""
+        """End a request that its client has left or deleted. If `reply` is passed, it is sent to the sink."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
@@ -1093,7 +1099,7 @@ class Gateway:
 
 
 def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry:
-    """Return an entry for a request that is refused before it gets one, to count and record the refusal."""
+    """Return an entry for a request that is refused before it gets one, so that the refusal can be counted and recorded."""
     principal, options = request.principal, request.options
     tier = max(principal.tier, options.tier)
     return Entry(

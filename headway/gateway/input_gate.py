@@ -1,13 +1,13 @@
-"""Input gate, which applies the input policy to the requests of all ports before they are queued.
+"""The input gate. It applies the input policy to requests from all ports before they are queued.
 
     submit ──▶ texts are screened ──▶ judged by functions, if rules have any ──▶ handed on
                     │ a rule refuses        │ refused, or no verdict
                     ▼                       ▼
                  refused                 refused
 
-The model and the dedup keys get the screened texts. All inputs of a request are screened and judged before any is handed on. A
-request that waits for a judge is pending without a session, so it can still time out, be abandoned, or end with the process. A
-gateway without a policy doesn't import this module.
+The screened texts are what the model gets and what the dedup keys are made from. All inputs of a request are screened and judged
+before any is handed on. A request that waits for a judge is pending but has no session, so it can still time out, be abandoned, or
+end with the process. A gateway that has no policy doesn't import this module.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from headway.ports import RequestQueue
 
 
 class Inspection(msgspec.Struct):
-    """Result of inspecting a request. `input` and `parameters` are for the model. `failure` is set if the request is
-    refused. `judgement` is set if the request must wait for the verdict of judges."""
+    """Result of inspecting a request. `input` and `parameters` are what the model gets. `failure` is set if the request is refused,
+    `judgement` if it must wait for the judges' verdict."""
 
     input: Value
     parameters: bytes
@@ -45,8 +45,7 @@ MOST_PLANS = 2_000  # Maximum number of plans to cache.
 
 
 class InputPolicy:
-    """The rules in force. `searches` and `judges` have what carries out a rule, by the rule's name. `names` are the
-    names of rules in metrics."""
+    """The rules in force. `searches` and `judges` implement the rules, by rule name. `names` are the rule names in metrics."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class InputPolicy:
 
 
 class InputGate:
-    """Gate of one gateway. Its `counts` are by rule and effect."""
+    """A gateway's gate. `counts` are keyed by rule and effect."""
 
     def __init__(self, policy: InputPolicy, counts: dict[tuple[str, str], int]) -> None:
         self._policy, self._counts = policy, counts
@@ -93,7 +92,7 @@ class InputGate:
         return self._policy.names
 
     def replace(self, policy: InputPolicy) -> InputPolicy:
-        """Put a policy in force, and return the former policy. Drops the counts of removed rules."""
+        """Apply a new policy from now on, and return the previous one. Drops the counts of removed rules."""
         former, self._policy = self._policy, policy
         for key in [key for key in self._counts if key[0] not in policy.names]:
             del self._counts[key]
@@ -111,7 +110,8 @@ class InputGate:
         decided: Decided,
         several: SeveralInputs | None = None,
     ) -> Inspection:
-        """Inspect a request: all inputs at the first of them. `decided` is called with the verdict, if it must wait for one."""
+        """Inspect a request. The first call for several inputs inspects all of them. If the request must wait for a verdict,
+        `decided` is called with it."""
         model, input, parameters = request.model, request.input, request.parameters
         if several is not None and several.inspected:
             judgement = several.judgement
@@ -163,7 +163,7 @@ class InputGate:
         return True
 
     def _ask_shadows(self, judgement: Judgement) -> None:
-        """Ask the judges of rules in shadow. Their verdicts only count, and the request doesn't wait for them."""
+        """Ask the judges of rules in shadow mode. Their verdicts are only counted, and the request doesn't wait for them."""
         for judge in judgement.judges:
             if judge.rule.shadow:
                 on_verdict = partial(self._note_shadow, judge.rule.name)
@@ -207,7 +207,7 @@ class InputGate:
 
 
 class Screening:
-    """Screening of requests by the input gate. Then `hand_on` offers a request to the broker, or `answer` refuses it."""
+    """Passes requests through the input gate. Then `hand_on` offers a request to the broker, or `answer` refuses it."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Screening:
     def inspect(
         self, request: InferenceRequest, several: SeveralInputs | None, limits: tuple[Limit, ...], broker: RequestQueue
     ) -> tuple[InferenceRequest, Failure | None, Judgement | None]:
-        """Apply the policy, and check `limits` first. Returns the changed request, its refusal, and the verdict to wait for."""
+        """Check `limits`, then apply the policy. Returns the changed request, its refusal if any, and the verdict to wait for."""
         if limits and (over := self._limiter.excess(limits, broker)) is not None:
             return request, over, None
         principal, options = request.principal, request.options
@@ -241,14 +241,13 @@ class Screening:
     def hold(self, judgement: Judgement, pending: PendingRequest) -> None:
         """Let a request wait for its verdict, or hand it on if the verdict is known."""
         if self._gate.hold(judgement, pending):
-            self._limiter.charge(
-                pending.entry.limits
-            )  # Until the verdict, because otherwise any number of requests could wait.
+            # Charged until the verdict, because otherwise any number of requests could wait.
+            self._limiter.charge(pending.entry.limits)
         else:
             self._hand_on(pending)
 
     def _decide(self, waited: Sequence[PendingRequest], failure: Failure | None) -> None:
-        """Hand on the requests that waited for a verdict. If they are refused, answer the first, which ends them all."""
+        """Hand on the requests that waited for a verdict. If it refuses them, answer the first; this ends them all."""
         for pending in waited:
             self._limiter.refund(pending.entry.limits)
         if failure is None:
@@ -268,7 +267,7 @@ def _of_several(failure: Failure, position: int, count: int) -> Failure:
 
 
 def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple[Value, str]:
-    """Return a screened value, and the name of a rule that refuses it; empty if none. Octets are screened if they are UTF-8."""
+    """Return the screened value, and the name of a rule that refuses it, or "". Bytes are screened if they are UTF-8."""
     if not octets or isinstance(value, Octets):
         return screen.value(value, noted)
     text = _decoded(value)
@@ -279,7 +278,7 @@ def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple
 
 
 def _decoded(value: Value) -> str | None:
-    """Return the text in octets, or in base64; None if the octets aren't text."""
+    """Return the text contained in bytes or base64; None if the bytes aren't text."""
     if isinstance(value, Octets):
         return text_of(value)
     try:
@@ -289,7 +288,7 @@ def _decoded(value: Value) -> str | None:
 
 
 def _texts(inputs: Sequence[Value], parameters: bytes, octets: bool) -> list[str] | None:
-    """Return the text of each input for a judge; None without any text. The first has the text of the parameters, too."""
+    """Return the text of each input for a judge; None if there is no text. The first includes the text of the parameters."""
     parts = [[_decoded(value) or ""] if octets else texts_of(value) for value in inputs]
     if parameters:
         parts[0] = [*filter(None, parts[0]), *texts_of(parameters)]

@@ -1,15 +1,15 @@
-"""Judge, which runs a policy's function in processes of its own. The function decides for each text if the model may get it.
+"""The judge. It runs a policy's function in separate processes. The function decides, for each text, if the model may get it.
 
-    asked ──▶ waits in its caller's line ──▶ called, with other texts of this caller ──▶ verdict
+    asked ──▶ waits in its caller's queue ──▶ called, with other texts of this caller ──▶ verdict
                        │ deadline                      │ hangs, crashes, raises, returns something else
                        ▼                               ▼
                  no verdict: busy               called again alone ──▶ no verdict: failed
 
-The function gets a list of texts and returns as many booleans. A process that hangs or dies is replaced.
+The function gets a list of texts and returns one boolean for each. A process that hangs or dies is replaced.
 
-Callers take turns, and each may fill only part of the room. If a caller's text makes a process hang or die, the caller is paused
-for nine times as long as the failure took. So a caller can waste at most a tenth of a process. During the pause, its texts get no
-verdict. The rule decides about requests without a verdict.
+Callers take turns, and each may use only part of the room. If a caller's text makes a process hang or die, the caller is paused for
+nine times as long as the failure took. So a caller can waste at most a tenth of a process. Texts that arrive during the pause get no
+verdict. The rule says what happens to requests that get no verdict.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ AT_ONCE = 16  # Maximum number of texts in one call.
 ROOM = 4096  # Maximum number of waiting texts.
 ROOM_OF_CALLER = 1024  # Maximum number of waiting texts of one caller.
 ROOM_IN_CHARS = 64 << 20  # Maximum number of waiting characters.
-SHARE = 9.0  # Length of a caller's pause, as a multiple of the time lost by its text.
-PROBE_WITHIN = 30.0  # Seconds for the trial call of a new process.
-LOG_EVERY = 10.0  # Minimum time in seconds between two log lines about failures of the function.
+SHARE = 9.0  # Length of a caller's pause, as a multiple of the time that its text wasted.
+PROBE_WITHIN = 30.0  # Time limit in seconds for the trial call of a new process.
+LOG_EVERY = 10.0  # Minimum seconds between log lines about failures of the function.
 MOST_PAUSED = 1000  # Number of paused callers above which expired pauses are dropped.
 CallerId = tuple[str, str]  # Tenant, and user or address.
 
@@ -50,17 +50,17 @@ class Verdict(enum.Enum):
     LET_IN = "let in"
     REFUSED = "refused"
     FAILED = "failed"  # The function failed on this text.
-    BUSY = "busy"  # The function was not called in time.
+    BUSY = "busy"  # The function wasn't called in time.
 
 
-OnVerdict = Callable[[Verdict, int], None]  # Function that takes a verdict, and the position of the decisive text.
+OnVerdict = Callable[[Verdict, int], None]  # Called with the verdict and the position of the decisive text.
 
 
 class Question:
-    """Texts of one request, at least one, which wait for a verdict.
+    """The texts of one request, at least one, that wait for a verdict.
 
-    `on_verdict` is called once, on a later turn of the event loop. `wanted` returns True while anyone waits for the verdict.
-    `called` is True once the function has got one of the texts.
+    `on_verdict` is called once, in a later turn of the event loop. `wanted` returns True while anyone is waiting for the verdict.
+    `called` is True once the function has been called with one of the texts.
     """
 
     __slots__ = ("_missing", "_on_verdict", "called", "caller", "size", "texts", "timer", "wanted")
@@ -77,11 +77,11 @@ class Question:
 
     @property
     def open(self) -> bool:
-        """True while the verdict is missing and wanted."""
+        """True while the verdict is wanted but not known yet."""
         return self._on_verdict is not None and self.wanted()
 
     def take(self, verdict: Verdict, position: int) -> None:
-        """Take the verdict on one text. The first refused text decides for the whole request."""
+        """Record the verdict on one text. The first refused text decides the whole request."""
         self._missing -= 1
         if verdict is Verdict.LET_IN and self._missing:
             return
@@ -92,7 +92,7 @@ class Question:
             on_verdict(verdict, position)
 
     def expire(self) -> None:
-        """End the question as BUSY if no process was free before its deadline."""
+        """End the question as BUSY if no process became free before its deadline."""
         if not self.called:
             self.take(Verdict.BUSY, 0)
 
@@ -101,10 +101,10 @@ _Piece = tuple[Question, int]  # One text of a question, by its position.
 
 
 class Judge:
-    """Judge of one rule that has a function.
+    """The judge for one rule that has a function.
 
-    `make` makes the backend of a process, by the process's number. The backend's target is the function. `restarted` is called with
-    the rule's name after a process was replaced.
+    `make` builds the backend of a process, given the process's number. The backend's target is the function. `restarted` is called
+    with the rule's name after a process has been replaced.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Judge:
         self._backends = [make(number) for number in range(rule.processes)]
         self._lines: OrderedDict[CallerId, deque[_Piece]] = OrderedDict()
         self._waiting = self._chars = 0
-        self._paused: dict[CallerId, float] = {}  # Instants at which the pauses of callers end.
+        self._paused: dict[CallerId, float] = {}  # When the pause of each caller ends.
         self._news = asyncio.Event()
         self._retired = False
         self._serving = 0  # Number of processes that may still get texts.
@@ -129,11 +129,11 @@ class Judge:
 
     @property
     def over(self) -> bool:
-        """True once the judge has retired and its processes have ended."""
+        """True once the judge has retired and its processes have exited."""
         return self._serving == 0 and self._retired
 
     async def open(self) -> None:
-        """Start the processes, and try the function. If it doesn't work, end them and raise TargetError."""
+        """Start the processes, and try the function. If it doesn't work, stop them and raise TargetError."""
         try:
             for backend in self._backends:
                 await self._start(backend)
@@ -148,7 +148,7 @@ class Judge:
             supervisor.start(f"input policy {self.rule.name} {number}", partial(self._serve, backend))
 
     def retire(self) -> None:
-        """Answer the waiting questions, and then end the processes. Don't call `ask` after that."""
+        """Answer the waiting questions, then stop the processes. Don't call `ask` afterwards."""
         self._retired = True
         self._news.set()
 
@@ -157,7 +157,7 @@ class Judge:
             await backend.stop()
 
     def ask(self, question: Question) -> bool:
-        """Take a question. Returns False if there is no room, or the caller is paused. There is no verdict then."""
+        """Queue a question. Returns False if there is no room or the caller is paused; `on_verdict` isn't called then."""
         caller, line = question.caller, self._lines.get(question.caller)
         own = len(line) if line is not None else 0
         full = self._waiting + len(question.texts) > ROOM or self._chars + question.size > ROOM_IN_CHARS
@@ -179,7 +179,7 @@ class Judge:
         return False
 
     def _next(self) -> list[_Piece]:
-        """Return up to AT_ONCE texts of the next caller. Drops texts if nobody waits for them any more."""
+        """Return up to AT_ONCE texts of the next caller. Drops texts that nobody is waiting for any more."""
         while self._lines:
             caller, line = self._lines.popitem(last=False)
             taken: list[_Piece] = []
@@ -197,7 +197,7 @@ class Judge:
         return []
 
     async def _serve(self, backend: Backend) -> None:
-        """Judge texts in one process until the judge has retired and no text waits."""
+        """Judge texts in one process until the judge has retired and no text is waiting."""
         while True:
             if pieces := self._next():
                 await self._judge(backend, pieces)
@@ -207,16 +207,12 @@ class Judge:
                 return
             else:
                 self._news.clear()
-                await self._wait_for_news(backend)
-
-    async def _wait_for_news(self, backend: Backend) -> None:
-        """Wait for a question. If the process dies meanwhile, replace it at once."""
-        _, gone = await race(self._news.wait(), backend.gone())
-        if gone is not None:
-            await self._replace(backend)
+                _, gone = await race(self._news.wait(), backend.gone())
+                if gone is not None:  # The process died while idle.
+                    await self._replace(backend)
 
     async def _judge(self, backend: Backend, pieces: Sequence[_Piece]) -> None:
-        """Call the function with texts of one caller. If that fails, call it with each text alone."""
+        """Call the function with texts from one caller. If that fails, call it again with each text separately."""
         caller = pieces[0][0].caller
         if self._is_paused(caller):
             _tell(pieces, [Verdict.BUSY] * len(pieces))
@@ -239,11 +235,11 @@ class Judge:
         self._pause(caller, self._clock() - begun)
 
     async def _call(self, backend: Backend, texts: Sequence[str]) -> tuple[Sequence[Verdict], bool]:
-        """Return the verdicts of one call, and True if the process ended in it."""
+        """Return the verdicts of one call, and True if the process died during the call."""
         for _ in range(2):
             try:
                 items = await backend.run([_entry(text, self._deadline) for text in texts], self._deadline)
-            except WorkerAbsent:  # The process had ended before, without seeing the texts.
+            except WorkerAbsent:  # The process had already exited, and never saw the texts.
                 await self._replace(backend)
             except BackendError as exc:
                 self._log(exc)
@@ -268,7 +264,7 @@ class Judge:
             self._failures, self._logged_at = 0, now
 
     async def _start(self, backend: Backend) -> None:
-        """Start a process, and try the function with one text. Raises TargetError if it doesn't work."""
+        """Start a process, and try the function on one text. Raises TargetError if it doesn't work."""
         await backend.start()
         try:
             [item] = await backend.run([_entry(WARM_UP, PROBE_WITHIN)], PROBE_WITHIN)
@@ -276,10 +272,10 @@ class Judge:
             raise TargetError(f"the function fails on {WARM_UP!r}: {exc}") from None
         if item.output not in _VERDICTS:
             problem = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
-            raise TargetError(f"the function returns no boolean: {problem}")
+            raise TargetError(f"the function does not return a boolean: {problem}")
 
     async def _replace(self, backend: Backend) -> None:
-        """Restart a process, with retries until it works. A retired judge tries only once."""
+        """Restart a process, retrying until it works. A retired judge tries only once."""
         failures = 0
         while True:
             try:

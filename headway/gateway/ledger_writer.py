@@ -1,14 +1,14 @@
-"""Writer of the ledger, which records every request and makes none wait.
+"""The ledger writer. It records every request without making any of them wait.
 
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
-Adding a note is cheap. Notes hold inputs and outputs, so they soon become records, which don't hold any. Most refusals are only
-counted (`core/ledger_records.py`). While the ledger is slow or out of reach, records wait in order, up to a bound. New records
-beyond the bound are dropped and counted.
+Adding a note is cheap. Notes keep inputs and outputs in memory, so they are soon turned into records, which don't. Most refusals
+are only counted (`core/ledger_records.py`). While the ledger is slow or unreachable, records wait in order, up to a limit. New
+records beyond the limit are dropped and counted.
 
-A bulk of records is kept until the ledger has confirmed it. Writing it twice changes nothing. After a quick write the next bulk
-is twice as large, and after a failed write half as large. So a slow ledger gets as much as it can take, and a record that it
-refuses is soon in a bulk of its own.
+A bulk of records is kept until the ledger has confirmed it. Writing it twice has no effect. After a quick write the next bulk is
+twice as large; after a failed write it is half as large. So a slow ledger gets as much as it can handle, and a record that it
+refuses soon ends up in a bulk of its own.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-INTERVAL = 0.25  # Seconds after which notes become records.
-BULK = 2000  # Maximum number of records in a bulk, and number of notes that don't wait for INTERVAL.
-FIRST_BULK = 100  # Maximum number of records in the first bulk of a process, and of its shutdown.
-SWIFT = 0.5  # If a full bulk takes no more seconds than this, the next bulk is twice as large.
-PAGE = 250  # Number of notes made into records in one turn of the event loop.
-CONTENT_CHARS = 64 << 20  # Maximum number of characters of waiting inputs and outputs, if they are recorded.
-FLUSH_WITHIN = 5.0  # Seconds that a shutdown waits for the last records to be written.
-ASK_EVERY = 5.0  # Seconds without records after which the ledger is asked if it still answers.
-PRUNE_EVERY = 60.0  # Seconds between two searches for records that are too old.
-PRUNE_BITE = 1000  # Maximum number of records removed at once, so that writes don't wait for long.
-PRUNE_PAUSE = 0.05  # Seconds between two removals.
-OPEN_AT_ONCE = 500  # Maximum number of rows that one call writes, or removes, for requests without an outcome.
+INTERVAL = 0.25  # Seconds between conversions of notes to records.
+BULK = 2000  # Maximum number of records in a bulk. This many notes are converted without waiting for INTERVAL.
+FIRST_BULK = 100  # Maximum number of records in the first bulk of a process, and in the first of its shutdown.
+SWIFT = 0.5  # If writing a full bulk takes no more seconds than this, the next one is twice as large.
+PAGE = 250  # Number of notes converted to records in one turn of the event loop.
+CONTENT_CHARS = 64 << 20  # Maximum number of characters in waiting inputs and outputs, if these are recorded.
+FLUSH_WITHIN = 5.0  # How many seconds a shutdown waits for the last records to be written.
+ASK_EVERY = 5.0  # After this many seconds without records, check if the ledger still answers.
+PRUNE_EVERY = 60.0  # Seconds between searches for records that are too old.
+PRUNE_BITE = 1000  # Maximum number of records removed at a time, so that writes don't wait for long.
+PRUNE_PAUSE = 0.05  # Seconds between removals.
+OPEN_AT_ONCE = 500  # Maximum number of rows that one call writes or removes for open requests.
 
 
 class AcceptedRequests:
-    """Requests without an outcome, for a ledger that records requests before they end.
+    """Open requests, which have no outcome yet, for a ledger that records requests before they end.
 
         pending requests ──look, with each bulk of records──▶ new ──if still pending──▶ rows ──ended──▶ removed
 
-    A new request costs nothing, because `look` finds it at the end of the pending table. A request that ends before its row is
-    written gets no row here.
+    Accepting a request costs nothing, because `look` finds it at the end of the pending table. No row is written here for a request
+    that ends before its turn.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AcceptedRequests:
         self._looked = now
 
     def ended(self, request: PendingRequest) -> None:
-        """Note that a request has its outcome."""
+        """Record that a request has its outcome."""
         key = request.entry.tenant, request.entry.id
         if (written := self._written.get(key)) is not None and written[0] is request:
             del self._written[key]
@@ -93,7 +93,7 @@ class AcceptedRequests:
             del self._new[key]
 
     def take(self) -> tuple[Sequence[LedgerRecord], Sequence[Key]]:
-        """Return the next rows to write, and the keys of rows to remove before. Returns the same until `done` is called."""
+        """Return the next rows to write, and the keys of rows to remove first. Returns the same ones until `done` is called."""
         now, wall = self._clock(), self._wall()
         self._taken = {}
         for key, pending in list(self._new.items())[:OPEN_AT_ONCE]:
@@ -103,7 +103,7 @@ class AcceptedRequests:
         return [row for _, row in self._taken.values()], self._ended[:OPEN_AT_ONCE]
 
     def done(self, removed: Sequence[Key]) -> None:
-        """Note that the rows of the last `take` were written and removed."""
+        """Record that the rows from the last `take` have been written or removed."""
         del self._ended[: len(removed)]
         for key, (request, row) in self._taken.items():
             stored = row.tenant, row.id
@@ -116,7 +116,7 @@ class AcceptedRequests:
 
 
 class LedgerWriter:
-    """Observer that writes the ledger. If so set, requests in `held` get rows before they end. `wall` returns Unix time."""
+    """Observer that writes the ledger. Requests in `held` get rows before they end if so set. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -138,16 +138,13 @@ class LedgerWriter:
         self._noted = 0  # Number of requests in the notes.
         self._unended: list[tuple[float, float, PendingRequest]] = []  # Notes of first inputs, until their lists end.
         self._refusals = RefusalCounts()
-        self._accepted = (
-            AcceptedRequests(settings.tier_names, clock, wall, PendingTable() if held is None else held)
-            if settings.ledger_rows == ALL_ROWS
-            else None
-        )
+        accepted = AcceptedRequests(self._tiers, clock, wall, PendingTable() if held is None else held)
+        self._accepted = accepted if settings.ledger_rows == ALL_ROWS else None
         self._records: deque[LedgerRecord] = deque()  # Unconfirmed records. The bulk being written comes first.
         self._content_size = 0
         self._bulk = FIRST_BULK  # Maximum number of records in the next bulk.
         self._pace = 0.0  # Seconds for each record in the last bulk.
-        self._suspect: LedgerRecord | None = None  # First record of the last bulk that was refused.
+        self._suspect: LedgerRecord | None = None  # First record of the last bulk that the ledger refused.
         self._failures, self._many = 0, asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
@@ -156,13 +153,13 @@ class LedgerWriter:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that are not in the ledger yet."""
+        """Number of requests that aren't in the ledger yet."""
         return self._noted + len(self._unended) + len(self._records)
 
     def trouble(self) -> str:
-        """Return why the ledger takes no records now; empty if it takes them."""
+        """Return why the ledger isn't accepting records; empty if it is."""
         error = self._availability.error
-        return error and f"takes nothing: {error}; {self.waiting} records wait, of {self._bound} at most"
+        return error and f"accepts no records: {error}; {self.waiting} records are waiting, of at most {self._bound}"
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         self._notes.append((self._wall(), now, requests))
@@ -179,7 +176,7 @@ class LedgerWriter:
         self._there_are_records.set()
 
     async def open(self) -> None:
-        """Open the ledger, or retry later if it is out of reach. Raises SettingError if it is unusable."""
+        """Open the ledger, or retry later if it is unreachable. Raises SettingError if it is unusable."""
         try:
             await self._ledger.open()
             self._opened = True
@@ -193,7 +190,7 @@ class LedgerWriter:
             supervisor.start("ledger retention", self._prune_on)
 
     async def close(self) -> None:
-        """Write the remaining records, and close the ledger. After FLUSH_WITHIN, unwritten records are dropped and counted."""
+        """Write the remaining records, and close the ledger. Records that aren't written within FLUSH_WITHIN are dropped and counted."""
         self._bulk = min(self._bulk, FIRST_BULK)
         until = self._clock() + FLUSH_WITHIN
         try:
@@ -205,21 +202,21 @@ class LedgerWriter:
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
-                    if self._pace:  # Smaller bulks, because a bulk that isn't written in time is lost as a whole.
+                    if self._pace:  # Use smaller bulks, because a bulk that isn't written in time is lost completely.
                         self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
                     await self._write()
                 while self._accepted is not None and self._accepted.due:
-                    await self._note_open(self._accepted)
+                    await self._write_open_rows(self._accepted)
         except TimeoutError:
             self._counters.ledger_dropped += self.waiting
-            log.warning("the last records do not get into the ledger", count=self.waiting)
+            log.warning("the last records could not be written to the ledger", count=self.waiting)
             self._notes.clear()
             self._records.clear()
             self._noted = 0
         await self._ledger.close()
 
     def _crowd(self) -> None:
-        """Drop notes that exceed the bound, and let the others become records soon."""
+        """Drop notes beyond the limit, and have the others converted to records soon."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
             at, ended, notes = self._notes.pop()
@@ -267,7 +264,7 @@ class LedgerWriter:
             self._there_are_records.set()
 
     def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
-        """Record a request that ended at instant `ended`, Unix time `at`, or wait for the outcome of its list."""
+        """Record a request that ended at time `ended`, which is `at` in Unix time, or wait for the outcome of its list."""
         if self._accepted is not None:
             self._accepted.ended(request)
         if request.several is not None and (whole := request.whole) is not None and not whole.ended:
@@ -278,7 +275,7 @@ class LedgerWriter:
             self._keep(record)
 
     def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
-        """Make a record. For the first of several inputs, it has the outcome of the whole request."""
+        """Make a record. For the first of several inputs, it contains the outcome of the whole request."""
         seconds, reply, part_of = ended - request.since, request.reply, ""
         if request.several is not None:
             whole, part_of = request.whole, request.part_of
@@ -304,12 +301,12 @@ class LedgerWriter:
                 async with asyncio.timeout(ASK_EVERY):
                     await self._there_are_records.wait()
             except TimeoutError:
-                await self._tell_ledger()  # An empty call tells if the ledger answers.
+                await self._update_open_rows()  # An empty call shows if the ledger answers.
                 continue
             while self._records:
                 await self._write()
             if self._accepted is not None and self._accepted.due:
-                await self._note_open(self._accepted)
+                await self._write_open_rows(self._accepted)
             self._there_are_records.clear()
 
     async def _reach(self) -> None:
@@ -317,14 +314,16 @@ class LedgerWriter:
             await self._ledger.open()
             self._opened = True
 
-    async def _note_open(self, accepted: AcceptedRequests) -> None:
-        """Write one call's worth of rows of requests without an outcome. Other rows wait for the next interval."""
+    async def _write_open_rows(self, accepted: AcceptedRequests) -> None:
+        """Write the rows of open requests that fit into one call. Other rows wait for the next interval."""
         records, ended = accepted.take()
-        if await self._tell_ledger(records, ended):
+        if await self._update_open_rows(records, ended):
             accepted.done(ended)
 
-    async def _tell_ledger(self, records: Sequence[LedgerRecord] = (), ended: Sequence[tuple[str, str]] = ()) -> bool:
-        """Write and remove rows of requests without an outcome. Returns False if the ledger is out of reach."""
+    async def _update_open_rows(
+        self, records: Sequence[LedgerRecord] = (), ended: Sequence[tuple[str, str]] = ()
+    ) -> bool:
+        """Write and remove rows of open requests. Returns False if the ledger is unreachable."""
         began = self._clock()
         try:
             await self._reach()
@@ -335,7 +334,7 @@ class LedgerWriter:
             await asyncio.sleep(backoff(self._failures, self._rng()))
             return False
         except Exception as exc:  # These requests still get a row when they end.
-            log.error("the ledger cannot take requests without an outcome", error=type(exc).__name__)
+            log.error("the ledger rejected the rows of open requests", error=type(exc).__name__)
         self._availability.over()
         self._failures = 0
         return True
@@ -364,13 +363,13 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Halve a refused bulk until the bad record is alone. Drop that if it is refused twice, as it may have been damaged once."""
+        """Halve a refused bulk until the bad record is alone. Drop it if it is refused twice; it may have been damaged once."""
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
             self._bulk = max(1, len(bulk) // 2)
             return
         self._counters.ledger_dropped += 1
-        log.error("the ledger cannot take a record", request_id=bulk[0].id, error=type(error).__name__)
+        log.error("the ledger rejected a record", request_id=bulk[0].id, error=type(error).__name__)
         self._forget(bulk)
 
     def _forget(self, bulk: Sequence[LedgerRecord]) -> None:
@@ -380,7 +379,7 @@ class LedgerWriter:
             self._content_size -= sum(map(size_of, bulk))
 
     async def _prune_on(self) -> None:
-        await asyncio.sleep(PRUNE_EVERY * self._rng())  # Gateways that start together shouldn't prune together.
+        await asyncio.sleep(PRUNE_EVERY * self._rng())  # Gateways that start together shouldn't prune at the same time.
         while True:
             removed = await self._prune() if self._availability.since is None else 0
             await asyncio.sleep(PRUNE_PAUSE if removed == PRUNE_BITE else PRUNE_EVERY)

@@ -1,10 +1,10 @@
-"""Rate limits of principals at one gateway, and of the lowest tier by the fleet's capacity.
+"""A gateway's rate limits: those of principals, and that of the lowest tier, which follows the fleet's capacity.
 
-The broker counts requests for all gateways, and charges the limits when it enqueues an entry. A gateway only compares limits with
-the debts known so far, to keep a flood away from the broker. During an outage, each gateway applies its part of a limit.
+The broker counts the requests of all gateways, and charges the limits when it enqueues an entry. A gateway only compares limits with
+the debts known so far, to keep a flood away from the broker. During an outage, each gateway applies its share of a limit.
 
-Invalid requests, for example for an unknown model, never reach the broker. They count towards the same limits, but each gateway
-counts only its own.
+Invalid requests, for example those for an unknown model, never reach the broker. They count towards the same limits, but each
+gateway counts only its own.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from headway.core.throttle import Throttle
 from headway.model import Entry, Failure, Limit
 from headway.ports import QueueCondition
 
-REMEMBERED = 10_000  # Maximum number of sets of limits whose parts are cached.
-POLLS = 30  # Minimum polls for each allowed request. Longer tasks get one poll per second.
+REMEMBERED = 10_000  # Maximum number of sets of limits whose shares are cached.
+POLLS = 30  # Minimum number of polls for each allowed request. Longer tasks get one poll per second.
 POLLS_AT_ONCE = 60  # Additional burst of polls.
 CHARGED = frozenset((
     errors.BAD_REQUEST, errors.NOT_FOUND, errors.FORBIDDEN, errors.IDEMPOTENCY_CONFLICT, errors.REJECTED_BY_POLICY,
 ))  # fmt: skip
-"""Error codes of invalid requests that a gateway answers itself, and charges."""
-OF_LOAD = frozenset((errors.SHED, errors.SERVICE_OVERLOADED, errors.SCARCE))  # Refusals for lack of workers or memory.
+"""Error codes of invalid requests that a gateway answers itself, and charges for."""
+OF_LOAD = frozenset(
+    (errors.SHED, errors.SERVICE_OVERLOADED, errors.SCARCE)
+)  # Refusals due to a lack of workers or memory.
 
 
 class Limiter:
-    """Limiter of one gateway with `tiers` tiers. If there are several, the last one is throttled."""
+    """A gateway's limiter for `tiers` tiers. If there are several, the last one is throttled."""
 
     def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
         self.throttles = defaultdict[str, Throttle](Throttle)
@@ -46,7 +48,7 @@ class Limiter:
         self._polls_each = max(POLLS, math.ceil(task_seconds))
 
     def parts(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Return this gateway's parts of limits, which apply while no broker counts for all gateways together."""
+        """Return this gateway's shares of these limits. They apply while no broker counts for all gateways."""
         if self._parts_of != self.gateways or len(self._parts) >= REMEMBERED:
             self._parts, self._parts_of = {}, self.gateways
         parts = self._parts.get(limits)
@@ -55,11 +57,11 @@ class Limiter:
         return parts
 
     def owed_by(self, broker: QueueCondition) -> Callable[[Limit], float]:
-        """Return a function that returns the seconds owed to a limit, at the broker and here together."""
+        """Return a function that returns the seconds owed to a limit, at the broker and here in total."""
         return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
 
     def excess(self, limits: tuple[Limit, ...], broker: QueueCondition) -> Failure | None:
-        """Return the refusal of a request that exceeds any of these limits, otherwise None. Charges nothing."""
+        """Return the failure for a request that exceeds any of these limits, or None. Nothing is charged."""
         owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
         for limit in limits:
             owed = owed_to(limit)
@@ -68,13 +70,13 @@ class Limiter:
         return None
 
     def never(self, limits: tuple[Limit, ...], counted: int) -> Failure | None:
-        """Return the refusal of a request that counts as more requests than a limit ever allows at once; None if it fits."""
+        """Return the failure for a request that counts as more requests than a limit ever allows in a burst; None if it fits."""
         least = min(limits, key=lambda limit: limit.burst)
-        several = least.counting > 1  # It belongs to a list, which was checked as a whole.
+        several = least.counting > 1  # It belongs to a list that has already been checked.
         return None if several or counted <= max(least.burst, 1.0) else failures.never_within(least, counted)
 
     def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
-        """Charge an invalid request as one request. `counting`: number of requests that it would count as if it were valid."""
+        """Charge an invalid request as one request. `counting`: as how many requests it would count if it were valid."""
         now, debts = self._clock(), self.debts
         for limit in limits:
             debts.forget_paid(now)
@@ -89,7 +91,7 @@ class Limiter:
             debts[limit.id] = max(debts.get(limit.id, now), now) + counted * ratelimit.interval(limit)
 
     def refund(self, limits: tuple[Limit, ...]) -> None:
-        """Undo a charge, because the broker will charge the request."""
+        """Undo a charge, because the broker is going to charge the request."""
         debts = self.debts
         for limit in limits:
             if limit.id in debts:
@@ -97,8 +99,8 @@ class Limiter:
                 self._debt(limit)
 
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
-        """Charge a poll of a task. Returns the refusal of a poll beyond the limits. Each gateway counts its own polls. The
-        limit of a tier doesn't apply, because one principal could use it up for all others."""
+        """Charge a task poll. Returns its failure if it exceeds the limits. Each gateway counts its own polls. A tier's limit
+        doesn't apply, because one principal could use it up for all others."""
         now, polls, own = self._clock(), self._polls, self._of_polls(limits)
         charged = ratelimit.charge(own, polls, now)
         if isinstance(charged, Over):
@@ -122,18 +124,20 @@ class Limiter:
         ]
 
     def holds_up(self, tier: int) -> bool:
-        """Return True for the lowest of several tiers, which is throttled by the fleet's capacity."""
+        """Return True for the lowest of several tiers, which is throttled according to the fleet's capacity."""
         return 0 < self._lowest <= tier
 
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
-        """Count a new entry that is within its rate limits. Returns its refusal if the fleet lacks capacity, otherwise None.
+        """Count a new entry that is within its rate limits. Returns its failure if the fleet lacks capacity, otherwise None.
 
-        An entry is `alone` if it goes to the gateway's own broker, where the fleet's capacity doesn't apply. `count` is the number
-        of entries to let in together, including this one; 0 for an entry that was let in with another.
+        `alone`: True if the entry goes to the gateway's own broker, where the fleet's capacity doesn't matter. `count`: number of
+        entries to let in together, including this one; 0 if the entry was let in together with another.
         """
         throttle = self.throttles[entry.model]
         demand = count if entry.timeout >= throttle.least_seconds else 0
-        if entry.tier < self._lowest or not self._lowest:  # A sole tier is counted, but never throttled.
+        if (
+            entry.tier < self._lowest or not self._lowest
+        ):  # If there is only one tier, it is counted but never throttled.
             throttle.higher += demand
         elif count and not alone and (wait := throttle.admit(entry.tenant, self._clock(), count, demand)) > 0.0:
             burst = throttle.burst
@@ -146,7 +150,7 @@ class Limiter:
         return max(self.debts.get(limit.id, now) - now, 0.0)
 
     def refused(self, entry: Entry, failure: Failure) -> None:
-        """Note that the broker refused an entry, so it uses no capacity. Only if refused for load, it still counts as demand."""
+        """Record that the broker refused an entry, which thus uses no capacity. It counts as demand only if refused due to load."""
         throttle = self.throttles[entry.model]
         demand = 0 if failure.code in OF_LOAD or entry.timeout < throttle.least_seconds else entry.count
         if self.holds_up(entry.tier):
@@ -155,18 +159,18 @@ class Limiter:
             throttle.higher -= demand
 
     def forgo(self, model: str, tenant: str, tier: int, count: int) -> None:
-        """Give back the capacity of `count` entries that were let in, but won't be offered."""
+        """Release the capacity reserved for `count` entries that were let in but won't be offered."""
         if tier == self._lowest:
             self.throttles[model].refund(tenant, count)
 
     def left(self, entry: Entry, seconds: float) -> None:
-        """Note that the client of an entry left after `seconds`. The entry doesn't count as demand if no worker could have
-        answered by then, unless a dedup key keeps it running."""
+        """Record that an entry's client left after `seconds`. The entry isn't counted as demand if no worker could have answered
+        by then. An entry with a dedup key is always counted, because it keeps running."""
         if seconds < self.throttles[entry.model].least_seconds <= entry.timeout and not entry.dedup_keys:
             self.not_run(entry)
 
     def not_run(self, entry: Entry) -> None:
-        """Note that an entry used no capacity, for example because it shared another entry's answer."""
+        """Record that an entry used no capacity, for example because it shared another entry's answer."""
         throttle = self.throttles[entry.model]
         counted = int(entry.timeout >= throttle.least_seconds)
         if entry.tier < self._lowest or not self._lowest:

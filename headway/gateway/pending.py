@@ -1,7 +1,7 @@
-"""Pending requests of a gateway, and what belongs to them.
+"""A gateway's pending requests, and what they consist of.
 
-The table holds all pending requests. A lane takes in many alike requests. A sink is given the answer to a request. An
-observer is told about each request that ends."""
+The table holds all pending requests. A lane is a fast path for many similar requests. A sink receives the answer to a request.
+Observers are notified of each request that ends."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from headway.runtime.spans import SpanLink
 log = get_logger(__name__)
 
 
-ANY_KEY = "\0"  # Stands for any idempotency key in the options of a lane.
+ANY_KEY = "\0"  # Represents any idempotency key in the options of a lane.
 
 
 class Lane:
-    """Decisions made once for many alike requests.
+    """Decisions made once for many similar requests.
 
-    Most requests of a connection have the same principal, options and model, and want no more than an answer in time or a kept
-    outcome. A lane holds all decisions about them that can be made in advance, until the facts behind these change. All other
-    requests go through `Gateway.submit` into the same queue.
+    Most requests on a connection have the same principal, options and model, and ask for nothing more than an answer in time or a
+    kept outcome. A lane holds all decisions about them that can be made in advance, until the facts that they are based on change.
+    All other requests reach the same queue through `Gateway.submit`.
 
     Attributes:
         facts: see `Gateway.facts`. A lane with an older token is closed.
         open: True if the requests may take this lane. Otherwise they go through `submit`.
         keeps: True if tasks and requests with an idempotency key may take it. Their outcomes are kept for `keep` seconds.
-        named: beginning of the hashed data of their digest; see `headway.core.dedup.digest`.
+        named: beginning of the data that their digest hashes; see `headway.core.dedup.digest`.
         rows: True if only single rows of tensors may take it; see `ServedModel.takes_unweighed`.
-        asker: principal as the caller gave it.
+        asker: the principal as the caller passed it.
         asked: model that the requests name; None or empty for the default.
         principal: the principal with its limits for the model.
-        pattern: entry of the requests, without id, input, parameters and nonce.
+        pattern: template for their entries, without id, input, parameters and nonce.
         throttle, throttled: throttle of the model's lowest tier, and True if the requests are of that tier.
         usual: True if the requests have the usual timeout; see `Deadlines`.
     """
@@ -75,11 +75,11 @@ class Lane:
 
 
 _OPEN_THROTTLE, _NO_ENTRY = Throttle(), Entry("", "", "", 0, "", "", 0.0, 0.0)
-CLOSED = Lane(None, Principal(user="", tenant="", tier=0), RequestOptions(0.0), None)  # Lane that no request takes.
+CLOSED = Lane(None, Principal(user="", tenant="", tier=0), RequestOptions(0.0), None)  # A lane that is never open.
 
 
 def asks_nothing_rare(options: RequestOptions) -> bool:
-    """Return True if requests with these options want no more than an answer in time or a kept outcome."""
+    """Return True if requests with these options ask for nothing more than an answer in time or a kept outcome."""
     wants = options.chosen or options.version or options.whole or (options.key and options.task)
     return not (wants or options.trace or options.replays) and options.count == 1
 
@@ -92,16 +92,16 @@ class ReplySink(Protocol):
     """Destination of an answer."""
 
     def answer(self, reply: Reply) -> None:
-        """Take the answer. Called once, in a later turn of the event loop than `submit`."""
+        """Handle the answer. Called once, in a later turn of the event loop than `submit`."""
 
     def admitted(self) -> None:
-        """Note that the broker has accepted the request, so it will keep a task's outcome. Does nothing by default. Called at
-        most once, before the answer, for tasks and for parts of a request with an idempotency key."""
+        """Handle the broker's acceptance of the request, after which a task's outcome will be kept. Does nothing by default.
+        Called at most once, before the answer, for tasks and for parts of a request with an idempotency key."""
         return
 
 
 class FutureSink(ReplySink):
-    """Sink of a coroutine that awaits `replies`: one reply, or a reply for each of several inputs."""
+    """Sink for a coroutine that awaits `replies`: one reply, or one for each of several inputs."""
 
     __slots__ = ("replies",)
 
@@ -112,7 +112,7 @@ class FutureSink(ReplySink):
         self.answer_all((reply,))
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to several inputs, or a single failure."""
+        """Handle the replies to several inputs, or a single failure."""
         if not self.replies.done():  # The coroutine may have been cancelled.
             self.replies.set_result(replies)
 
@@ -122,27 +122,27 @@ class _Nobody(ReplySink):
         pass
 
 
-NOBODY = _Nobody()  # Sink of requests for which no client waits.
+NOBODY = _Nobody()  # Sink for requests that no client is waiting for.
 
 
 class Ending(enum.Enum):
-    """Ways in which a request ends."""
+    """How a request ended."""
 
-    REPLIED = "replied"  # The broker brought the outcome.
-    ANSWERED = "answered"  # The broker brought the plain outputs of a whole batch, whose requests took lanes.
-    TIMED_OUT = "timed out"  # The deadline passed, or the process ends.
+    REPLIED = "replied"  # The broker returned the outcome.
+    ANSWERED = "answered"  # The broker returned the plain outputs of a complete batch, whose requests used lanes.
+    TIMED_OUT = "timed out"  # The deadline passed, or the process is ending.
     REFUSED = "refused"  # The broker, or a function of the input policy, refused the request.
-    TURNED_AWAY = "turned away"  # The gateway or port refused the request at once, so it was never pending.
+    TURNED_AWAY = "turned away"  # The gateway or port refused the request immediately, so it was never pending.
     LEFT = "left"  # The client left, or deleted the request.
 
 
-UNANSWERED = Reply("", "")  # Reply of a request that has none yet.
+UNANSWERED = Reply("", "")  # Reply of a request that hasn't been answered yet.
 
 
 class RequestTrace(msgspec.Struct, eq=False):
-    """Trace of one request."""
+    """The trace of one request."""
 
-    context: TraceContext  # SERVER span, which has the `links`. It may be `recorded` already.
+    context: TraceContext  # The SERVER span. It has the `links`, and may already be `recorded`.
     parent: TraceContext | None  # Client's span, as named by the request.
     way: str  # See RequestOptions.
     begun: float
@@ -152,10 +152,10 @@ class RequestTrace(msgspec.Struct, eq=False):
 
 
 class WholeOutcome(msgspec.Struct, eq=False):
-    """Outcome of a request with several inputs, without the inputs and outputs."""
+    """The outcome of a request with several inputs, without the inputs and outputs."""
 
     id: str
-    seconds: float = -1.0  # Seconds from the request to its outcome; negative until the outcome is known.
+    seconds: float = -1.0  # Seconds from the request's arrival to its outcome; negative until the outcome is known.
     failure: Failure | None = None
     ran: BatchRun | None = None  # Batch run of the failed or first input.
     shared: DedupKind | None = None  # Kind of dedup key, if all outputs came from other requests.
@@ -166,27 +166,27 @@ class WholeOutcome(msgspec.Struct, eq=False):
         return self.seconds >= 0.0
 
     def end(self, reply: Reply, seconds: float, failed_part: str = "") -> None:
-        """Set the outcome, unless it is known already."""
+        """Set the outcome unless it is already known."""
         if not self.ended:
             self.seconds, self.failed_part = max(seconds, 0.0), failed_part
             self.failure, self.ran, self.shared = reply.failure, reply.ran, reply.shared
 
 
 class SeveralInputs:
-    """Request with several inputs. Each input is submitted, and ends, by itself.
+    """A request with several inputs. Each input is submitted and ends separately.
 
-    For several choices of a prompt, `inputs` repeats the same object, which is processed once. Otherwise a small body could cost as
-    much as a body of 128 times its size.
+    If several choices are requested for a prompt, `inputs` contains the same object several times. It is processed only once, because
+    otherwise a small body could cost as much as one 128 times its size.
 
     Attributes:
         inspected: True once the input policy has inspected all inputs.
-        judgement: verdict that all inputs wait for.
+        judgement: the verdict that all inputs are waiting for.
         entered: True once the first input has an entry.
         version: model version drawn for all inputs; None before the draw.
         trace: trace of the request; None if it isn't sampled.
-        payer: nonce of the input that pays for all; 0 without one.
+        payer: nonce of the input that pays for all; 0 if there is none.
         ahead: True if the broker must accept the first input before the others are submitted.
-        equal: inputs of which only the first is submitted, by dedup key; see `EqualInputs`.
+        equal: identical inputs, by dedup key. Only the first of them is submitted; see `EqualInputs`.
     """
 
     __slots__ = (
@@ -210,12 +210,12 @@ class SeveralInputs:
         self._asked: tuple[Value, bytes] | None = None
 
     def take_inspected(self, inputs: Sequence[Value], parameters: bytes, judgement: Judgement | None) -> None:
-        """Set the inputs and parameters that the input policy has changed, and the verdict to wait for."""
+        """Set the inputs and parameters as changed by the input policy, and the verdict to wait for."""
         self.inputs, self.parameters, self.judgement = inputs, parameters, judgement
         self.inspected = True
 
     def digest(self, queue: QueueName) -> bytes:
-        """Return the SHA-256 of the whole request. `queue`: its model and requested version."""
+        """Return the SHA-256 of the whole request. `queue`: its model and the requested version."""
         hashed = hashlib.sha256()
         for part in (str(queue).encode(), canonical(self.parameters)):
             hashed.update(len(part).to_bytes(8, "big"))
@@ -234,28 +234,28 @@ class SeveralInputs:
         return self._asked[1]
 
     def forget_equal(self) -> None:
-        """Forget which inputs are equal, so that no input gets the outcome of another one any more."""
+        """Forget which inputs are identical, so that no input gets the outcome of another one any more."""
         for inputs in self.equal.values():
             del inputs[1:]
         self.equal.clear()
 
     def ends(self, failed: bool) -> bool:
-        """Note the outcome of an input. Returns True once: for the first failure or the last output, which ends the request."""
+        """Record the outcome of an input. Returns True once, for the first failure or the last output, which ends the request."""
         ended = self._missing > 0 and (failed or self._missing == 1)
         self._missing = 0 if failed else self._missing - 1
         return ended
 
 
 class Judgement:
-    """Progress of one request through the judges.
+    """The progress of one request through the judges.
 
     Arguments:
-        texts: texts of the inputs. An object that is repeated in a row has a single text.
-        judges: judges still to ask, including those of rules in shadow.
-        places: for each text, position of its first input.
+        texts: texts of the inputs. If consecutive inputs are the same object, they have a single text.
+        judges: judges still to be asked, including those of rules in shadow mode.
+        places: for each text, the position of its first input.
 
     Attributes:
-        pending: requests that wait for the verdict: the request, or each of its inputs.
+        pending: the requests that are waiting for the verdict: the request itself, or each of its inputs.
         refusal: the verdict, once `decided`; None if the request is let in.
     """
 
@@ -285,11 +285,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     """One request, or one of several inputs, from submission to end.
 
     Attributes:
-        since, deadline: instants of its arrival and of its deadline, in seconds.
-        session: session for the request; None if it was refused, or waits for the input policy.
-        lane: lane of the request; None if it came through `submit`.
-        several: the request with several inputs that this one belongs to; None if it is alone.
-        unadmitted: True while its sink waits for `admitted`.
+        since, deadline: its time of arrival and its deadline, in seconds.
+        session: session for the request; None if it was refused, or is waiting for the input policy.
+        lane: lane of the request; None if it was passed to `submit`.
+        several: the request with several inputs that this one is part of; None if it has a single input.
+        unadmitted: True while its sink is waiting for `admitted`.
     """
 
     sink: ReplySink
@@ -306,13 +306,13 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def whole(self) -> WholeOutcome | None:
-        """Outcome of the whole request for the first of several inputs; otherwise None."""
+        """For the first of several inputs, the outcome of the whole request; otherwise None."""
         several = self.several
         return several.whole if several is not None and several.count > 1 and self.entry.id == several.id else None
 
     @property
     def part_of(self) -> str:
-        """Id of the whole request for any but the first of several inputs; otherwise empty."""
+        """For all but the first of several inputs, the id of the whole request; otherwise empty."""
         several = self.several
         return several.id if several is not None and several.count > 1 and self.entry.id != several.id else ""
 
@@ -331,29 +331,32 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def follows(self) -> bool:
-        """True for a follower, which waits for the outcome of a task. It isn't counted or recorded."""
+        """True for a follower, which waits for a task's outcome. Followers aren't counted or recorded."""
         return bool(task_followed(self.entry))
 
     def refreshed(self, now: float) -> Entry:
-        """Return the entry with the remaining time. An outage uses up its timeout, but not its time in the queue."""
+        """Return a copy of the entry whose timeout is the time left until its deadline. An outage counts against the timeout but not
+        against the queue timeout, which is only capped at the time left."""
         remaining = self.deadline - now
         wait = min(self.entry.queue_timeout, remaining)
         return msgspec.structs.replace(self.entry, timeout=remaining, queue_timeout=wait)
 
 
-Decided = Callable[[Sequence[PendingRequest], Failure | None], None]  # Takes requests that waited, and a refusal.
+Decided = Callable[
+    [Sequence[PendingRequest], Failure | None], None
+]  # Called with the requests that waited, and their failure if they are refused.
 
 
 class PendingTable(dict[Key, PendingRequest]):
-    """Pending requests of a gateway, by tenant and id, in order of arrival. Only the gateway changes the table."""
+    """A gateway's pending requests by tenant and id, in order of arrival. Only the gateway changes the table."""
 
     def of(self, entry: Entry) -> PendingRequest | None:
-        """Return the pending request of an entry; None if it has ended, even if a later request has its id."""
+        """Return the pending request of an entry; None if it has ended, even if a later request has the same id."""
         pending = self.get((entry.tenant, entry.id))
         return pending if pending is not None and pending.entry.nonce == entry.nonce else None
 
     def newest(self, id: str, tenant: str | None) -> PendingRequest | None:
-        """Return the newest pending request with an id, of one tenant or of any."""
+        """Return the newest pending request with this id, of one tenant or of any."""
         for pending in reversed(self.values()):
             if pending.entry.id == id and tenant in (None, pending.entry.tenant):
                 return pending
@@ -363,26 +366,25 @@ class PendingTable(dict[Key, PendingRequest]):
         return [pending for pending in self.values() if pending.session is session]
 
     def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
-        """Return the entries that still wait for an answer over a session, each with its remaining time."""
+        """Return the entries that are still waiting for an answer over a session, each with its remaining time."""
         waiting = [pending for pending in map(self.of, entries) if pending is not None and pending.session is session]
         return [pending.refreshed(now) for pending in waiting if pending.deadline > now]
 
 
 class Observer(Protocol):
-    """Observer of all requests that end."""
+    """Observes all requests that end."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Handle requests that ended together at instant `now`, without waiting. Their replies are set."""
+        """Handle requests that ended together at time `now`, without waiting. Their replies are set."""
 
 
 def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-    """Tell observers about requests that have ended, and give sinks their replies. If an observer or a sink raises, go
-    on."""
+    """Notify observers of requests that have ended, and send the replies to their sinks. Continue if an observer or sink raises."""
     for observer in observers:
         try:
             observer.finished(ended, ending, now)
         except Exception:
-            log.exception("an observer of requests has failed", requests=len(ended))
+            log.exception("a request observer failed", requests=len(ended))
     for pending in ended:
         sink = pending.sink
         pending.sink = NOBODY
@@ -393,7 +395,7 @@ def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], endin
 
 
 def tell(sink: ReplySink, reply: Reply) -> None:
-    """Give a sink its answer. If the sink raises, log that."""
+    """Send an answer to its sink. If the sink raises, log the error."""
     try:
         sink.answer(reply)
     except Exception:

@@ -1,4 +1,4 @@
-"""Records of single requests that have ended: the last requests in memory, and a share of all requests in the access log."""
+"""Records of requests that have ended: the most recent ones in memory, and a share of all requests in the access log."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-REMEMBERED = 10_000  # Maximum number of requests to remember. Their inputs and outputs aren't kept.
+REMEMBERED = 10_000  # Maximum number of requests to remember. Inputs and outputs aren't kept.
 LEFT = 499  # Status of a request whose client left, as in nginx.
 
 _Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None]
-"""Principal, model, tier, version of the queue, failure, batch run, and the whole outcome of several inputs."""
+"""Principal, model, tier, queue version, failure, batch run, and for several inputs the outcome of the whole request."""
 
 
 class _Alike(msgspec.Struct, frozen=True):
-    """Requests that ended together and differ only in id and arrival. Separate records would be ten times as large."""
+    """Requests that ended together and differ only in id and arrival time. Separate records would be ten times as large."""
 
-    ids: str  # Ids, one in each line.
-    since: array[float]  # Instants of arrival.
+    ids: str  # Ids, one per line.
+    since: array[float]  # Arrival times.
     at: float
     shared: _Shared
 
@@ -48,7 +48,7 @@ class RecentRequests:
         self._count = 0
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        if ending in _FORGOTTEN:  # But the first of several inputs has the outcome of its request.
+        if ending in _FORGOTTEN:  # The first of several inputs is kept, because it has the outcome of its request.
             requests = [request for request in requests if request.whole is not None and request.whole.ended]
         for _, alike in groupby(requests, _ALIKE if ending is Ending.ANSWERED else _shared):
             self._remember(list(alike), now)
@@ -61,7 +61,7 @@ class RecentRequests:
             self._count -= len(self._last.popleft().since)
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
-        """Return the status of the last request with an id, of one tenant or of any."""
+        """Return the status of the last request with this id, of one tenant or of any."""
         for alike in reversed(self._last):
             if id in alike.ids and tenant in (None, alike.shared[0].tenant):
                 for known, since in zip(reversed(alike.ids.split("\n")), reversed(alike.since), strict=True):
@@ -103,7 +103,7 @@ def _shared(request: PendingRequest) -> _Shared:
 
 
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
-    """Return the status of a pending request at instant `now`. `state`: its state at the broker, if known."""
+    """Return the status of a pending request at time `now`. `state`: its state at the broker, if known."""
     entry = pending.entry
     return RequestStatus(
         state or EntryState.QUEUED,
@@ -119,13 +119,13 @@ def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> Re
 
 
 class AccessLog:
-    """Observer that logs a share of all requests. `share` is above 0 and up to 1."""
+    """Observer that logs a share of all requests. `share` is greater than 0 and at most 1."""
 
     def __init__(self, share: float, tiers: Sequence[str], rng: Callable[[], float]) -> None:
         self._share, self._tiers, self._rng = share, tiers, rng
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Log some of the requests. A request with several inputs is logged once, with the input that ends it."""
+        """Log some of the requests. A request with several inputs is logged once, when the input that ends it has finished."""
         for request in requests:
             several = request.several
             if several is not None and not several.ends(request.reply.failure is not None):

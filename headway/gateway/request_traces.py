@@ -1,4 +1,4 @@
-"""Spans of requests, recorded by a gateway and its ports.
+"""Spans for requests, recorded by a gateway and its ports.
 
     SERVER `POST /v1/inference`
       └─ PRODUCER `send MODEL`, one for each input ── its context travels in the entry
@@ -6,8 +6,8 @@
 
 Nothing is stored for requests that aren't sampled. The spans of a sampled request are recorded when it ends.
 
-A port records a SERVER span for a sampled request that it refuses, for example because of a wrong key or body. A client can have
-any request sampled by naming a span, so the rate of these spans is limited. Spans beyond the limit are counted as dropped.
+A port records a SERVER span for each sampled request that it refuses, for example because of a wrong key or body. Clients can have any
+request sampled by sending a parent span, so the rate of these spans is limited. Spans beyond the limit are counted as dropped.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from headway.model.request import SAMPLED
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
-ACCEPTED = 202  # Status of a request that has become a task.
+ACCEPTED = 202  # Status of a request that became a task.
 SERVER_FAULT = 500  # Lowest status of errors that aren't the client's fault.
-RATE = 20.0  # Spans of refusals per second, on average.
-BURST = 100  # Spans of refusals at once.
+RATE = 20.0  # Average number of refusal spans per second.
+BURST = 100  # Maximum number of refusal spans in a burst.
 LONGEST_PATH = 256  # Maximum number of characters of a path in a span.
 LONG_MODEL = 128  # Longest model name, in characters, that a cached form may hold.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -39,7 +39,7 @@ _GEN_AI: Mapping[str, str] = {
     "POST /v1/completions": "text_completion",
     "POST /v1/embeddings": "embeddings",
 }
-"""OpenTelemetry's names of generative AI operations, by route."""
+"""OpenTelemetry's names for generative AI operations, by route."""
 
 
 class SentInput(msgspec.Struct, eq=False):
@@ -48,7 +48,7 @@ class SentInput(msgspec.Struct, eq=False):
     request: RequestTrace
     context: TraceContext  # PRODUCER span of the input.
     begun: float
-    admitted: float = 0.0  # Instant at which the broker accepted the input; 0 before that is known.
+    admitted: float = 0.0  # When the broker accepted the input; 0 until that is known.
 
 
 class RequestTraces:
@@ -64,7 +64,7 @@ class RequestTraces:
         self._sent: dict[bytes, SentInput] = {}  # Inputs that haven't ended, by the trace in their entries.
 
     def begin(self, options: RequestOptions, several: SeveralInputs | None, number: int) -> bytes:
-        """Begin a trace. Returns it for the entry; empty if it isn't sampled. For `number`, see `Sampler.draws`."""
+        """Begin a trace. Returns the trace context for the entry; empty if it isn't sampled. For `number`, see `Sampler.draws`."""
         drawn = number >= self.sampler.due and self.sampler.draws(number)
         if several is None:
             request = self._begin(options, 1, drawn)
@@ -81,8 +81,8 @@ class RequestTraces:
         return packed
 
     def _begin(self, options: RequestOptions, count: int, drawn: bool) -> RequestTrace | None:
-        """Begin the trace of a request, if it is sampled. `drawn` decides about a request that names no span."""
-        if options.replays is not None:  # The dead letter was sampled, so its replay is, too.
+        """Begin the trace of a request if it is sampled. If the request names no span, `drawn` decides this."""
+        if options.replays is not None:  # The dead letter was sampled, so sample its replay, too.
             links = (SpanLink(options.replays),)
             return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
         if options.trace is None:
@@ -118,7 +118,7 @@ class RequestTraces:
         several, request = pending.several, sent.request
         if ending is not Ending.TURNED_AWAY:
             self._record_send(sent, pending, ending, now, zero)
-            self._note_exemplars(pending, ending, now, zero)
+            self._add_exemplars(pending, ending, now, zero)
         request.missing -= 1
         if failure is not None or not request.missing:
             left = ending is Ending.LEFT
@@ -126,7 +126,7 @@ class RequestTraces:
             id = entry.id if several is None else several.id
             self._record_request(request, entry, id, status, failure, now, zero)
 
-    def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
+    def _add_exemplars(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
         entry, reply = pending.entry, pending.reply
         if ending not in (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT):
             return
@@ -160,7 +160,7 @@ class RequestTraces:
         if failure is not None:
             code = SHOWN.get(failure.code, failure.code)
             error = failure.message if status >= SERVER_FAULT else None
-            if len(model) > LONG_MODEL:  # A name that a client made up shouldn't fill the cache of forms.
+            if len(model) > LONG_MODEL:  # Names that clients make up shouldn't fill the cache of forms.
                 own, model = (*own, ("headway.model", model)), ""
         form = self._server_form(request.way, status, model, entry.tier, code)
         parent = request.parent.span_id if request.parent is not None else b""
@@ -179,18 +179,18 @@ class RequestTraces:
 
 
 class RefusalTraces:
-    """Recorder of the spans of requests that the ports of a process refuse before the gateway has them."""
+    """Records spans for requests that a process's ports refuse before these reach the gateway."""
 
     def __init__(self, recorder: SpanRecorder, dropped: dict[str, int], scheme: str = "http") -> None:
         self._recorder, self._dropped, self._scheme = recorder, dropped, scheme
         self._form = lru_cache(FORMS)(self._make_form)
-        self._full_at = 0.0  # Instant at which BURST spans may be recorded again.
+        self._full_at = 0.0  # When BURST spans may be recorded again.
 
     def refused(self, way: str, fields: Mapping[bytes, bytes], id: str, error: RequestError, begun: float) -> None:
-        """Record a refused request, which arrived at instant `begun`. Clients see this `id`. For `way`, see RequestOptions."""
+        """Record a refused request that arrived at time `begun`. `id` is the id that the client sees. For `way`, see RequestOptions."""
         parent = fields.get(b"traceparent")
         context = None if parent is None else read_trace_context(parent)
-        if context is not None and context.flags & SAMPLED:  # Otherwise `tracestate` isn't worth reading.
+        if context is not None and context.flags & SAMPLED:  # Otherwise `tracestate` needn't be read.
             context = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
         self.refused_below(context, way, id, error, begun)
 
@@ -221,7 +221,7 @@ class RefusalTraces:
     def answered(
         self, method: str, path: str, fields: Mapping[bytes, bytes], id: str, status: int, begun: float
     ) -> None:
-        """Record a failed request to a route other than inference, if the client names a span; see `refused`."""
+        """Record a failed request to a route other than inference if the client named a span; see `refused`."""
         if b"traceparent" not in fields:
             return
         parent = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
@@ -242,12 +242,12 @@ class RefusalTraces:
 
 
 def protocol_attributes(way: str, status: int, scheme: str) -> Attributes:
-    """Return a span's attributes for the request's protocol and the answer's HTTP status. `way`: see RequestOptions."""
+    """Return a span's attributes for the request's protocol and the HTTP status of the answer. `way`: see RequestOptions."""
     kind, _, place = way.partition(" ")
     if kind == "grpc":
         service, _, method = place.partition("/")
         return ("rpc.system", "grpc"), ("rpc.service", service), ("rpc.method", method)
-    if not place:  # A replay of a dead letter, or a program's call.
+    if not place:  # A dead letter replay, or a call from a program.
         return ()
     path = () if "{" in place else (("url.path", place),)
     return (

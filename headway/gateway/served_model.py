@@ -1,4 +1,4 @@
-"""One model that a gateway serves. It makes entries of requests, by its settings, versions and workers' reports."""
+"""One model that a gateway serves. It turns requests into entries, based on its settings, versions and workers' reports."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from headway.model import (
 
 
 class VersionChoice:
-    """Versions of one model, as far as this gateway knows. Until workers report versions, the `configured` version counts.
+    """Versions of one model, as far as this gateway knows. Until workers report versions, the `configured` version applies.
 
     Attributes:
-        any: True if any worker may answer requests that name no version, because no worker claims by version.
+        any: True if any worker may answer requests that don't name a version, because no worker claims by version.
         label: version under which identical requests share answers while `any` is True.
-        weights: current weights by version. A rollout overrides the weights of the settings.
-        rollout: last rollout of the model; None if there was none.
+        weights: current weights by version. A rollout overrides the weights in the settings.
+        rollout: the model's last rollout; None if there was none.
     """
 
     __slots__ = (
@@ -58,15 +58,15 @@ class VersionChoice:
         self._configured = self.weights = weights
         self._rng, self._clock = rng, clock
         self.rollout: Rollout | None = None
-        self._present: Collection[str] = ()  # Versions with workers at the last look.
-        self._lost: dict[str, float] = {}  # Versions without workers, with the instants until which they may return.
+        self._present: Collection[str] = ()  # Versions that had workers at the last check.
+        self._lost: dict[str, float] = {}  # Versions without workers, with the time until which they may return.
         self.any, self.label = True, configured
         self._named: Sequence[str] = (configured,)
         self._versions: Versions | None = None
         self._workers: Sequence[WorkerInfo] = ()
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update from the model's workers. Without any, the former workers still count."""
+        """Update from the model's workers. If there are none, keep using the previous ones."""
         self._workers = workers = workers or self._workers
         self._note_lost(workers)
         self.weights = self._weights()
@@ -80,7 +80,7 @@ class VersionChoice:
         named = {
             worker.runs.version for worker in workers if worker.status is WorkerStatus.HEALTHY and worker.runs.version
         }
-        if named:  # With two versions, either may answer, so the label names both.
+        if named:  # If there are two versions, either may answer, so the label names both.
             self.any, self._versions = True, None
             self._named, self.label = sorted(named), ",".join(sorted(named))
 
@@ -94,21 +94,21 @@ class VersionChoice:
 
     @property
     def sole(self) -> str | None:
-        """Version for all requests that name none: empty for the shared queue, or None if each request draws a version."""
+        """Version for requests that don't name one: empty for the shared queue, or None if each request draws a version."""
         return "" if self._versions is None else self._versions.only
 
     @property
     def absent(self) -> Sequence[str]:
-        """Versions with a weight and no worker."""
+        """Versions that have a weight but no worker."""
         return self._versions.absent if self._versions is not None else ()
 
     def weigh(self, weights: Weights) -> None:
-        """Set the weights that count without a rollout."""
+        """Set the weights that apply when there is no rollout."""
         self._configured = weights
         self.roll(self.rollout)
 
     def roll(self, rollout: Rollout | None) -> bool:
-        """Follow a rollout. Returns True if that changes the weights."""
+        """Follow a rollout. Returns True if this changes the weights."""
         self.rollout = rollout
         if self._weights() == self.weights:
             return False
@@ -121,8 +121,8 @@ class VersionChoice:
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
         """Return the version whose queue a request joins; empty for the shared queue.
 
-        All inputs of a list get the version that was drawn for the first, even if weights change meanwhile. Requests that a client
-        may repeat for the same answer always get the same version.
+        All inputs of a list get the version that was drawn for the first, even if the weights change meanwhile. Requests that a
+        client may repeat to get the same answer always get the same version.
         """
         if several is None:
             return self._chosen(tenant, id, options, again=False)
@@ -143,7 +143,7 @@ class VersionChoice:
         return versions.drawn(self._rng())
 
     def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
-        """Return the refusal of a request that names a version; None if this takes requests. `in_doubt`: see ServedModels."""
+        """Return the failure for a request that names a version; None if the version accepts requests. `in_doubt`: see ServedModels."""
         if self._versions is None:
             taken, open_versions = list(self._named) == [version], self._named
         else:
@@ -156,38 +156,41 @@ class VersionChoice:
 
 
 def _have_left(workers: Sequence[WorkerInfo]) -> bool:
-    """Return True if all workers are gone, and some claimed by version. The next worker may have another version, so requests
-    that name a version mustn't join the shared queue."""
+    """Return True if all workers are gone and some of them claimed by version. The next worker may have another version, so
+    requests that name a version mustn't join the shared queue."""
     return any(worker.version for worker in workers) and all(
         worker.status is WorkerStatus.OFFLINE for worker in workers
     )
 
 
-_MOST_KNOWN = 256  # Maximum number of headers of tensors to remember.
-_STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)  # Rules that separate rows. If workers differ, the first counts.
+_MOST_KNOWN = 256  # Maximum number of tensor headers to remember.
+_STRICT = (
+    RowsTogether.SHAPE,
+    RowsTogether.PADDED,
+)  # Rules that separate rows. If workers differ, the first one here applies.
 
 
 class ServedModel:
-    """One model of a gateway. `alone` means that the process serves no other model.
+    """A model that a gateway serves. `alone` means that the process serves no other model.
 
-    If batches are bounded by weight, the weight of an input is its number of characters, or the result of a weight function of the
-    target. Workers run this function, and report how its result depends on the length of an input. So here, inputs are weighed by
-    length alone, without user code.
+    If the weight of batches is limited, an input's weight is its number of characters, or the result of the target's weight function.
+    Workers run this function, and report how its result depends on the input's length. So the gateway estimates weights from the
+    length, without running user code.
 
-    If workers take tensors, the weight of an input is its number of rows, or the function's result if that is more. Rate limits
-    count a request once for each row.
+    If workers take tensors, an input's weight is its number of rows, or the function's result if that is larger. Rate limits count
+    a request once for each row.
 
     Attributes:
         reported: versions that workers run. Before the first worker, the version in the settings.
         takes, gives: kinds of its inputs and outputs; None while unknown. `takes` is also None while only some workers take
-            tensors, for example during a change of the target.
-        inputs, outputs: specifications of its tensors; empty without any, or while unknown.
-        example: JSON text of the target's example; empty without one, or while unknown.
+            tensors, for example while the target is being changed.
+        inputs, outputs: specifications of its tensors; empty if there are none, or while unknown.
+        example: the target's example as JSON; empty if there is none, or while unknown.
         seen: parameters that reach the targets of all workers; all parameters while unknown.
-        per_call: parameters that apply to a whole call. Only requests with equal values share a batch.
+        per_call: parameters that apply to a whole call. Only requests with the same values share a batch.
         sharing: True if identical requests share answers.
-        queue_timeout: seconds that a request may wait in the queue, more while the model is at zero.
-        longest, longest_task: longest timeouts in seconds; infinite if the port already bounds timeouts.
+        queue_timeout: seconds that a request may wait in the queue; longer while the model is at zero.
+        longest, longest_task: maximum timeouts in seconds; infinite if the port already limits timeouts.
         weigh: returns the weight of an input, at least 1.
     """
 
@@ -221,11 +224,11 @@ class ServedModel:
         self._line = UNKNOWN
         self._together: RowsTogether | None = None
         self.per_call: PerCall = ()
-        self._unweighed: dict[bytes, bool] = {}  # Results of `takes_unweighed`, by the bytes before the data.
+        self._unweighed: dict[bytes, bool] = {}  # Results of `takes_unweighed`, by the bytes that precede the data.
         self._set_weigh(rows=False, padded=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Update from the reports of the model's workers. Without a healthy worker, only the versions change."""
+        """Update from the reports of the model's workers. If none is healthy, only the versions are updated."""
         self.versions.learn(workers)
         healthy = [worker for worker in workers if worker.status is WorkerStatus.HEALTHY]
         if not healthy:
@@ -240,10 +243,8 @@ class ServedModel:
         self.example = next((worker.example for worker in healthy if worker.example), "")
         inputs = next((worker.inputs for worker in healthy if worker.inputs), ())
         outputs = next((worker.outputs for worker in healthy if worker.outputs), ())
-        if (inputs, outputs) != (
-            self.inputs,
-            self.outputs,
-        ):  # Keep an equal object, because caches compare it by identity.
+        # Keep identical specifications, because caches compare them by identity.
+        if inputs != self.inputs or outputs != self.outputs:
             self.inputs, self.outputs = inputs, outputs
         self._unweighed.clear()
         rules = {worker.together for worker in healthy}
@@ -253,7 +254,7 @@ class ServedModel:
         self._line = mean_line(worker.weight for worker in healthy if worker.weight is not None) or self._line
 
     def follow(self, former: ServedModel) -> None:
-        """Copy what workers have reported for the same model under its former settings."""
+        """Copy what workers reported for the same model under its previous settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
         self._together, self.seen, self.per_call = former._together, former.seen, former.per_call
@@ -265,11 +266,11 @@ class ServedModel:
         self._rows, self._padded = rows, padded
         weighs = padded or settings.max_batch_weight > 0
         self._weighs = rows or weighs or self.per_call != ()
-        self.weigh: Callable[[Value], int] = _one
+        self.weigh: Callable[[Value], int] = lambda input: 1
         if self._rows:
             self.weigh = self._weight_of_rows
         elif weighs:
-            self.weigh = self._estimate if settings.weight != CHARS else _characters
+            self.weigh = self._estimate if settings.weight != CHARS else lambda input: len(input) or 1
 
     def sees(self, name: str) -> bool:
         return self.seen == ALL_PARAMETERS or name in self.seen
@@ -279,12 +280,12 @@ class ServedModel:
 
     @property
     def is_plain(self) -> bool:
-        """True if all requests may take a lane, because none needs a drawn version, dedup keys, a trace or a weight."""
+        """True if all requests may use a lane, because none needs a drawn version, dedup keys, a trace or a weight."""
         return self._is_unmarked and not self._weighs
 
     @property
     def takes_rows(self) -> bool:
-        """True if single rows of tensors may take a lane, because they weigh 1, and need no drawn version, dedup keys or trace."""
+        """True if single tensor rows may use a lane, because they weigh 1 and don't need a drawn version, dedup keys or a trace."""
         texts = self.takes is not ValueKind.TENSORS
         return self._is_unmarked and not (texts or self.settings.max_batch_weight or self.per_call)
 
@@ -322,7 +323,7 @@ class ServedModel:
         several: SeveralInputs | None,
         any_version: bool,
     ) -> Entry:
-        """Make the entry of a request. `any_version`: True if workers of any version may answer it."""
+        """Return the entry for a request. `any_version`: True if workers of any version may answer it."""
         principal, options = request.principal, request.options
         timeout, longest = options.timeout, self.longest_task if options.task else self.longest
         if timeout > longest:
@@ -342,7 +343,7 @@ class ServedModel:
         trace = b""
         if self.traces is not None and (
             nonce >= self.traces.sampler.due or options.trace is not options.replays or several is not None
-        ):  # Most requests aren't sampled, name no span (of a client or a dead letter), and have one input.
+        ):  # Most requests aren't sampled, don't name a span (of a client or dead letter), and have a single input.
             trace = self.traces.begin(options, several, nonce)
         payer, count, weight, shape = 0, 1, 1, 0
         if self._weighs:
@@ -365,7 +366,7 @@ class ServedModel:
     def _weighed(
         self, input: Value, limits: tuple[Limit, ...], several: SeveralInputs | None
     ) -> tuple[int, tuple[Limit, ...]]:
-        """Return the weight of an input, and limits that charge for its rows. Limits of a list already charge for all rows."""
+        """Return the weight of an input, and limits that charge for its rows. For a list, the limits already charge for all rows."""
         if self._rows and limits and several is None and (counted := rows_of(input)) > 1:
             limits = ratelimit.all_counting_as(limits, counted)
         return self.weigh(input), limits
@@ -385,8 +386,8 @@ def dedup_keys_of(
 ) -> tuple[DedupKey, ...]:
     """Return the dedup keys of a request with digest `asked`.
 
-    `version` has the versions that may answer, separated by commas. Identical requests share answers of these versions only. Tasks
-    and idempotency keys don't depend on the version.
+    `version` lists the versions that may answer, separated by commas. Identical requests share only answers from these versions.
+    Tasks and idempotency keys don't depend on the version.
     """
     dedup_keys = []
     if options.task:
@@ -395,7 +396,7 @@ def dedup_keys_of(
         dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
     shares = settings.cache or settings.collapse
     if options.fresh:
-        shares = settings.cache and not options.unkept  # Its own answer is new, but may be kept for later requests.
+        shares = settings.cache and not options.unkept  # Its own answer is fresh, but may be kept for later requests.
     if shares:
         keep = settings.result_ttl_s / 2 if settings.cache else 0.0
         joins = settings.collapse and not options.fresh
@@ -403,15 +404,7 @@ def dedup_keys_of(
     return tuple(dedup_keys)
 
 
-def _one(input: Value) -> int:
-    return 1
-
-
-def _characters(input: Value) -> int:
-    return len(input) or 1
-
-
 def _kind_of(names: Iterable[str]) -> ValueKind:
-    """Return the first of KINDS that workers name. Older workers name no kind, which means text."""
+    """Return the first of KINDS that workers name. Older workers don't name one, which means text."""
     named = set(names)
     return next((known.kind for known in KINDS if known.kind.value in named), ValueKind.TEXT)

@@ -1,7 +1,7 @@
-"""Stream of one call in HTTP/2: its metadata, its messages both ways, and its status.
+"""The HTTP/2 stream of one call: its metadata, its messages in both directions, and its status.
 
-A message is a byte that says whether it is compressed, four bytes with its length, and its content. The client may send WINDOW
-bytes before the call reads, and the rest of a message while the call reads.
+A message consists of a compressed flag (one byte), its length (four bytes), and its content. The client may send up to WINDOW bytes
+before the call starts reading. The rest of a message may follow only while the call is reading.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from headway.runtime.fair_turns import give_way
 from headway.runtime.memory_reuse import unfilled
 
 SHARE = 0.001
-"""Seconds of work in one turn of the loop, after which no more work begins."""
+"""Seconds of work in one turn of the loop after which no more work is started."""
 
 T = TypeVar("T")
 
 
 class MessageTurns:
-    """Queue of one port's work. Owners take turns, and each owner's work is done in order. `clock` is in monotonic seconds."""
+    """Queue for the work of one port. Owners take turns, and each owner's work is done in order. `clock` returns the monotonic
+    time."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
@@ -50,7 +51,7 @@ class MessageTurns:
         self._ask()
 
     def add(self, seconds: float) -> None:
-        """Count seconds of work that is done in this turn of the loop, or will be in the next."""
+        """Count seconds of work done in this turn of the loop, or to be done in the next."""
         self._spent += seconds
         self._ask()
 
@@ -60,8 +61,8 @@ class MessageTurns:
         return now
 
     async def take(self, owner: str, work: Callable[[float], T]) -> T:
-        """Do work, at once or in a later turn of the loop, and return its result or raise its error. `work` gets the seconds that
-        it has waited. If the caller is cancelled, the work may still have been done."""
+        """Do work, now or in a later turn of the loop, and return its result or raise its error. `work` gets the number of seconds
+        for which it has waited. If the caller is cancelled, the work may still have been done."""
         if self.free:
             before = self.clock()
             try:
@@ -74,7 +75,7 @@ class MessageTurns:
         try:
             return await turn
         finally:
-            del turn  # Its error refers to this frame, so a reference would be a cycle.
+            del turn  # Its error refers to this frame, so a reference would create a cycle.
 
     def _ask(self) -> None:
         if not self._asked:
@@ -85,7 +86,7 @@ class MessageTurns:
         if self._waiting:
             give_way()
         self._asked, self._spent = False, 0.0
-        for _ in range(len(self._waiting)):  # Work that is added now waits for the next turn.
+        for _ in range(len(self._waiting)):  # Work added now waits for the next turn.
             if self._spent >= SHARE:
                 break
             self._waiting.take()()
@@ -106,27 +107,27 @@ class MessageTurns:
 
 
 WINDOW = 1 << 13
-"""Bytes that a client may send on a stream before the call reads."""
+"""Number of bytes that a client may send on a stream before the call reads."""
 PREFIX = 5
-"""Bytes before the content of a message."""
+"""Number of bytes before the content of a message."""
 _LARGE = 1 << 14
-"""Size in bytes from which a message is received into its own memory, so that it is copied once."""
+"""Minimum size in bytes of a message that is received into its own memory, so that it is copied only once."""
 AHEAD = 128
-"""Bytes of room before a large message's content, for the header of a packed value that ends with the message's data."""
+"""Number of free bytes before a large message's content, for the header of a packed value that ends with the message's data."""
 
 _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)
 _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
-"""Header fields of an answer with only a status, and of an answer with messages."""
+"""Header fields of an answer that has only a status, and of an answer with messages."""
 _OK = block_of((("grpc-status", "0"),))
 _ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
-"""Let zlib detect whether a message has the format of gzip or zlib."""
+"""Makes zlib detect whether a message is in gzip or zlib format."""
 _LENGTH_DIGITS = 20
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-"""Characters that remain unquoted in the details of a status."""
+"""Characters that are not escaped in the details of a status."""
 
 
 class Ended(Exception):
@@ -138,7 +139,7 @@ class Ended(Exception):
 
 
 class Carrier(CountedConnection, Protocol):
-    """A call's view of its connection. `leaving` is the monotonic time of the GOAWAY, or None before."""
+    """A connection as its calls see it. `leaving` is the monotonic time of the GOAWAY, or None before it."""
 
     address: str
     leaving: float | None
@@ -147,20 +148,21 @@ class Carrier(CountedConnection, Protocol):
 
     @property
     def payer(self) -> str:
-        """Owner of this connection's work in `turns`."""
+        """The owner of this connection's work in `turns`."""
 
     def retire(self) -> None:
         """Tell the client to open another connection for further calls."""
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream. The client must not send on it any more."""
+        """End a stream. The client must not send on it anymore."""
 
 
 class CallStream:
-    """Stream of one call.
+    """The stream of one call.
 
     The client may send `window` bytes before the call reads. If `whole`, the client has sent everything. `task` answers the call.
-    `closed` is True once nothing more can be sent. `sent` is done once the current message is sent, or None without a message."""
+    `closed` is True once nothing more can be sent. `sent` is done once the current message has been sent, and is None if there is
+    no message."""
 
     __slots__ = (
         "_begun", "_deadline", "_encoding", "_missing", "_received", "_room", "_timer", "_unsent", "_waiting", "_whole", "_window", "_writer", "closed",
@@ -176,10 +178,10 @@ class CallStream:
         self._encoding = b""
         self._received = bytearray()
         self._room: memoryview | None = None
-        """Unfilled part of a large message's memory, or None if no large message is being read."""
+        """The unfilled part of a large message's memory, or None if no large message is being read."""
         self._whole = whole
         self._missing: int | None = None
-        """Bytes to come according to the content-length, or None without a content-length."""
+        """Number of bytes still to come according to the content-length, or None if there is no content-length."""
         self._window = window
         self._waiting: asyncio.Future[None] | None = None
         self._begun = False
@@ -189,7 +191,7 @@ class CallStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, fields: Mapping[bytes, bytes]) -> None:
-        """Read compression, length and timeout of the call from its header fields. Raises Ended if the timeout is malformed."""
+        """Read the call's compression, length and timeout from its header fields. Raises Ended if the timeout is malformed."""
         self._encoding = fields.get(b"grpc-encoding", b"")
         length, timeout = fields.get(b"content-length"), fields.get(b"grpc-timeout")
         if length is not None:
@@ -206,8 +208,8 @@ class CallStream:
         return None if self._deadline is None else self._deadline - monotonic()
 
     async def read(self, most: int, *, leaves: bool = False) -> bytes | None:
-        """Return the next message, or None after the last one. Raises Ended if the message is incomplete, compressed in an unknown
-        way, or larger than `most` bytes. With `leaves`, raises RequestError once the client has to leave."""
+        """Return the next message, or None after the last one. Raises Ended if the message is incomplete, is compressed in an
+        unknown way, or is larger than `most` bytes. If `leaves`, raises RequestError once the client has to leave."""
         received = self._received
         while True:
             if leaves and self.connection.leaving is not None:
@@ -232,7 +234,7 @@ class CallStream:
             await self.change()
 
     def length_there(self, most: int) -> int:
-        """Return the next message's length if `take_message` can take it, or -1 if only `read` can."""
+        """Return the length of the next message if `take_message` can return it, or -1 if `read` must be used."""
         received = self._received
         available = len(received) - PREFIX
         if available < 0 or received[0]:
@@ -263,7 +265,7 @@ class CallStream:
         return cast(bytes, content)  # Nobody changes the content, so it passes for bytes.
 
     async def change(self) -> None:
-        """Wait until more data arrive, or the client has to open another connection."""
+        """Wait until more data arrive, or until the client has to open another connection."""
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting
@@ -286,7 +288,7 @@ class CallStream:
         return await self.connection.turns.take(self.connection.payer, partial(_unpacked, body, most))
 
     def send(self, body: bytes) -> None:
-        """Send the next message. `sent` is set while the client has no room for the whole message."""
+        """Send the next message. If the client has no room for all of it, `sent` is set until it has been sent."""
         if self.closed:
             return
         self._begin()
@@ -296,7 +298,8 @@ class CallStream:
             self.sent = asyncio.get_running_loop().create_future()
 
     def answer(self, body: bytes, trailers: Metadata) -> bool:
-        """End the call successfully, with its only message. Return False, and send nothing, if there isn't room for the message."""
+        """End the call successfully with its only message. If there isn't enough room for the message, send nothing and return
+        False."""
         writer = self._writer
         if self._begun or self.closed or PREFIX + len(body) > writer.room(self.number):
             return False
@@ -324,7 +327,7 @@ class CallStream:
             self.connection.reset(self.number, ErrorCode.CANCEL)
 
     def pump(self) -> bool:
-        """Send as much of the current message as there is room for. Return True if the whole message is sent."""
+        """Send as much of the current message as there is room for. Return True once the whole message is sent."""
         unsent = self._unsent
         while unsent:
             size = self._writer.send(self.number, unsent)
@@ -352,7 +355,7 @@ class CallStream:
             self.connection.reset(self.number, ErrorCode.NO_ERROR)
 
     def take(self, data: bytes | memoryview, amount: int) -> bool:
-        """Take data, which use `amount` bytes of the window. Return False if the client exceeds its window."""
+        """Accept data that use `amount` bytes of the window. Return False if the client exceeds its window."""
         self._window -= amount
         if self._window < 0:
             return False
@@ -371,7 +374,7 @@ class CallStream:
         return True
 
     def _fill(self, room: memoryview, data: bytes | memoryview) -> None:
-        """Put data into the memory of a large message. Data after the message's end are for the next message."""
+        """Copy data into the memory of a large message. Data after its end belong to the next message."""
         own = data[: len(room)]
         room[: len(own)] = own
         self._room = room[len(own) :]
@@ -379,14 +382,14 @@ class CallStream:
             self._received += data[len(own) :]
 
     def finish_reading(self) -> bool:
-        """Note that the client has sent everything. Return False if that contradicts its content-length."""
+        """Record that the client has sent everything. Return False if that contradicts its content-length."""
         self._whole = True
         if self._waiting is not None:
             self.wake()
         return not self._missing
 
     def narrow(self, amount: int) -> None:
-        """Narrow the window by `amount` bytes, as the client has done."""
+        """Reduce the window by `amount` bytes, as the client has done."""
         self._window -= amount
         self.wake()  # The window may now be too narrow for the rest of a message.
 
@@ -405,7 +408,7 @@ class CallStream:
             self._unsent = memoryview(b"")
 
     def cancel(self) -> None:
-        """Cancel the call's task: its client has left, or its time is over."""
+        """Cancel the call's task, because its client has left or its time is up."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -437,5 +440,5 @@ def _incomplete() -> Ended:
 
 def to_be_opened_anew() -> RequestError:
     """Return the error for a call whose client has to open another connection."""
-    message = "the connection closes, because it is old or this process shuts down; open another one"
+    message = "the connection is closing, because it is old or this process is shutting down; open another one"
     return RequestError(message, code=DRAINING, retry_after=0.0)

@@ -1,9 +1,9 @@
-"""Calls of the gRPC port: what all calls share, calls with streams of messages, and calls without inference.
+"""Calls of the gRPC port: what all calls have in common, calls with streams of messages, and calls without inference.
 
-The metadata identify the principal before the message is read, so no stranger's message is read.
+The principal is identified from the metadata before the message is read, so messages from strangers are never read.
 
-A call is cancelled when its client has left or its deadline has passed. The gateway then drops its request, unless a GPU runs it
-already. All messages have the same time to arrive, so they share one timer.
+A call is cancelled when its client has left or its deadline has passed. The gateway then drops its request, unless it is already running on
+a GPU. All messages have the same amount of time to arrive, so they share one timer.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ log = get_logger(__name__)
 
 
 STRANGERS = "\0"
-"""Prefix of the owner of a call without credentials. The address follows, so no address can block another one's probes."""
+"""Prefix of the owner of a call without credentials. The address follows, so that no address can block another one's probes."""
 
 SMALL = 4096
-"""Size in bytes up to which answers aren't counted. All calls together hold at most about 40 MB of them."""
+"""Maximum size in bytes of answers that aren't counted. All calls together hold at most about 40 MB of them."""
 
 
 class CallQuotas:
-    """Quotas of the calls on one gRPC port: calls at once, and bytes of incoming messages and unread answers.
+    """Quotas for the calls on one gRPC port: concurrent calls, and bytes of incoming messages and unread answers.
 
-    A connection may have calls of several tenants, as behind a proxy. So each call counts for its own tenant, or for its client's
-    address if the service has no credentials. A message's length is known only once its first bytes have arrived. So a call takes
-    room for the largest message before it reads, and then gives back the rest. Without room, it waits behind the other calls of
-    its tenant. `bytes` is the budget that all ports of the process share."""
+    A connection may carry calls of several tenants, for example behind a proxy. So each call counts towards its own tenant, or
+    towards its client's address if the service has no credentials. A message's length is known only once its first bytes have
+    arrived. So a call reserves room for the largest message before it reads, and then releases what it doesn't need. If there is no
+    room, it waits behind its tenant's other calls. `bytes` is the budget shared by all ports of the process."""
 
     def __init__(self, settings: Settings, bytes: HeldBytes) -> None:
         self._named = bool(settings.keys or settings.jwt)
@@ -68,14 +68,15 @@ class CallQuotas:
                 raise RequestError(
                     "too many calls are in progress", code=SERVICE_OVERLOADED, retry_after=1.0, reason="calls"
                 )
-            message = f"{used} calls of this caller are in progress; use fewer at once (max_connections)"
+            message = f"{used} calls of this caller are in progress; make fewer at a time (max_connections)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="calls")
 
     def end(self, owner: str) -> None:
         self._calls.give(owner, 1)
 
     def may_read(self, owner: str) -> bool:
-        """Take room for the largest message. Return False if there is no room, or if other calls of the owner wait for room."""
+        """Reserve room for the largest message. Return False if there is no room, or if other calls of the owner are waiting for
+        room."""
         return owner not in self._waiting and self._bytes.take(owner, self._largest)
 
     async def room_to_read(self, owner: str) -> None:
@@ -90,7 +91,7 @@ class CallQuotas:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # The call got its room at the same moment.
+            if not turn.cancelled():  # The call was given its room at the same moment.
                 self.has_read(owner)
             elif turn in waiting:
                 waiting.remove(turn)
@@ -98,13 +99,13 @@ class CallQuotas:
             raise
 
     def has_read(self, owner: str, kept: int = 0) -> None:
-        """Give back the room to read, except `kept` bytes for the received message."""
+        """Release the room reserved for reading, except `kept` bytes for the received message."""
         self._bytes.give(owner, self._largest - kept)
 
     def room_for_stream(self, owner: str) -> int:
-        """Take room for the largest message on an open stream, and return its size. Raises RequestError if there is no room."""
+        """Reserve room for the largest message on an open stream, and return its size. Raises RequestError if there is no room."""
         if not self._bytes.take(owner, self._largest):
-            message = "too many streams and messages of this caller are on their way; use fewer at once (memory_mb)"
+            message = "too many streams and messages of this caller are in progress; use fewer at a time (memory_mb)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
         return self._largest
 
@@ -112,14 +113,15 @@ class CallQuotas:
         return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:
-        """Count an answer until it is sent, and return the counted bytes. Raises RequestError if the owner reads too little."""
+        """Count an answer until it has been sent, and return the number of bytes counted. Raises RequestError if the owner reads
+        too slowly."""
         if amount <= SMALL:
             return 0
         if self._bytes.take(owner, amount):
             return amount
         if used := self._bytes.used(owner):
             raise no_room(used)
-        return 0  # A single answer of any size may wait.
+        return 0  # A single answer may wait, whatever its size.
 
     def drop(self, owner: str, amount: int) -> None:
         if amount:
@@ -145,22 +147,22 @@ class CallQuotas:
 
 
 Respond = Callable[[bytes, Principal], Awaitable[bytes]]
-"""Return the answer to a message and its principal, as a message. Raises RequestError."""
+"""Returns the answer to a message from a principal, as a message. Raises RequestError."""
 
 _LOOKED_AT = TRACE_FIELDS | {
     b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
 MOST_PLAIN = 1 << 16
-"""Maximum size in bytes of a message without inference. It has only a few names, and is decoded at once."""
+"""Maximum size in bytes of a message without inference. It contains only a few names, and is decoded immediately."""
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
-"""Read a call's metadata, which have the names and meanings of the HTTP header fields."""
+"""Reads a call's metadata, which have the same names and meanings as the HTTP header fields."""
 
 
 class PortContext:
-    """Context that the calls of one gRPC port share.
+    """Context shared by the calls of one gRPC port.
 
-    An inference message may have `largest` bytes, any other message `largest_plain`. A request may take `longest` seconds, and a
-    message `message_timeout` seconds to arrive. `reading` has the deadlines of incoming messages."""
+    An inference message may have up to `largest` bytes, any other message `largest_plain`. A request may take up to `longest`
+    seconds, and a message has `message_timeout` seconds to arrive. `reading` has the deadlines of incoming messages."""
 
     def __init__(self, entrance: Entrance, quotas: CallQuotas, turns: MessageTurns) -> None:
         self.entrance, self.quotas, self.turns = entrance, quotas, turns
@@ -173,11 +175,12 @@ class PortContext:
 
 
 class Call:
-    """Call of a method with one request and one answer.
+    """A call of a method with one request and one answer.
 
-    For `way` see RequestOptions; it is empty for a call without inference. `begun` is in monotonic seconds. `submitted` is True
-    once the gateway has the request. `principal` is NOBODY until known. While `counted`, the call and `kept` bytes count for
-    `owner`. `shown` is the public request id. Errors count under `tier`, which is None once the gateway has counted the error."""
+    For `way` see RequestOptions; it is empty for a call without inference. `begun` is a monotonic time. `submitted` is True once
+    the gateway has the request. `principal` is NOBODY until it is known. While `counted`, the call and `kept` bytes count towards
+    the quotas of `owner`. `shown` is the public request id. Errors are counted under `tier`, which is None once the gateway has
+    counted the error."""
 
     __slots__ = (
         "_way", "begun", "counted", "headers", "kept", "owner", "port", "principal", "shown", "stream", "submitted", "tier",
@@ -229,14 +232,16 @@ class Call:
             async with asyncio.timeout(self.port.message_timeout):
                 await stream.sent
         except TimeoutError:
-            text = f"the client read no answer within {self.port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
+            text = (
+                f"the client did not read the answer within {self.port.settings.read_timeout_ms:g} ms (read_timeout_ms)"
+            )
             self.count_refusal(RequestError(text, code=REQUEST_TIMEOUT))
-            log.info("a client does not read its answers", request_id=self.shown, error=text)
+            log.info("a client is not reading its answers", request_id=self.shown, error=text)
             stream.reset()  # A status cannot overtake the answer.
             raise asyncio.CancelledError from None
 
     def belong(self, owner: str) -> None:
-        """Count the call for its owner until it ends. Raises RequestError if the owner has too many calls."""
+        """Count the call towards its owner until it ends. Raises RequestError if the owner has too many calls."""
         self.port.quotas.begin(owner)
         self.owner, self.counted = owner, True
 
@@ -244,7 +249,7 @@ class Call:
         self.belong(STRANGERS + self.stream.connection.address)
 
     def identify(self, authorization: bytes) -> Principal:
-        """Find the principal, and count the call for its tenant. Raises RequestError, also if a quota is used up."""
+        """Find the principal, and count the call towards its tenant. Raises RequestError, also if a quota is used up."""
         port, connection = self.port, self.stream.connection
         principal = port.entrance.identify(authorization)
         self.principal, self.tier = principal, port.entrance.tiers[principal.tier]
@@ -258,7 +263,7 @@ class Call:
         return principal
 
     async def read(self) -> bytes:
-        """Return the request's message, and count its bytes for the owner. Raises RequestError if it is late or missing."""
+        """Return the request's message, and count its bytes towards the owner. Raises RequestError if it is late or missing."""
         port = self.port
         quotas, deadlines = port.quotas, port.reading
         most = port.largest if self._way else port.largest_plain
@@ -287,7 +292,7 @@ class Call:
             raise
         deadlines.end(self)
         if body is None:
-            raise BadRequest("the call has no message; send one")
+            raise BadRequest("the call has no message; send exactly one")
         return body
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
@@ -300,7 +305,7 @@ class Call:
         return tuple(self.port.entrance.rate_limits.fields(limits).items()) if limits else ()
 
     def count_refusal(self, error: RequestError) -> None:
-        """Count an error and record its span, unless the gateway has done so."""
+        """Count an error and record its span, unless the gateway has already done so."""
         entrance = self.port.entrance
         traces = entrance.refusal_traces
         if traces is not None and self._way and not self.submitted:
@@ -310,7 +315,8 @@ class Call:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
-        """Count bytes of an answer for the owner, and return the counted bytes. Raises RequestError if the owner holds too many."""
+        """Count bytes of an answer towards the owner, and return the number of bytes counted. Raises RequestError if the owner
+        holds too many."""
         kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
         self.kept += kept
         return kept
@@ -328,17 +334,17 @@ class Call:
 
 
 class StreamCall(Call):
-    """Call with any number of messages both ways, which `talk` reads and writes."""
+    """A call with any number of messages in both directions, which are read and written by `talk`."""
 
     __slots__ = ()
 
     @property
     def retired(self) -> bool:
-        """True if this call has to end soon, because the connection closes."""
+        """True if this call should end soon because the connection is closing."""
         return self.stream.connection.leaving is not None
 
     def hold_room(self) -> None:
-        """Take room for the largest message until the call ends. Raises RequestError if the owner holds too many bytes."""
+        """Reserve room for the largest message until the call ends. Raises RequestError if the owner holds too many bytes."""
         self.kept += self.port.quotas.room_for_stream(self.owner)
 
     async def next(self) -> bytes | None:
@@ -353,7 +359,7 @@ class StreamCall(Call):
 
 
 class PlainCall(Call):
-    """Call without inference, which `respond` answers. If `known`, only known principals may ask."""
+    """A call without inference, which is answered by `respond`. If `known`, only known principals are admitted."""
 
     __slots__ = ("_known", "_respond")
 
@@ -376,22 +382,23 @@ NOBODY = Principal(user="", tenant="", tier=0)
 
 
 def unforeseen(exc: Exception, shown: str) -> RequestError:
-    """Log an unforeseen exception, and return the error that the client gets."""
+    """Log an unexpected exception, and return the error to send to the client."""
     log.error("a call failed", request_id=shown, exc_info=exc)
     return RequestError(UNFORESEEN, code=INTERNAL)
 
 
 class ReadDeadlines:
-    """Deadlines of tasks that read a message, which has `seconds` to arrive. Keys are the objects that the tasks read for."""
+    """Deadlines of tasks that are reading a message, which has `seconds` to arrive. The keys are the objects that the tasks read
+    for."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # An object that refers to its task would be a cycle, because a cancelled task refers to what it has run.
+        # If the object referred to its task, that would create a cycle, because a cancelled task refers to what it has run.
         self._reading: dict[object, tuple[float, asyncio.Task[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, reader: object) -> None:
-        """Start a deadline, at which the current task is cancelled."""
+        """Start a deadline. The current task is cancelled when it passes."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a message is read in a task")
@@ -401,7 +408,7 @@ class ReadDeadlines:
             self._timer = loop.call_later(self._seconds, self._look)
 
     def end(self, reader: object) -> bool:
-        """End a deadline. Return False if the task was cancelled only by the deadline. Then the task may continue."""
+        """End a deadline. Return False if only the deadline has cancelled the task; the task may then continue."""
         if self._reading.pop(reader, None) is not None:
             return True
         task = asyncio.current_task()
@@ -412,7 +419,7 @@ class ReadDeadlines:
         loop = asyncio.get_running_loop()
         now = loop.time()
         late = []
-        for reader, (deadline, _) in self._reading.items():  # In the order of their deadlines.
+        for reader, (deadline, _) in self._reading.items():  # They are ordered by deadline.
             if deadline > now:
                 self._timer = loop.call_at(deadline, self._look)
                 break

@@ -1,11 +1,11 @@
-"""Connections of the gRPC port: asyncio's protocol between a reader of frames, the calls in hand, and a writer of frames.
+"""Connections of the gRPC port: an asyncio protocol between a frame reader, the current calls, and a frame writer.
 
-A connection lives for some minutes, so that new gateways get their share of the traffic. Then, or when the process drains, GOAWAY
-tells the client to open another connection for further calls, here or elsewhere. All earlier calls are answered: a PING follows
-the GOAWAY, and the connection closes only when the client has answered the PING and no call is left. A second GOAWAY then names
-the last received call, so the client knows which calls it may send again.
+A connection lives for a few minutes, so that new gateways get their share of the traffic. After that, or when the process drains, a GOAWAY
+tells the client to open another connection for further calls, here or elsewhere. All earlier calls are answered. The GOAWAY is followed by
+a PING, and the connection closes only once the client has answered the PING and no call is left. A second GOAWAY then names the last
+received call, so the client knows which calls it may send again.
 
-The connection also cuts off a client that reads no answers, is silent, or sends frames that only cost time.
+The connection also cuts off clients that don't read their answers, are unresponsive, or send frames that only cost time.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from headway.runtime.listening import descriptor_of
 from headway.runtime.protocol_hints import ProtocolHints
 
 JITTER = 0.1
-"""Largest share by which a connection's age varies. So clients that came at the same time leave one by one."""
+"""Maximum fraction by which a connection's age varies, so that clients that connected at the same time leave one by one."""
 STREAMS = 1000
-"""Maximum number of calls at once on a connection. The client delays further calls."""
+"""Maximum number of concurrent calls on a connection. The client delays further calls."""
 LAST = LARGEST
-"""Stream number in a GOAWAY that still allows all streams that the client begins before it reads the GOAWAY."""
+"""Stream number in a GOAWAY that still allows all streams that the client starts before it reads the GOAWAY."""
 LEAVING = b"headway."
 """Data of the PING after a GOAWAY. A client that has answered it has read the GOAWAY."""
 SILENCE = 10.0
-"""Seconds of silence after a GOAWAY, after which a connection closes even if its client never answers."""
+"""Seconds of silence after a GOAWAY after which a connection closes even if the client never answers."""
 KEEP_ALIVE = 30.0
-"""Seconds of silence after which a client gets a PING."""
+"""Seconds of silence after which a client is sent a PING."""
 KEEP_ALIVE_TIMEOUT = 10.0
 """Seconds within which the client must answer the PING."""
 _BEGUN = 0.000_05
-"""Seconds to charge for beginning or ending a call. That work happens in the next turn of the event loop."""
+"""Seconds to charge for starting or ending a call. That work happens in the next turn of the event loop."""
 _ENDED = 20
 _NO_FIELDS = RequestFields(())
 _NO_CALL = block_of(((":status", "415"),))
@@ -59,10 +59,10 @@ _REFUSAL = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection:
 
 
 class MethodCall(Protocol):
-    """One call of a method."""
+    """A call of a method."""
 
     async def run(self) -> None:
-        """Read the request, and answer it."""
+        """Read the request and answer it."""
 
 
 MakeCall = Callable[[CallStream], MethodCall]
@@ -71,9 +71,9 @@ MakeCall = Callable[[CallStream], MethodCall]
 class PortConnections:
     """All connections of the port.
 
-    Frames and messages are read in `turns`. `jitter` is uniform in [0, 1). `methods` has the makers of calls by path. After a
-    GOAWAY, a client has `grace` seconds to open another connection. It may leave data unread for `unread_timeout` seconds. From
-    the descriptor number `ceiling` on, connections are refused."""
+    Frames and messages are read in `turns`. `jitter` returns uniformly distributed numbers in [0, 1). `methods` has the functions
+    that make calls, by path. After a GOAWAY, a client has `grace` seconds to open another connection. It may leave data unread for
+    `unread_timeout` seconds. From descriptor number `ceiling` on, connections are refused."""
 
     def __init__(
         self, settings: Settings, quotas: Quotas, refusals: MutableMapping[tuple[str, str, str], int], turns: MessageTurns,
@@ -84,7 +84,7 @@ class PortConnections:
         self.most_header = settings.max_header_bytes
         self.grace = settings.drain_s
         self.unread_timeout = settings.read_timeout_ms / 1000
-        self.too_many_metadata = f"the metadata have more than {self.most_header} bytes; send fewer"
+        self.too_many_metadata = f"the metadata have more than {self.most_header} bytes; send less metadata"
         self.ceiling = 1 << 30
         self.open: dict[CallConnection, None] = {}
         self.methods: Mapping[str, MakeCall] = {}
@@ -116,7 +116,8 @@ class PortConnections:
             self._left.set()
 
     def find(self, head: RequestFields) -> MakeCall:
-        """Return the maker of the call with these header fields. Raises Ended if they are wrong, or the method is unknown."""
+        """Return the function that makes the call with these header fields. Raises Ended if they are invalid, or the method is
+        unknown."""
         if head.illegal:
             raise Ended(StatusCode.INTERNAL, "the metadata contain control characters; remove them")
         if head.size > self.most_header:
@@ -146,10 +147,11 @@ class PortConnections:
 
 
 class CallConnection(asyncio.Protocol):
-    """Connection of one client.
+    """The connection of one client.
 
-    `leaves` is the monotonic time at which the client gets a GOAWAY. `leaving` is the time at which it got one, or None. The client
-    has sent its settings if `greeted`. It begins no more calls here if `answered`. For the rest see CountedConnection."""
+    `leaves` is the monotonic time at which the client is to get a GOAWAY; `leaving` is the time at which it got one, or None.
+    `greeted` is True once the client has sent its settings. `answered` is True once the client will start no more calls here. For
+    the rest see CountedConnection."""
 
     __slots__ = (
         "__weakref__", "_backlog", "_closed_at", "_heard", "_made", "_pinged", "_quiet", "_reader", "_transport", "address", "answered", "greeted", "leaves",
@@ -160,7 +162,7 @@ class CallConnection(asyncio.Protocol):
         self.port, self.turns = port, port.turns
         self._transport: asyncio.Transport | None = None
         self._reader: Http2Reader | None = None
-        """Reader, with its writer. None until the client speaks HTTP/2, and after the connection is lost."""
+        """The reader, which has the writer. None until the client speaks HTTP/2, and after the connection is lost."""
         self.address = ""
         self.owner: str | None = None
         self.reserved = self.unfetched = 0
@@ -186,14 +188,14 @@ class CallConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         if not self.port.enter(self, descriptor_of(self._transport)):
-            self._transport.abort()  # Without an answer, so that the client waits before it tries again.
+            self._transport.abort()  # There is no answer, so that the client waits before it retries.
 
     def data_received(self, data: bytes) -> None:
         """Read the received bytes, unless the client speaks another protocol."""
         self._heard = True
         if self._reader is None and not self._begin(data):
             return
-        if self._backlog:  # A paused transport may still deliver some data.
+        if self._backlog:  # A transport that is paused may still deliver some data.
             self._backlog += data
         elif self.turns.free:
             self._read(data)
@@ -201,7 +203,7 @@ class CallConnection(asyncio.Protocol):
             self._wait(data)
 
     def pause_writing(self) -> None:
-        """Pause sending and reading, because the client doesn't read its answers."""
+        """Pause sending and reading, because the client isn't reading its answers."""
         if self._reader is not None:
             self._reader.writer.blocked = self.port.clock()
         self._adjust()
@@ -225,7 +227,7 @@ class CallConnection(asyncio.Protocol):
             self.turns.wait(self.payer, partial(self._cancel, streams))
 
     def _cancel(self, streams: list[CallStream]) -> None:
-        """Cancel calls, a few in each turn of the event loop, because their client has left."""
+        """Cancel calls whose client has left, a few in each turn of the event loop."""
         for stream in streams[:_ENDED]:
             stream.cancel()
         self.turns.add(_BEGUN * len(streams[:_ENDED]))
@@ -265,7 +267,7 @@ class CallConnection(asyncio.Protocol):
                 if load.frames > writer.LIMIT:
                     self.cut("too_many_frames")
                     return
-                self.retire()  # A proxy then opens another connection, so its other clients lose no call.
+                self.retire()  # A proxy then opens another connection, so its other clients don't lose any calls.
             if self._transport is None or self._transport.is_closing():
                 return
             begun = turns.spend(begun)
@@ -275,7 +277,7 @@ class CallConnection(asyncio.Protocol):
         reader.writer.flush_soon()
 
     def _wait(self, data: bytes) -> None:
-        """Buffer bytes until this connection's turn, and read no more from the socket until then."""
+        """Buffer bytes until this connection's turn, and read nothing more from the socket until then."""
         self._backlog = data
         self._adjust()
         self.turns.wait(self.payer, self._go_on)
@@ -332,7 +334,7 @@ class CallConnection(asyncio.Protocol):
             self._flush()
 
     def cut(self, reason: str, code: ErrorCode = ErrorCode.ENHANCE_YOUR_CALM) -> None:
-        """Cut the connection of a client that breaks the protocol, or sends too many frames that cost time."""
+        """Cut the connection of a client that violates the protocol, or sends too many frames that only cost time."""
         self.port.count_cut(reason)
         if self._reader is not None:
             self._reader.writer.leave(self._reader.last, code, reason.encode())
@@ -350,7 +352,7 @@ class CallConnection(asyncio.Protocol):
             self._transport.abort()
 
     def inspect(self, now: float, draining: bool) -> None:
-        """Enforce time-outs, and tell the client to leave when it is time. `draining` is True once the port has closed."""
+        """Enforce timeouts, and tell the client to leave when it is time. `draining` is True once the port has closed."""
         port, reader = self.port, self._reader
         since = self._closed_at
         if reader is not None:
@@ -359,7 +361,7 @@ class CallConnection(asyncio.Protocol):
         if since and now - since > port.unread_timeout:
             self.shutdown()
             return
-        if self._closed_at is not None:  # Only the last bytes are not yet sent.
+        if self._closed_at is not None:  # Only the last bytes have not been sent yet.
             return
         if reader is not None:
             reader.writer.pump(sweep=True)
@@ -387,7 +389,7 @@ class CallConnection(asyncio.Protocol):
 
 
 class CallTable:
-    """Calls of one connection. They begin, continue and end by the events of its frames; see `headway.grpc.reader.Events`."""
+    """The calls of one connection. The events of its frames start, continue and end them; see `headway.grpc.reader.Events`."""
 
     __slots__ = ("_connection", "_streams", "_window", "_writer")
 
@@ -422,7 +424,7 @@ class CallTable:
         stream.end(StatusCode.RESOURCE_EXHAUSTED, self._connection.port.too_many_metadata)
 
     def lost(self, last: int) -> None:
-        """Send a GOAWAY, because no further call can begin on this connection."""
+        """Send a GOAWAY, because no further calls can start on this connection."""
         self._connection.answered = True
         self._connection.retire(last)
 
@@ -450,7 +452,7 @@ class CallTable:
         self._connection.greeted = True
 
     def settled(self) -> None:
-        """Narrow the windows of all streams. The client does so too, now that it knows our settings."""
+        """Reduce the windows of all streams. The client does the same, because it now knows our settings."""
         self._window = WINDOW
         for stream in self._streams.values():
             stream.narrow(DEFAULT_WINDOW - WINDOW)

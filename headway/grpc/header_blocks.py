@@ -1,4 +1,4 @@
-"""Blocks of header fields: HPACK for a server that writes few fields, and often reads the same fields."""
+"""Header blocks: HPACK for a server that writes few fields and often reads the same ones."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ _STATUS_OK = b"\x88"
 """`:status: 200` in HPACK's static table."""
 _OK = (":status", "200")
 _INDEXED = bytes(range(0x81, 0xFF))
-"""Octets that each stand for a whole field, and don't change the table."""
+"""Octets that each represent a complete field, and don't change the table."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
 """Three changes of the table's size. Two are always enough (RFC 7541, section 4.2)."""
 _SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]
-"""HPACK's encoding of small lengths, by the length."""
+"""HPACK's encoding of small lengths, indexed by the length."""
 _MOST_KNOWN = 8
 _ENTRY = 32
-"""Bytes that a header field counts in addition to its name and value."""
+"""Number of bytes that a header field counts in addition to its name and value."""
 _NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
 """Octets that are forbidden in the value of a header field."""
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
 _HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-"""Header fields of HTTP/1.1 about the connection, which HTTP/2 forbids."""
+"""HTTP/1.1 header fields about the connection, which HTTP/2 forbids."""
 
 
 def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Encode fields that the client won't add to its table."""
+    """Encode fields so that the client doesn't add them to its table."""
     return b"".join([_STATUS_OK if field == _OK else _field(*field) for field in headers])
 
 
 class RequestFields:
-    """Header fields of a request. `fields` has the last value of each name.
+    """The header fields of a request. `fields` has the last value for each name.
 
-    `size` is the size of the fields as HTTP/2 counts it, or of the encoded block if that is larger. `pseudo` is the
-    number of fields whose names begin with a colon. `misnamed` is True if HTTP/2 forbids a name (RFC 9113, section
-    8.2). `malformed` is True if `misnamed` is, or if the fields break a rule for requests (section 8.3). `illegal` is
-    True if a value contains a forbidden octet. `usual` caches what a call has read from these fields, for later calls
-    with the same fields."""
+    `size` is the size of the fields as counted by HTTP/2, or the size of the encoded block if that is larger. `pseudo` is the
+    number of fields whose names begin with a colon. `misnamed` is True if HTTP/2 forbids one of the names (RFC 9113, section 8.2).
+    `malformed` is True if `misnamed` is, or if the fields violate a rule for requests (section 8.3). `illegal` is True if a value
+    contains a forbidden octet. `usual` caches what a call has read from these fields, for later calls with the same fields."""
 
     __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
 
@@ -68,7 +67,7 @@ class RequestFields:
 
 
 class HeaderReader(Decoder):
-    """Decoder with a cache of blocks whose octets all refer to the table. The fields of a block may have `most` bytes."""
+    """A decoder with a cache for blocks whose octets all refer to the table. The fields of a block may have up to `most` bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(max_header_list_size=most)
@@ -79,7 +78,7 @@ class HeaderReader(Decoder):
         head = self._known.get(block)
         if head is None:
             if _RESIZED.match(block):
-                raise HPACKDecodingError("the size of the table changes again and again")
+                raise HPACKDecodingError("the table size changes repeatedly")
             head = RequestFields(cast(Headers, self.decode(block, raw=True)))
             head.size = max(head.size, len(block))
             if block.translate(None, _INDEXED) or len(self._known) >= _MOST_KNOWN:

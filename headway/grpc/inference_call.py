@@ -22,21 +22,22 @@ from headway.grpc.status import Metadata
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20
-"""Maximum size in bytes of all outputs of a request, which are one message."""
-_ONE_MESSAGE = "as over gRPC an answer is one message"
+"""Maximum total size in bytes of a request's outputs, which are sent as one message."""
+_ONE_MESSAGE = "because over gRPC an answer is a single message"
 
 _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
-    """Values that calls with equal metadata share."""
+    """Values shared by calls that have the same metadata."""
 
     authorization: bytes
     options: RequestOptions
 
 
 class InferenceCall(Call):
-    """Call of an inference method. `read` makes an exchange from its message. The exchange writes the answer as a message."""
+    """A call to an inference method. `read` turns the request message into an exchange, which writes the answer as the response
+    message."""
 
     __slots__ = ("_begun", "_charged", "_exchange", "_fan_out", "_read", "_reply", "_sink")
 
@@ -47,13 +48,13 @@ class InferenceCall(Call):
         self._charged = False
         self._exchange: Exchange | None = None
         self._sink: FutureSink | None = None
-        """Sink of the request while its outcome is awaited, or None."""
+        """The sink of the request while its outcome is awaited, or None."""
         self._fan_out: FanOut | None = None
         self._reply: Reply | None = None
 
     async def answer(self) -> tuple[bytes, Metadata]:
         options, id = self.begin()
-        if self.principal.limits:  # Bounds the number of messages on their way. Refunded once the message is there.
+        if self.principal.limits:  # Limits the number of messages in transit. Refunded once the message has arrived.
             self.port.entrance.charge(self.principal)
             self._charged = True
         message, marks = await self.infer(await self.read(), options, id)
@@ -90,12 +91,12 @@ class InferenceCall(Call):
         return options, id
 
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
-        """Submit the request of a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
+        """Submit a message's request in its turn, and wait for its outcome; see `submit` and `outcome`."""
         size = len(body)
         try:
             if size <= SHORT:
                 work = partial(self.submit, body, options, id)
-                del body  # Only the entry remains.
+                del body  # Only the entry holds a reference now.
                 await self.port.turns.take(self.owner, work)
                 del work
             else:
@@ -108,8 +109,8 @@ class InferenceCall(Call):
         return await self.outcome()
 
     async def take_long(self, body: bytes, options: RequestOptions, id: str) -> Exchange:
-        """Read a long message, each step in its turn, and submit its request. Raises RequestError if the message is wrong, or if
-        the request's time has passed. The bytes that were read are charged in any case."""
+        """Decode a long message, each step in its turn, and submit its request. Raises RequestError if the message is invalid, or
+        if the request's time is up. The bytes decoded are charged in any case."""
         turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
         steps = self._long_steps(body, options)
         try:
@@ -135,9 +136,9 @@ class InferenceCall(Call):
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
     ) -> Exchange:  # fmt: skip
-        """Submit the request in a message, and return the request's exchange. `exchange` is that exchange if the
-        message has been read already. The message waited `waited` seconds for its turn, and was read in `spent`
-        seconds. Raises RequestError if the request is invalid."""
+        """Submit the request in a message, and return its exchange. If the message has already been decoded, `exchange` is that
+        exchange. The message waited `waited` seconds for its turn, and decoding took `spent` seconds. Raises RequestError if the
+        request is invalid."""
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
         waited += spent
@@ -155,7 +156,7 @@ class InferenceCall(Call):
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
-        # A lane for rare options would serve hardly any other request.
+        # Hardly any other request would use a lane for rare options.
         if exchange.options is options and options.timeout == self.port.longest:
             input = exchange.input
             if not isinstance(input, list):
@@ -219,7 +220,7 @@ class InferenceCall(Call):
 
 
 def _step(steps: Steps[Exchange], waited: float) -> Exchange | int:
-    """Do one step of reading a message. Return the number of bytes read, or the exchange if this was the last step."""
+    """Do one step of decoding a message. Return the number of bytes decoded or, after the last step, the exchange."""
     try:
         return next(steps)
     except StopIteration as stop:

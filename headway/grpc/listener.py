@@ -2,8 +2,8 @@
 
 bind     reserve the address; clients are still refused
 open     accept connections, and inspect them from time to time
-retire   health says NOT_SERVING, and each client has to open another connection; new connections are accepted
-drain    stop listening, retire, and wait until no connection is left
+retire   health says NOT_SERVING, and each client has to open another connection; new connections are still accepted
+drain    stop listening, retire, and wait until all connections are closed
 close    cut the remaining connections
 """
 
@@ -28,11 +28,11 @@ SWEEP = 0.5
 """Seconds between two inspections of all connections."""
 SWEEP_DRAINING = 0.05
 CLOSING_TURNS = 3
-"""Turns of the event loop that closing a listening socket takes."""
+"""Number of turns of the event loop that it takes to close a listening socket."""
 
 
 class GrpcListener(ListeningPort):
-    """Listener of the gRPC port, by default the port in the settings. Without `certificates`, there is no TLS."""
+    """Listener of the gRPC port. By default it uses the port in the settings. If `certificates` is None, there is no TLS."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class GrpcListener(ListeningPort):
         return tls.around(connections.accept, _refuse_plain)
 
     def retire(self) -> None:
-        """Let health say NOT_SERVING, and send each client a GOAWAY. New connections are still accepted."""
+        """Set health to NOT_SERVING, and send a GOAWAY to each client. New connections are still accepted."""
         if self._health is not None:
             self._health.leaving.set()
         if self._connections is not None:
             self._connections.retire()
 
     async def drain(self) -> None:
-        """Stop accepting, close each connection once its calls are answered, and return once all are closed."""
+        """Stop accepting, and close each connection once its calls are answered. Return once all are closed."""
         connections = self._connections
         if connections is None:
             return
@@ -85,7 +85,7 @@ class GrpcListener(ListeningPort):
             self._health.leaving.set()
         await self.stop_listening()
         self._draining = True
-        for _ in range(CLOSING_TURNS):  # While the socket is open, a client with a GOAWAY would come back.
+        for _ in range(CLOSING_TURNS):  # While the socket is open, a client that got a GOAWAY would come back.
             await asyncio.sleep(0)
         self.retire()
         self.look_after()
@@ -97,16 +97,16 @@ class GrpcListener(ListeningPort):
             await self._connections.close()
 
     def look(self) -> float:
-        """Schedule an inspection of all connections, and return the seconds until the next call."""
+        """Schedule an inspection of all connections, and return how many seconds remain until the next call."""
         connections = self._connections
         if connections is not None:
             connections.ceiling = descriptor_ceiling(SPARE)
             loop = asyncio.get_running_loop()
-            # After a pause of this process, all clients look silent. So first read everything that has arrived.
+            # After this process was paused, all clients look unresponsive. So first read everything that has arrived.
             loop.call_soon(loop.call_soon, connections.sweep, monotonic(), self._draining)
         return SWEEP_DRAINING if self._draining else SWEEP
 
 
 def _refuse_plain(connection: CallConnection) -> None:
-    # After an answer in HTTP/2, the client would come back at once, again and again.
+    # If it got an answer in HTTP/2, the client would come back immediately, over and over.
     connection.refuse(b"this port speaks TLS: use a secure channel\n")

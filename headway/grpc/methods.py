@@ -1,4 +1,4 @@
-"""Methods of the port, the calls that answer them, and the port's own services: health and reflection."""
+"""The methods of the port, the calls that answer them, and the port's own services: health and reflection."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from headway.oip.grpc.infer_stream import InferStreamCall
 from headway.oip.rest.models import ShownModels
 
 _NOT_THERE = (NOT_FOUND, NO_WORKERS)
-"""Error codes for a model or version that isn't served now. Clients that wait for a model poll ModelReady."""
+"""Error codes for a model or version that isn't currently served. Clients that wait for a model poll ModelReady."""
 
 Answer = Callable[[Any, Principal], Awaitable[Any]]
-"""Return the members of the answer, given the request message and its principal. Raises RequestError."""
+"""Returns the members of the answer, given the request message and its principal. Raises RequestError."""
 
 
 class OpenInference:
-    """Methods of the Open Inference Protocol except inference. `ready` returns True if this process should get traffic."""
+    """The methods of the Open Inference Protocol except inference. `ready` returns True if this process should get traffic."""
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
         self._models = ShownModels(port.gateway, port.entrance.anonymous, ready)
@@ -106,7 +106,7 @@ class OpenInference:
 def responder(
     method: str, answer: Answer, limiter: Limiter | None = None
 ) -> Callable[[bytes, Principal], Awaitable[bytes]]:
-    """Make a function that answers a request message. With a `limiter`, calls count as polls."""
+    """Return a function that answers a request message. If there is a `limiter`, calls count as polls."""
     request, response = protos.message_classes(protos.OPEN_INFERENCE, method)
 
     async def respond(body: bytes, principal: Principal) -> bytes:
@@ -121,7 +121,7 @@ def responder(
 _REQUEST = protos.message("headway.v1.PredictRequest")
 _RESPONSE = protos.message("headway.v1.PredictResponse")
 _OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,))
-"""Tag before the length of the output in an answer."""
+"""The tag that precedes the length of the output in an answer."""
 _TENSORS = ValueKind.TENSORS
 
 
@@ -159,8 +159,8 @@ def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[
         raise BadRequest(f"the input {exc}") from None
     except (ValueError, RecursionError) as exc:
         raise BadRequest(
-            f"the input is not JSON text: {exc}; the model takes tensors, as nested arrays in JSON, and ModelInfer of the Open Inference "
-            "Protocol takes them as they are"
+            f"the input is not JSON text: {exc}; the model takes tensors, as nested arrays in JSON; the Open Inference Protocol's "
+            "ModelInfer accepts them in binary"
         ) from None
     return (yield from to_tensors_in_steps(known, model, value))
 
@@ -207,7 +207,7 @@ _STREAMS = f"{protos.OPEN_INFERENCE}/ModelStreamInfer"
 
 
 def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
-    """Return the makers of calls for all methods, by their paths."""
+    """Return the functions that make calls, by method path."""
     infer = infer_reader(port.settings)
     methods: dict[str, MakeCall] = {
         f"/{_PREDICTS}": lambda stream: InferenceCall(port, stream, PREDICT_READER, f"grpc {_PREDICTS}"),
@@ -230,10 +230,10 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
 
 
 class Health:
-    """Health service of one process, `grpc.health.v1.Health`.
+    """The health service of one process, `grpc.health.v1.Health`.
 
-    The process as a whole, under the empty name, and all services have the same status: SERVING if the process should get
-    traffic, like `/readyz`. `leaving` is set when the process goes down."""
+    The whole process (the empty name) and all services have the same status: SERVING if the process should get traffic, like
+    `/readyz`. `leaving` is set when the process shuts down."""
 
     def __init__(self, glance: CachedReadiness) -> None:
         self._glance = glance
@@ -262,7 +262,7 @@ class Health:
 
 
 class WatchCall(StreamCall):
-    """Call of Watch, which sends the status at once, and again after each change."""
+    """A Watch call. It sends the status immediately, and again after each change."""
 
     __slots__ = ("_health",)
 
@@ -287,7 +287,7 @@ class WatchCall(StreamCall):
 
 
 class ReflectionCall(StreamCall):
-    """Call of the reflection service, from which tools such as grpcurl learn about the services."""
+    """A call of the reflection service, from which tools such as grpcurl learn about the services."""
 
     __slots__ = ("_request", "_response")
 
@@ -319,10 +319,10 @@ class ReflectionCall(StreamCall):
                 self._give_extensions(answer, asked.all_extension_numbers_of_type)
             case "file_containing_extension":
                 of = asked.file_containing_extension
-                message = f"there is no extension {of.extension_number} of {excerpt(of.containing_type)}"
+                message = f"there is no extension number {of.extension_number} of {excerpt(of.containing_type)}"
                 _fail(answer, StatusCode.NOT_FOUND, message)
             case _:
-                _fail(answer, StatusCode.UNIMPLEMENTED, "the request is not known")
+                _fail(answer, StatusCode.UNIMPLEMENTED, "unknown request")
         return answer
 
     def _give_extensions(self, answer: Any, name: str) -> None:

@@ -1,10 +1,10 @@
-"""Reader of one HTTP/2 connection (RFC 9113): bytes in, events out. It does no I/O and knows no clock.
+"""Reader of one HTTP/2 connection (RFC 9113): bytes in, events out. It does no I/O and doesn't read the clock.
 
-    receive(bytes) ─▶ frames ─▶ blocks of header fields, by hpack ─▶ Events
+    receive(bytes) ─▶ frames ─▶ header blocks, decoded by hpack ─▶ Events
 
-Each event is reported once its frame is complete, and may end streams before the next frame is read. The writer sends the
-answers of the protocol itself (settings, pings, refused streams). An error on one stream that no careful client makes ends the
-connection, as the RFC allows.
+Each event is reported once its frame is complete. It may end streams before the next frame is read. The protocol's own answers (settings,
+pings, refused streams) are sent by the writer. An error on one stream that no careful client makes ends the whole connection, as the RFC
+allows.
 """
 
 from __future__ import annotations
@@ -41,37 +41,38 @@ from headway.grpc.writer import (
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LARGEST_DATA = 1 << 20
-"""Maximum size in bytes of the payload of a received DATA frame. Large frames save time, because each frame costs some."""
+"""Maximum size in bytes of the payload of a received DATA frame. Large frames save time, because every frame has a cost."""
 _PADDED, _PRIORITY = 8, 0x20
 _SIZE = ErrorCode.FRAME_SIZE_ERROR
 _read_head = struct.Struct(">HBBBI").unpack_from
-"""Unpack a frame's header: its length in two parts, type, flags and stream."""
+"""Unpacks a frame's header: its length in two parts, type, flags and stream."""
 _IN_PIECES = 1 << 10
 """Size in bytes above which a frame's data are passed on as they arrive, so that nothing is assembled twice."""
 _MOST_SETTINGS = 32
-"""Maximum number of settings in one frame. HTTP/2 has seven."""
+"""Maximum number of settings in one frame. HTTP/2 defines seven."""
 _READ_AT_ONCE = 4096
-"""Bytes of frames, or of decoded header fields, after which `receive` stops. Data weigh less: they are only copied."""
+"""Number of bytes of frames or decoded header fields after which `receive` stops. Data count less, because they are only copied."""
 _DATA_SHIFT = 4
 
 
 class Events(Protocol):
-    """Listener of a connection's events."""
+    """Receives the events of a connection."""
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
-        """A stream has begun. If `ended`, the client sends nothing more on it."""
+        """A stream has started. If `ended`, the client sends nothing more on it."""
 
     def oversized(self, number: int, ended: bool) -> None:
-        """A stream has begun with more header fields than the reader accepts."""
+        """A stream has started with more header fields than the reader accepts."""
 
     def lost(self, last: int) -> None:
-        """The client has sent more header fields than the reader accepts. No stream begins after `last`."""
+        """The client has sent more header fields than the reader can decode. No stream starts after `last`."""
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Data have arrived on a stream. With padding, they use `amount` bytes of its window. A view is valid during the call."""
+        """Data have arrived on a stream. Including padding, they use `amount` bytes of its window. A view is only valid during the
+        call."""
 
     def was_reset(self, number: int) -> None:
-        """A stream has ended: the client has cancelled it, or made an error."""
+        """A stream has ended, because the client has cancelled it or made an error."""
 
     def greeted(self) -> None:
         """The client has sent settings."""
@@ -86,15 +87,15 @@ class Events(Protocol):
         """The client has answered a ping."""
 
     def left(self) -> None:
-        """The client begins no more streams."""
+        """The client will start no more streams."""
 
 
 class Http2Reader:
     """Reader of one connection.
 
-    A client may have `streams` streams at once, and may send `window` bytes ahead on each stream once it has read our settings.
-    The announced limit of header fields is `most_header` bytes. Decoding stops at twice as many bytes. Then the decoder has lost
-    the connection's table, so no more streams can begin. `last` is the number of the last stream that has begun."""
+    A client may have `streams` concurrent streams and, once it has read our settings, may send `window` bytes ahead on each stream.
+    The announced limit for header fields is `most_header` bytes; decoding stops at twice as many. The decoder has then lost the
+    connection's table, so no more streams can start. `last` is the number of the last stream that started."""
 
     __slots__ = (
         "_block", "_block_ends", "_block_of", "_burden", "_events", "_fields", "_greeted", "_in", "_left", "_lost", "_most", "_most_block", "_most_in", "_open",
@@ -111,18 +112,19 @@ class Http2Reader:
         """`_greeted` is True after the preface, and `_settled` once the client has read our settings."""
         self._part = b""
         self._rest, self._rest_of, self._rest_ends = 0, 0, False
-        """Frame that is passed on in pieces: bytes to come, its stream (0 to drop the bytes), True if it ends the stream."""
+        """The frame that is being passed on in pieces: bytes still to come, its stream (0 to discard them), and True if it ends the
+        stream."""
         self._spent = 0
-        """Bytes read in this call of `receive`, weighed by the time they take."""
+        """Bytes read in this call of `receive`, weighted by the time they take."""
         self._block: bytearray | None = None
-        """First part of a block of header fields that comes in several frames."""
+        """The first part of a header block that is split over several frames."""
         self._block_of, self._block_ends = 0, False
         self.last = 0
         self._open: set[int] = set()
         self._left: dict[int, None] = {}
-        """Latest streams that ended here while the client was sending. Data on them are ignored."""
+        """The latest streams that ended here while the client was still sending. Data on them are ignored."""
         self._in, self._most_in = DEFAULT_WINDOW, max(DEFAULT_WINDOW, streams * window)
-        """Bytes that the client may send on all streams together, now and at most."""
+        """How many bytes the client may send on all streams together, now and at most."""
         writer.announce(streams=streams, window=window, largest_data=LARGEST_DATA, most_header=most_header)
 
     def reset(self, number: int, code: ErrorCode) -> None:
@@ -134,8 +136,8 @@ class Http2Reader:
         self.writer.reset(number, code)
 
     def receive(self, data: bytes, begin: int = 0) -> int:
-        """Read `data` from `begin` on, and return the number of bytes read. After some work, stop at the end of a frame, so that
-        others get a turn. Raises Broken if the client has broken the protocol."""
+        """Read `data` starting at `begin`, and return the number of bytes read. After some work, it stops at the end of a frame, so
+        that others get a turn. Raises Broken if the client has violated the protocol."""
         part, self._spent = len(self._part), 0
         if part:
             data, begin = self._part + data[begin:], 0
@@ -170,7 +172,7 @@ class Http2Reader:
         return length - begin - part
 
     def _begins(self, data: bytes) -> bool:
-        """Return True once the preface has arrived, with the start of the settings that must follow."""
+        """Return True once the preface has arrived, including the start of the settings that must follow it."""
         size = len(PREFACE)
         kind = data[size + 3 : size + 4]
         _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))
@@ -212,7 +214,7 @@ class Http2Reader:
         self._burden.frames += 1
 
     def _in_pieces(self, kind: int, flags: int, number: int, size: int) -> bool:
-        """Start to pass on a large frame in pieces. Return False if the frame has to be complete first."""
+        """Start to pass on a large frame in pieces. Return False if the frame must be complete first."""
         if self._block is not None:
             _check(kind == CONTINUATION and number == self._block_of)
         if kind == DATA and not flags & _PADDED and size <= LARGEST_DATA:
@@ -234,7 +236,7 @@ class Http2Reader:
         self._spent += amount >> _DATA_SHIFT
         if not number:
             return
-        if number not in self._open:  # The stream has ended here since the frame began.
+        if number not in self._open:  # The stream has ended here since the start of the frame.
             self._unwanted(number)
             return
         self._hand_on(number, piece, amount, self._rest_ends and not self._rest)
@@ -265,7 +267,7 @@ class Http2Reader:
         self._events.received(number, data, amount, ended)
 
     def _unwanted(self, number: int) -> None:
-        """Ignore data on a stream that has ended here or never begins. Raises Broken if the client must know that."""
+        """Ignore data on a stream that has ended here or never starts. Raises Broken if the client should have known."""
         _check(number & 1 == 1 and (self._lost or number <= self.last))
         _check(number in self._left or number > self.last, ErrorCode.STREAM_CLOSED)
         self._ignore()
@@ -325,7 +327,7 @@ class Http2Reader:
             self._events.requested(number, head, ended)
 
     def _trailers(self, number: int, head: RequestFields, ended: bool) -> None:
-        """Treat fields after the data as the end of a stream. gRPC clients send none."""
+        """Treat header fields after the data as the end of a stream. gRPC clients don't send any."""
         if number not in self._open:
             self._unwanted(number)
         elif not ended or head.pseudo or head.misnamed:
@@ -334,7 +336,7 @@ class Http2Reader:
             self._hand_on(number, b"", 0, True)
 
     def _lose(self) -> None:
-        """Stop decoding: a block of header fields is too large, and all later blocks are unreadable."""
+        """Stop decoding, because a header block is too large and all later blocks are unreadable."""
         number, self._lost = self._block_of, True
         begins, self.last = number > self.last, max(number, self.last)
         self._events.lost(self.last)
@@ -362,7 +364,8 @@ class Http2Reader:
             self._unread()
 
     def _unread(self) -> None:
-        """Ignore an unreadable block. If it ends a stream, end the stream; if it begins one, the client has to do so elsewhere."""
+        """Ignore an unreadable block. If it ends a stream, end the stream; if it starts one, the client has to start it
+        elsewhere."""
         number = self._block_of
         self._ignore()
         if number in self._open:
@@ -374,7 +377,7 @@ class Http2Reader:
         self._events.was_reset(number)
 
     def _window_update(self, number: int, payload: bytes) -> None:
-        if len(payload) != 4:  # No calls of `_check` here, because this frame is frequent.
+        if len(payload) != 4:  # `_check` isn't called here, because this frame is frequent.
             raise Broken(_SIZE)
         if number and not (number & 1 and (self._lost or number <= self.last)):
             raise Broken(ErrorCode.PROTOCOL_ERROR)

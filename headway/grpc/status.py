@@ -1,4 +1,4 @@
-"""gRPC status of an error: its code, which follows from the HTTP status, its details and its trailers."""
+"""The gRPC status of an error: its code (based on the HTTP status), its details and its trailers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RETRIED = frozenset((409, 429, 503))
 """HTTP statuses of errors after which the same call may succeed."""
 
 LONGEST = 2048
-"""Maximum size of details in bytes, each of which may take three on the wire. Many clients accept 8 KiB of metadata."""
+"""Maximum size of the details in bytes, each of which may take three on the wire. Many clients accept 8 KiB of metadata."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -60,7 +60,7 @@ def status_of(code: str) -> StatusCode:
 
 
 def details_of(message: str) -> str:
-    """Shorten an error's message to a status's details, which are sent as metadata."""
+    """Truncate an error message to fit into the status details, which are sent as metadata."""
     return message.encode("utf-8", "backslashreplace")[:LONGEST].decode("utf-8", "ignore")
 
 
@@ -78,7 +78,7 @@ def trailers_of(error: AnyError, shown: str) -> Metadata:
 
 
 def pushback(code: str, retry_after: float | None) -> int:
-    """Return the milliseconds after which a retry makes sense, or -1 if it never does."""
+    """Return after how many milliseconds a retry makes sense, or -1 if it never does."""
     if code in HOPELESS or STATUS[code] not in RETRIED:
         return -1
     return math.ceil(1000 * (1.0 if retry_after is None else retry_after))

@@ -1,4 +1,4 @@
-"""Writer of one HTTP/2 connection (RFC 9113): frames out, within the client's windows. It does no I/O and reads no clock.
+"""Writer of one HTTP/2 connection (RFC 9113): frames out, within the client's windows. It does no I/O and doesn't read the clock.
 
 Frames are collected until `take`. A message that the client has no room for stays with its stream until there is room.
 """
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from enum import IntEnum
 
 LIMIT = 10_000
-"""Burden at which a client is cut off. At half of this, the client gets a GOAWAY."""
+"""Burden at which a client is cut off. At half of this, the client is sent a GOAWAY."""
 RELIEF = 500
-"""Frames that each sweep takes off the burden."""
+"""Number of frames that each sweep subtracts from the burden."""
 CANCELLED = 4
-"""Frames that a cancelled call counts for, and that a frame of an answer takes off the burden."""
+"""Number of frames that a cancelled call counts as, and that a frame of an answer subtracts from the burden."""
 LEAST_PING = 9.0
-"""Seconds between pings that are always allowed: gRPC's ten seconds, minus a margin for the network."""
+"""Minimum seconds between pings that are always allowed: gRPC's ten seconds, minus a margin for the network."""
 _EARLY_PINGS = 2
 """Number of earlier pings in a row that are allowed while nothing is sent to the client."""
 
 
 class Burden:
-    """Burden of one client: `frames` that it sent without a message, minus those that its answers explain."""
+    """The burden caused by one client: `frames` that it sent without a message, minus those that its answers explain."""
 
     __slots__ = ("_early_pings", "_pinged_at", "frames")
 
@@ -32,7 +32,7 @@ class Burden:
         self._pinged_at = -math.inf
 
     def explain(self, frames: int) -> None:
-        """Part of an answer is sent: take frames off the burden, and allow another ping."""
+        """Subtract frames from the burden, because part of an answer is sent, and allow another ping."""
         self.frames -= min(self.frames, frames)
         self._early_pings, self._pinged_at = 0, -math.inf
 
@@ -40,7 +40,7 @@ class Burden:
         self.frames -= min(self.frames, RELIEF)
 
     def ping(self, now: float) -> bool:
-        """Count a ping. `now` is monotonic seconds. Return False if the client pings too often."""
+        """Count a ping at the monotonic time `now`. Return False if the client pings too often."""
         early, self._pinged_at = now < self._pinged_at + LEAST_PING, now
         self._early_pings += early
         return not early or self._early_pings <= _EARLY_PINGS
@@ -51,27 +51,27 @@ END_STREAM = ACK = 1
 END_HEADERS = 4
 FRAME_HEADER = 9
 LARGEST = (1 << 31) - 1
-"""Largest window, and largest stream number."""
+"""The largest window size, and the largest stream number."""
 LARGEST_FRAME = 1 << 14
 """Maximum size in bytes of a frame's payload, except for received data. Clients may allow more, but that isn't needed."""
 DEFAULT_WINDOW = 65_535
-"""Default window in bytes of each stream, and of all streams together."""
+"""Default window size in bytes of each stream, and of all streams together."""
 
 _TABLE, _PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = range(1, 7)
 _DEFAULT_TABLE = 4096
 _NO_TABLE = b"\x20"
-"""First octet of a block of header fields that doesn't use the table."""
+"""First octet of a header block that doesn't use the table."""
 _pack_head = struct.Struct(">HBBBI").pack
-"""Pack a frame's header: its length in two parts, type, flags and stream."""
+"""Packs a frame's header: its length in two parts, type, flags and stream."""
 
 _FLUSH = 1 << 17
-"""Maximum number of answers' bytes in frames that wait for `take`."""
+"""Maximum number of bytes of answers in frames that wait for `take`."""
 _DRIBBLE = 1024
-"""Size in bytes below which a frame is tiny, unless it ends a message. Tiny frames don't lower the burden."""
+"""Size in bytes below which a frame is tiny, unless it ends a message. Tiny frames don't reduce the burden."""
 _DRIBBLE_BURDEN = 10
-"""Frames that a tiny frame counts for, because it costs as much as a full frame."""
+"""Number of frames that a tiny frame counts as, because it costs as much as a full frame."""
 _PATIENCE = 1000
-"""Burden from which tiny frames wait for more room, or for the next sweep."""
+"""Burden from which on tiny frames wait for more room, or for the next sweep."""
 
 
 class ErrorCode(IntEnum):
@@ -89,7 +89,7 @@ class ErrorCode(IntEnum):
 
 
 class Broken(Exception):
-    """The client has broken the protocol, and the connection ends."""
+    """The client has violated the protocol, and the connection ends."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__(code.name)
@@ -97,11 +97,11 @@ class Broken(Exception):
 
 
 class Http2Writer:
-    """Writer of one connection. It calls `wake` when there are bytes to take, and not again before `take`.
+    """Writer of one connection. It calls `wake` when there are bytes to take, and doesn't call it again before `take`.
 
-    `blocked` is the monotonic time since which the transport is full, or 0. `stuck` has the streams whose message waits for room,
-    each with a function that sends as much as possible and returns True at the end of the message. `windows` has the streams
-    whose answer hasn't ended, each with the bytes that may be sent in addition to the client's initial window."""
+    `blocked` is the monotonic time since which the transport has been full, or 0. `stuck` has the streams whose message waits for
+    room, each with a function that sends as much as possible and returns True at the end of the message. `windows` has the streams
+    whose answer hasn't ended, each with the number of bytes that may be sent in addition to the client's initial window."""
 
     __slots__ = (
         "_initial", "_no_table", "_out", "_roomy", "_sweeping", "_unflushed", "_wake", "_waking", "_window", "blocked", "burden", "stuck", "windows",
@@ -118,10 +118,11 @@ class Http2Writer:
         self._out: list[bytes] = []
         self._unflushed = 0
         self._waking = self._sweeping = self._roomy = False
-        """`_roomy` is True if `take` tries the waiting messages of all streams. Single bytes of a client must not cause that."""
+        """`_roomy` is True if `take` should try to send the waiting messages of all streams. Single bytes from a client must not
+        cause that."""
 
     def take(self) -> bytes:
-        """Return the bytes to send, with as much of the waiting messages as there is room for."""
+        """Return the bytes to send, including as much of the waiting messages as there is room for."""
         if self._roomy:
             self._roomy = False
             self.pump()
@@ -158,7 +159,7 @@ class Http2Writer:
         self._sweeping = False
 
     def headers(self, number: int, block: bytes, *, end: bool) -> None:
-        """Send a block of header fields. `end` ends the stream."""
+        """Send a header block. `end` ends the stream."""
         if self._no_table:
             self._no_table, block = False, _NO_TABLE + block
         self._out.append(_frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), number, block))
@@ -184,7 +185,7 @@ class Http2Writer:
         self.flush_soon()
 
     def room(self, number: int) -> int:
-        """Return the number of bytes that may be sent on a stream now. It is negative if the client has shrunk its window."""
+        """Return how many bytes may be sent on a stream now. Negative if the client has shrunk its window."""
         beyond = self.windows.get(number)
         if beyond is None or self.blocked or self._unflushed >= _FLUSH:
             return 0
@@ -221,7 +222,8 @@ class Http2Writer:
         self.flush_soon()
 
     def widen(self, number: int, amount: int) -> ErrorCode:
-        """Widen the window of a stream, or of all streams together if the number is 0, and continue to send. Return an error code."""
+        """Enlarge the window of a stream, or of all streams together if the number is 0, and continue to send. Return an error
+        code."""
         if not number:
             self._window += amount
             room = self._window

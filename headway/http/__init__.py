@@ -1,1 +1,1 @@
-"""HTTP ports: the HTTP/1.1 server, inference routes on the connection itself, and ordinary routes."""
+"""The HTTP ports: the HTTP/1.1 server, inference routes (which the connection serves itself), and ordinary routes."""

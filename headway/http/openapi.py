@@ -29,12 +29,13 @@ MOST_ZEROS = 64
 Specs = tuple[TensorSpec, ...]
 _ANY: dict[str, Any] = {
     "type": ["array", "object", "number", "boolean", "string"],
-    "description": "Nested arrays of numbers or texts. Several tensors are an object of such arrays by name.",
+    "description": "Nested arrays of numbers or strings. Several tensors are an object that maps their names to such arrays.",
 }
 
 
 class Kinds(NamedTuple):
-    """Kinds of value of one model. `takes` and `gives` are None if unknown. The tensors and `per_call` are empty if not public."""
+    """The kinds of value that one model takes and returns. `takes` and `gives` are None if unknown. The tensors and `per_call` are
+    empty if they aren't public."""
 
     takes: ValueKind | None
     gives: ValueKind | None
@@ -49,20 +50,20 @@ _FACT = re.compile(r"\$\{(\w+)\}")
 _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
-"""Schemas of values. The document has only those that its models take or give."""
+"""Schemas of values. The document includes only those that its models take or return."""
 _BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
 _COMMON = (
     errors.UNAUTHENTICATED, errors.REQUEST_TIMEOUT, errors.PAYLOAD_TOO_LARGE, errors.HEADERS_TOO_LARGE, errors.RATE_LIMITED,
     errors.SERVICE_OVERLOADED, errors.BAD_REQUEST,
 )  # fmt: skip
-"""Error codes of any other route with authentication."""
+"""Error codes of every other route with authentication."""
 _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.SERVICE_OVERLOADED)
 """Error codes of the Open Inference Protocol's metadata routes of one model."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """Example of a valid request. `input` is a JSON value, or None if unknown. `model` may be empty."""
+    """An example of a valid request. `input` is a JSON value, or None if unknown. `model` may be empty."""
 
     kinds: Kinds = TEXTS
     input: Any = "hello"
@@ -70,7 +71,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def example_of(kinds: Kinds, own: Any, model: str) -> Example:
-    """Return an example for a model. `own` is the example from its target, a JSON value or None."""
+    """Return an example for a model. `own` is the example from its target (a JSON value) or None."""
     usual = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
     if own is None:
         own = zeros(kinds.inputs) if kinds.takes is ValueKind.TENSORS else usual.get(kinds.takes)
@@ -81,13 +82,13 @@ _HELLO = Example()
 
 
 def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> dict[str, Any]:
-    """Return the OpenAPI document, with `example` on each route that can take it, for models of these `kinds`."""
+    """Return the OpenAPI document for models of these `kinds`, with `example` on each route that can accept it."""
     models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
     taken = _names((model.takes for model in models), "TextInput", "TensorInput")
     given = _names((model.gives for model in models), "TextOutput", "TensorOutput")
     octets = {model.takes for model in models} == {ValueKind.BYTES}
     tensors = any(ValueKind.TENSORS in (model.takes, model.gives) for model in models)
-    numbers = " For a model with one tensor, the numbers of its rows, little-endian." if tensors else ""
+    numbers = " For a model with one tensor, the raw numbers of its rows, little-endian." if tensors else ""
     max_rows = max(model.max_batch_size for model in settings.served.values())
     contract = msgspec.json.decode(Path(__file__).with_name("contract.json").read_bytes())
     facts = {
@@ -96,8 +97,8 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
         **_examples(settings, example),
         "taken": _any_of(taken),
         "given": _any_of(given),
-        "octets_taken": f"The input itself{'' if octets else ', in UTF-8 if the model takes texts'}.{numbers}",
-        "parameters_told": f"Handed to the model as it is.{_per_call_hint(models)}",
+        "octets_taken": f"The input itself{'' if octets else ', in UTF-8 if the model takes text'}.{numbers}",
+        "parameters_told": f"Passed to the model unchanged.{_per_call_hint(models)}",
         "tensors_taken": schema((model.inputs for model in models if model.takes is ValueKind.TENSORS), max_rows),
         "tensors_given": schema((model.outputs for model in models if model.gives is ValueKind.TENSORS), max_rows),
     }
@@ -121,12 +122,12 @@ def _per_call_hint(models: Iterable[Kinds]) -> str:
         return ""
     names = sorted({f"`{name}`" for parameters in shared if parameters != ALL_PARAMETERS for name in parameters})
     which = "all of it" if ALL_PARAMETERS in shared else ", ".join(names)
-    return f" Only requests with equal values of {which} run in one call."
+    return f" Only requests with the same values of {which} run in the same call."
 
 
 def _filled(value: Any, facts: dict[str, Any]) -> Any:
-    """Replace "${name}" in a value of `contract.json` by the fact `name`, as text inside a longer string. The member "..." of an
-    object is a list of facts that are merged into the object."""
+    """Replace "${name}" in a value of `contract.json` with the fact `name`, converted to text if it is part of a longer string. The
+    member "..." of an object lists facts to merge into the object."""
     if isinstance(value, str):
         whole = _FACT.fullmatch(value)
         return facts[whole[1]] if whole else _FACT.sub(lambda match: str(facts[match[1]]), value)
@@ -201,7 +202,7 @@ def _refusals() -> dict[str, Any]:
 
 
 def _by_status(form: str, *codes: str) -> dict[str, Any]:
-    """Return references to error responses by status. If codes share a status, the first code counts."""
+    """Return references to error responses by status. If several codes have the same status, the first one counts."""
     return {str(errors.STATUS[code]): {"$ref": _RESPONSES + form.format(code)} for code in reversed(codes)}
 
 
@@ -255,7 +256,7 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
 
 
 def _hides_models(settings: Settings) -> bool:
-    """Return True if model names are secret. Strangers may read the document, and some models are for some credentials only."""
+    """Return True if model names are secret. Anyone may read the document, and some credentials may use only some of the models."""
     return bool(settings.models and (settings.keys or settings.jwt))
 
 
@@ -271,13 +272,13 @@ def _any_of(names: list[str]) -> dict[str, Any]:
 
 
 def schema(models: Iterable[Specs], max_rows: int) -> dict[str, Any]:
-    """Return the schema of tensors in native JSON: one row, or an array of at most `max_rows`. Several tensors are an object."""
+    """Return the schema of tensors in native JSON: one row, or an array of up to `max_rows` rows. Several tensors are an object."""
     options = [option for specs in dict.fromkeys(models) for option in _model_schemas(specs, max_rows)]
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def zeros(specs: Specs) -> Any:
-    """Return a row of zeros in native JSON, or None if the row is long or the tensors are unknown."""
+    """Return a row of zeros in native JSON, or None if the row would be long or the tensors are unknown."""
     if not specs or sum(count_of(_row(spec)) for spec in specs) > MOST_ZEROS:
         return None
     zero: dict[str, Any] = {"BOOL": False, BYTES: "hello"}
@@ -286,7 +287,7 @@ def zeros(specs: Specs) -> Any:
 
 
 def protocol_inputs(specs: Specs, value: Any) -> list[dict[str, Any]] | None:
-    """Convert one or several rows of native JSON to the Open Inference Protocol. Return None if `specs` don't fit."""
+    """Convert one or more rows of native JSON to the Open Inference Protocol. Return None if they don't match `specs`."""
     given = value if isinstance(value, dict) else {spec.name: value for spec in specs[:1]}
     if not specs or any(spec.name not in given for spec in specs):
         return None
@@ -313,7 +314,7 @@ def _model_schemas(specs: Specs, max_rows: int) -> Iterator[dict[str, Any]]:
     yield _object(rows, "One row of each tensor.")
     yield _object(
         {name: {"type": "array", **several, "items": row} for name, row in rows.items()},
-        "Equally many rows of each tensor.",
+        "The same number of rows of each tensor.",
     )
 
 

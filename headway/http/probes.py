@@ -8,14 +8,14 @@ from headway.http.routing import Request, Route, RouteAnswer, as_json
 
 _AWAITED = "none; a worker is on its way"
 _WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than expected", "unavailable": "none is healthy"}
-"""State of the workers, for clients, by readiness status."""
+"""What clients are told about the workers, by readiness status."""
 
 
 def probe_routes(
     readiness: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
 ) -> list[Route]:
-    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients, who may be anybody, get no numbers and
-    no names. Operators get the number of workers, why models failed to load, and `troubles`: the stores that don't answer."""
+    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients may be anyone, so they get no numbers or
+    names. Operators get the number of workers, why models failed to load, and `troubles`: the stores that don't answer."""
 
     async def live(request: Request) -> RouteAnswer:
         return _answer(request, 200, "ok", {"process": "ok"})

@@ -14,7 +14,7 @@ from headway.model import Failure
 
 
 class Problem(msgspec.Struct, gc=False):
-    """A problem document: the members of RFC 9457, and short ones with the same content."""
+    """A problem document: the members of RFC 9457, and shorter ones with the same content."""
 
     type: str
     title: str
@@ -29,26 +29,26 @@ class Problem(msgspec.Struct, gc=False):
 _encode = msgspec.json.Encoder().encode
 
 Encoded = tuple[dict[str, str], bytes]
-"""Header fields and body of an answer. The fields are ASCII. They include the content type, but not the content length."""
+"""Header fields and body of an answer. The fields are ASCII, and include the content type but not the content length."""
 
 EncodeError = Callable[[AnyError, str], Encoded]
-"""Encode an error, given the public request id. Never raises, although the message may contain lone surrogates."""
+"""Encodes an error, given the public request id. Never raises, even if the message contains lone surrogates."""
 
 
 def retry_seconds(error: AnyError) -> float | None:
-    """Return the seconds after which to retry, or None. The default is 1 for errors whose status asks for a retry."""
+    """Return how many seconds to wait before a retry, or None. The default is 1 for errors whose status invites a retry."""
     if error.retry_after is None and STATUS[error.code] in (429, 503):
         return 1.0
     return error.retry_after
 
 
 def anchor(code: str) -> str:
-    """Return the anchor of an error code on the page /docs."""
+    """Return the anchor of an error code on the /docs page."""
     return code.lower().replace("_", "-")
 
 
 def problem(error: AnyError, shown: str) -> Problem:
-    """Return the problem document of an error. `shown` is the public request id, `req_…`."""
+    """Return the problem document for an error. `shown` is the public request id, `req_…`."""
     code, message = error.code, error.message
     document = Problem(
         type=f"/docs#{anchor(code)}",
@@ -66,7 +66,7 @@ def problem(error: AnyError, shown: str) -> Problem:
 
 
 def escaped(text: str) -> str:
-    """Escape the lone surrogates in a text."""
+    """Escape lone surrogates in a text."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -119,7 +119,7 @@ _CODES = {
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
 _SPENT = frozenset((errors.BACKEND_ERROR, errors.DEADLINE_EXCEEDED))
-"""Errors that clients should not retry, although their status is 5xx."""
+"""Errors that clients should not retry even though their status is 5xx."""
 
 _PARAM = re.compile(r"`\$\.(\w+)")
 
@@ -136,7 +136,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 def encode_openai_error(error: AnyError, shown: str, name: str = "") -> Encoded:
-    """Encode an error in OpenAI's form; see EncodeError. `name` replaces the member `code`."""
+    """Encode an error in OpenAI's format; see EncodeError. `name` replaces the member `code`."""
     code, message = error.code, error.message
     fields = problem_header(error)
     fields["content-type"] = "application/json"
@@ -151,7 +151,7 @@ def encode_openai_error(error: AnyError, shown: str, name: str = "") -> Encoded:
 
 
 def encode_path_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error of an ordinary route under OpenAI's paths, where 404 means an unknown URL, not an unknown model."""
+    """Encode an error on an ordinary route under OpenAI's paths. There, 404 means an unknown URL rather than an unknown model."""
     return encode_openai_error(error, shown, UNKNOWN_URL if error.code == errors.NOT_FOUND else "")
 
 

@@ -1,6 +1,6 @@
 """Ordinary routes of the public port: health, tasks, models, bulk jobs, the OpenAPI document and its page.
 
-The fast path answers inference requests. Their routes are here only for the answer 405 to a wrong method.
+Inference requests are answered by the fast path. Their routes are listed here only to answer 405 to other methods.
 """
 
 from __future__ import annotations
@@ -23,17 +23,7 @@ from headway.http.inference import routes as inference_routes
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.probes import probe_routes
 from headway.http.problem import encode_openai_error
-from headway.http.routing import (
-    JSON,
-    Authentication,
-    NoRoute,
-    Request,
-    Route,
-    RouteAnswer,
-    Router,
-    as_json,
-    refusal,
-)
+from headway.http.routing import JSON, Authentication, NoRoute, Request, Route, RouteAnswer, Router, as_json, refusal
 from headway.model import Principal
 from headway.oip.rest import models as oip_models
 from headway.oip.rest.models import ShownModels
@@ -43,7 +33,7 @@ if TYPE_CHECKING:
     from headway.bulk.jobs import BulkJobs
 
 
-_ADMIN = "the admin port, --admin-port, 9000 unless set"
+_ADMIN = "the admin port (--admin-port, 9000 by default)"
 _HINTS = {
     ("/health",): f"; /healthz is, and /internal/health at {_ADMIN}",
     ("/metrics", "/dashboard", "/internal/"): f"; ask {_ADMIN}",
@@ -52,7 +42,7 @@ _HINTS = {
 
 
 def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
-    """Build the routes of the public port. `bulk` is None if bulk jobs are not served."""
+    """Build the routes of the public port. `bulk` is None if bulk jobs are disabled."""
     gateway, known = entrance.gateway, Authentication(entrance)
     bulk_routes: list[Route] = []
     if bulk is not None:
@@ -102,7 +92,7 @@ class _Models:
 
 
 class _Contract:
-    """Routes of the OpenAPI document and its page. The document is cached until the models in it change."""
+    """Routes for the OpenAPI document and its page. The document is cached until its models change."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -112,7 +102,7 @@ class _Contract:
 
     async def document(self, request: Request) -> RouteAnswer:
         served, settings = self._gateway.served, self._gateway.settings
-        public = not (settings.keys or settings.jwt)  # Hide names and inputs of models from strangers.
+        public = not (settings.keys or settings.jwt)  # Hide the models' names and inputs from strangers.
         by_model = {model: _kinds(served[model], public) for model in served.models}
         model = served.default or next(iter(by_model), "")
         shown = "" if served.default else model if public else "NAME"
@@ -138,7 +128,8 @@ async def _never(request: Request) -> RouteAnswer:
 
 
 def _read_page() -> tuple[bytes, str]:
-    """Return the page of the OpenAPI document, and a Content-Security-Policy that allows only its own scripts and styles."""
+    """Return the page that shows the OpenAPI document, and a Content-Security-Policy that allows only its own scripts and
+    styles."""
     page = Path(__file__).with_name("docs.html").read_text(encoding="utf-8")
     sources = {
         tag: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))

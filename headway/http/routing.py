@@ -1,4 +1,4 @@
-"""Ordinary routes of a port: requests and answers, the routing table, and authentication."""
+"""Ordinary routes of a port: requests and answers, the router, and authentication."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ JSON = "application/json"
 
 
 class ClientLeft(Exception):
-    """The client has left, or was refused, before its whole body arrived."""
+    """The client left, or was refused, before its whole body arrived."""
 
 
 class Request:
-    """Request to an ordinary route.
+    """A request to an ordinary route.
 
-    `id` is the public one, `req_…`. `client` is the client's address and port, or None. `encode_error` encodes errors in the form
-    of the path's API. `shut` is set when the port closes: long polls then end. `cut` closes the connection at once. `want` is
-    called when the handler waits for more of the body. `path` is decoded; names in `fields` are lower case. `params` are the
-    values of the route's placeholders. Routes with authentication set `principal`, and `session` for a signed-in browser. `more`
-    returns further header fields for the answer. `gone` is True once the client has left."""
+    `id` is the public id, `req_…`. `client` is the client's address and port, or None. `encode_error` encodes errors in the format
+    of the path's API. `shut` is set when the port closes, which ends long polls. `cut` closes the connection immediately. `want` is
+    called when the handler waits for more of the body. `path` is decoded, and the names in `fields` are lower case. `params` has
+    the values of the route's placeholders. Routes with authentication set `principal`, and `session` if a browser is signed in.
+    `more` returns additional header fields for the answer. `gone` is True once the client has left."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Request:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Header values by lower-case name. Of repeated fields, the first counts."""
+        """Header values by lower-case name. If a field is repeated, its first value."""
         return {name.decode(): value.decode("latin-1") for name, value in reversed(self.fields)}
 
     @cached_property
@@ -82,7 +82,7 @@ class Request:
         return self.query.get(name, (None,))[-1]
 
     def feed(self, content: bytes) -> int:
-        """Add a piece of the body. Return the number of bytes that the handler hasn't read."""
+        """Add a piece of the body. Return how many bytes the handler hasn't read yet."""
         self._body += content
         self._news.set()
         return len(self._body)
@@ -96,7 +96,7 @@ class Request:
         self._news.set()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield pieces of the body as they arrive. Raises ClientLeft if the client leaves first."""
+        """Yield pieces of the body as they arrive. Raises ClientLeft if the client leaves before the end."""
         while not self.gone:
             if self._body:
                 piece = bytes(self._body)
@@ -111,7 +111,7 @@ class Request:
         raise ClientLeft
 
     async def left(self) -> None:
-        """Drop the rest of the body, and wait until the client leaves."""
+        """Discard the rest of the body, and wait until the client leaves."""
         with contextlib.suppress(ClientLeft):
             async for _ in self.pieces():
                 pass
@@ -121,7 +121,7 @@ class Request:
 
 
 class RouteAnswer:
-    """Answer of an ordinary route. The writer adds the content length. `media_type` is None if it is among `headers`."""
+    """The answer of an ordinary route. The writer adds the content length. `media_type` is None if `headers` already include it."""
 
     def __init__(
         self,
@@ -137,12 +137,12 @@ class RouteAnswer:
 
 
 def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> RouteAnswer:
-    """Make a JSON answer."""
+    """Return a JSON answer."""
     return RouteAnswer(msgspec.json.encode(content), status, headers, JSON)
 
 
 class StreamedAnswer(RouteAnswer):
-    """Answer that is sent piece by piece, until the pieces end or the client leaves. Then `ended` is called."""
+    """An answer that is sent piece by piece until there are no more pieces or the client leaves. Then `ended` is called."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class StreamedAnswer(RouteAnswer):
 
 
 Handler = Callable[[Request], Awaitable[RouteAnswer]]
-"""Answer a request. Raised errors of `headway.errors` become answers."""
+"""Answers a request. Errors from `headway.errors` that it raises become error answers."""
 
 
 def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> RouteAnswer:
@@ -166,12 +166,12 @@ def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> R
 
 
 def without_reason(error: RequestError) -> Failure:
-    """Return an error without its reason, which is a label of metrics."""
+    """Return an error without its reason, which is only a metrics label."""
     return Failure(error.code, error.message, error.retry_after)
 
 
 def refuse(request: Request, error: AnyError) -> RouteAnswer:
-    """Return the error answer to a request, in the form of its path's API."""
+    """Return the error answer to a request, in the format of its path's API."""
     return refusal(request.id, error, request.encode_error)
 
 
@@ -183,7 +183,7 @@ class NoRoute(Exception):
 
 
 class WrongMethod(Exception):
-    """The path is served, but not with this method. `allowed` are the right methods."""
+    """The path is served, but not with this method. `allowed` has the allowed methods."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class WrongMethod(Exception):
 
 
 class Route:
-    """A path, methods and a handler. `{name}` stands for one segment, `{name:path}` for any number. GET includes HEAD."""
+    """A path with its methods and handler. `{name}` matches one segment, `{name:path}` any number of them. GET implies HEAD."""
 
     def __init__(self, path: str, handler: Handler, methods: Sequence[str] = ("GET",)) -> None:
         self.path, self.handler = path, handler
@@ -209,7 +209,7 @@ class Route:
 
 
 class Router:
-    """All routes of a port. The first match answers. `hints` end the message of a 404, by prefixes of the path."""
+    """The routes of a port. The first one that matches answers. `hints` are appended to the message of a 404, by path prefix."""
 
     def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:
         self._routes, self._hints = tuple(routes), hints or {}
@@ -249,7 +249,7 @@ class Router:
         path = request.path
         message = f"nothing is served at {excerpt(path)}"
         if (bare := path.rstrip("/")) != path and any(route.match(bare) is not None for route in self._routes):
-            message += f"; leave out the slash at its end: {excerpt(bare)}"
+            message += f"; remove the trailing slash: {excerpt(bare)}"
         else:
             message += next((hint for begins, hint in self._hints.items() if path.startswith(begins)), "")
         return refuse(request, Failure(NOT_FOUND, message))
@@ -266,7 +266,7 @@ def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
 
 
 class Authentication:
-    """Wraps handlers of the public port. Only known principals within their rate limits pass.
+    """Wraps handlers of the public port. Only known principals within their rate limits get through.
 
     Credentials are checked before the body is read. On most routes, a request counts as a poll; see `Limiter.poll`."""
 
@@ -274,7 +274,7 @@ class Authentication:
         self._entrance = entrance
 
     def __call__(self, handler: Handler, *, counts: bool = False) -> Handler:
-        """Wrap a handler. `counts` is True if each call counts as a request, not as a poll."""
+        """Wrap a handler. `counts` is True if each call counts as a request rather than a poll."""
 
         async def checked(request: Request) -> RouteAnswer:
             return self._refusal(request, counts) or await handler(request)
@@ -282,7 +282,7 @@ class Authentication:
         return checked
 
     def _refusal(self, request: Request, counts: bool) -> RouteAnswer | None:
-        """Set the request's `principal`, and return None if the request passes, or else its error answer."""
+        """Set the request's `principal`. Return the error answer if the request is refused, otherwise None."""
         authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
         entrance = self._entrance
         try:

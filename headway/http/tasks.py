@@ -1,10 +1,10 @@
-"""Tasks over HTTP: poll a task at `/v1/result/{task_id}`, wait for its outcome, or forget it.
+"""Tasks over HTTP: poll a task at `/v1/result/{task_id}`, wait for its outcome, or delete it.
 
-A tenant sees only its own tasks. Unknown tasks, forgotten tasks and other tenants' tasks get the same 404.
+A tenant sees only its own tasks. Unknown tasks, deleted tasks and other tenants' tasks all get the same 404.
 
-A wait ends with the outcome, when its time is up, when the client leaves, or when this process shuts down. Polls don't count as
-requests, because the task was charged already. They have their own limit (`Limiter.poll`), because each poll costs the broker a
-call or two. A large outcome counts as several polls.
+A wait ends when the outcome arrives, the time is up, the client leaves, or this process shuts down. Polls don't count as requests,
+because the task has already been charged. They have their own limit (`Limiter.poll`), because each poll costs the broker one or two
+calls. Fetching a large outcome counts as several polls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TaskRun(msgspec.Struct, gc=False):
 
 
 class Result(msgspec.Struct, gc=False, omit_defaults=True):
-    """State of a task, and its output or failure."""
+    """The state of a task, and its output or failure."""
 
     task_id: str
     status: str
@@ -63,7 +63,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def routes(gateway: Gateway, known: Authentication) -> list[Route]:
-    """Return the route of tasks."""
+    """Return the route for tasks."""
     return [Route(f"{PATH}/{{task_id}}", known(_Tasks(gateway).answer), ("GET", "DELETE"))]
 
 
@@ -113,7 +113,7 @@ class _Tasks:
         return None if outcome is None else outcome.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome. With `raw`, the body is the output itself. Raises BadRequest if that isn't possible."""
+        """Return the answer for an outcome. If `raw`, the body is the output itself. Raises BadRequest if that isn't possible."""
         gateway, shown, output = self._gateway, ID_PREFIX + id, reply.output
         failure: AnyError
         if output is not None:
@@ -137,7 +137,8 @@ class _Tasks:
         return as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
     async def _pieces(self, pieces: Iterator[bytes], tenant: str, media_type: str) -> RouteAnswer:
-        """Answer with a body in pieces, made in the tenant's turns. Large bodies stay in pieces: copying 15 MB blocks the loop."""
+        """Return an answer whose body is made in pieces, in the tenant's turns. Large bodies stay in pieces, because copying 15 MB
+        would block the event loop."""
         answer, turns = LargeAnswer(pieces, None), self._gateway.turns
         await answer.made(turns, tenant)
         if answer.length <= PIECE:
@@ -157,5 +158,5 @@ def _wait(request: Request) -> float:
     if not values:
         return 0.0
     if len(values) > 1 or _WAIT.fullmatch(values[0]) is None:
-        raise BadRequest(f"wait is {values[0][:60]!r}; expected one number of seconds, for example ?wait=20")
+        raise BadRequest(f"wait is {values[0][:60]!r}; expected a single number of seconds, for example ?wait=20")
     return min(float(values[0]), LONGEST_WAIT)

@@ -1,4 +1,4 @@
-"""Principals of credentials, and identities for no authentication and for keys together with tokens."""
+"""Principals of credentials, an identity without authentication, and one that combines API keys with tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headway.config import Settings
 from headway.model import Limit, ModelLimit, Principal
 from headway.ports import Identity, KeyIdentity, WatchedIdentity
 
-BURST_SECONDS = 10.0  # The default burst is the number of requests that the rate allows in this time.
+BURST_SECONDS = 10.0  # The default burst is as many requests as the rate allows in this time.
 _OWN = b"hw_live_"
 
 
 class AnonymousIdentity:
-    """Identity that gives every request the same anonymous principal, with or without a credential."""
+    """Identity that ignores credentials, and returns the same anonymous principal for every request."""
 
     def __init__(self, tier: int) -> None:
         self._principal = Principal(user="anonymous", tenant="default", tier=tier)
@@ -60,11 +60,11 @@ def make_principal(
     models: Iterable[str] = (),
     model_limits: Iterable[ModelLimit] = (),
 ) -> Principal:
-    """Make the principal of a credential, with its rate limits. Raises ValueError for an unknown tier.
+    """Create the principal of a credential, with its rate limits. Raises ValueError if there is no such tier.
 
-    `key` is the id of an API key. `rate` limits the requests per minute with this key, and `burst` the requests at once; a rate of
-    0 is no limit. Without a rate, the user's limit applies. `models` are the models that the principal is limited to; empty for
-    all. `model_limits` apply to the key alone or, without a key, to the user.
+    `key` is the id of an API key, or empty. `rate` is the number of requests per minute with this key, or 0 for no limit; if None,
+    the user's limit applies. `burst` is the number of requests at a time. `models` are the only models that the principal may use,
+    or empty for all. `model_limits` apply to the key or, if there is none, to the user.
     """
     user_limit, key_limit = f"user\0{tenant}\0{user}", f"key\0{key}"
     by_user = _limit(user_limit, "user", settings.user_rate, None)

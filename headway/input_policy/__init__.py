@@ -23,39 +23,39 @@ LONGEST_PATTERN = 4096
 MOST_PROCESSES = 16
 MOST_DEADLINE_MS = 10_000.0
 LONGEST_RUN = 1_000_000
-MOST_MEMORY = 8 << 20  # Most bytes of memory for the expression of a rule's patterns.
+MOST_MEMORY = 8 << 20  # Maximum bytes of memory for the expression that a rule's patterns become.
 
 KINDS = ("normalise", "characters", "longest", "longest_run", "patterns", "function")
-"""Kinds of rules, by the key that makes a rule one of this kind. Each rule has exactly one of these keys."""
+"""Kinds of rules, which are also keys. Each rule has exactly one of these keys, which determines its kind."""
 _OPTIONS = {
     "action": ("characters", ("remove", "refuse")),
     "deadline_ms": ("function", ()),
     "on_failure": ("function", ("refuse", "admit")),
     "processes": ("function", ()),
 }
-"""Keys that only one kind of rule may have: the kind, and the allowed words; empty for any value."""
+"""Keys that only one kind of rule may have, each with that kind and the allowed values (empty if any value is allowed)."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 _KEY = re.compile(r" - at `\$\.?(\w*)[^`]*`$")
 _FILE_KEYS = ("shadow", "rules")
 
 
 class PolicyFile(msgspec.Struct, frozen=True):
-    """Content of a file. `searches` has the search for each rule with patterns, by the rule's name."""
+    """Content of a policy file. `searches` has the search function of each rule that has patterns, by rule name."""
 
     rules: tuple[InputRule, ...]
     searches: Mapping[str, Search]
 
 
 def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> PolicyFile:
-    """Read the rules of a file, and compile their patterns. If `models` is empty, rules may name any model.
+    """Read the rules in a file, and compile their patterns. If `models` is empty, rules may name any model.
 
-    Raises SettingError if the file is unreadable or wrong, and ModuleNotFoundError if it has patterns, but RE2 isn't installed."""
+    Raises SettingError if the file is unreadable or invalid, and ModuleNotFoundError if it has patterns but RE2 isn't installed."""
     table = _table(path)
     rows = table.get("rules")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise SettingError(f"{path}: rules", "…", "has no rules", "Write each rule as a table [[rules]].")
     if len(rows) > MOST_RULES:
-        reason = f"are more than {MOST_RULES} rules"
+        reason = f"is above the limit of {MOST_RULES} rules"
         raise SettingError(f"{path}: rules", len(rows), reason, "Put patterns that belong together into one rule.")
     shadow = table.get("shadow", False)
     if not isinstance(shadow, bool):
@@ -143,9 +143,9 @@ def _check_kind(where: str, rule: InputRule, kind: str) -> None:
     elif kind == "characters":
         check(bool(rule.characters), kind, [], "names no class", f"Known are {', '.join(CHARACTERS)}.")
         for name in rule.characters:
-            check(name in CHARACTERS, kind, name, "is no class of characters", f"Known are {', '.join(CHARACTERS)}.")
+            check(name in CHARACTERS, kind, name, "is not a character class", f"Known are {', '.join(CHARACTERS)}.")
     elif kind == "longest":
-        check(rule.longest > 0, kind, rule.longest, "must be above 0", "Write the most characters of a text.")
+        check(rule.longest > 0, kind, rule.longest, "must be above 0", "Write the maximum number of characters.")
     elif kind == "longest_run":
         fits = LEAST_RUN <= rule.longest_run <= LONGEST_RUN
         reason = f"must lie between {LEAST_RUN} and {LONGEST_RUN}"
@@ -178,27 +178,28 @@ def _searches(path: Path, rules: Sequence[InputRule]) -> dict[str, Search]:
             pattern = f"all {len(rule.patterns)}"
             searches[rule.name] = search_for(rule.patterns)
         except BadPattern as exc:
-            hint = "Write it in the syntax of RE2, which has no look-around and no references back."
-            raise SettingError(f"{path}: rules[{position}].patterns", pattern, f"is no pattern: {exc}", hint) from None
+            hint = "Write it in the syntax of RE2, which has no look-around and no backreferences."
+            where, reason = f"{path}: rules[{position}].patterns", f"is not a valid pattern: {exc}"
+            raise SettingError(where, pattern, reason, hint) from None
     return searches
 
 
 class BadPattern(ValueError):
-    """RE2 doesn't accept a pattern. The text gives the reason."""
+    """RE2 doesn't accept a pattern. The message gives the reason."""
 
 
 def check_pattern(pattern: str) -> None:
-    r"""Check a pattern. Raises BadPattern, also for \Q, which without \E would quote the next pattern too."""
+    r"""Check a pattern. Raises BadPattern if it is invalid or contains \Q, which would also quote the next pattern."""
     if r"\Q" in pattern:
-        raise BadPattern(r"\Q is not taken; put a backslash before each special character instead")
+        raise BadPattern(r"\Q is not supported; put a backslash before each special character instead")
     _compile(pattern)
 
 
 def search_for(patterns: Sequence[str]) -> Search:
-    """Return a function that returns True if a text contains any of the patterns. Raises BadPattern if they are too large.
+    """Return a function that tells whether a text contains any of the patterns. Raises BadPattern if they are too large.
 
-    The patterns become one expression, because an RE2.Set finds nothing once it runs out of memory for its automaton. With an
-    expression, RE2 continues without an automaton, slower but still in linear time."""
+    The patterns become one expression. An RE2.Set would find nothing once it runs out of memory for its automaton. For an expression,
+    RE2 then continues without the automaton, which is slower but still takes linear time."""
     find = _compile("|".join(f"(?:{pattern})" for pattern in patterns)).search
 
     def search(text: str) -> bool:

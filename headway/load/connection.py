@@ -1,6 +1,6 @@
 """Keep-alive connections of the load generator, each with one request in flight. The pool reuses the last used connection first.
 
-A few searches parse a plain answer that arrives in one piece. For other answers, the slower AnswerReader is used."""
+A plain answer that arrives in one piece is parsed with a few searches, all others with the slower AnswerReader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.errors import HeadwayError
 IDLE = -1  # Number of a connection without a request in flight.
 
 _MOST = 10_000
-# Attempts to connect at once. Servers queue 100 or more; further attempts would be dropped, and repeated a second later.
+# Concurrent attempts to connect. Servers queue 100 or more; they drop the rest, which are repeated a second later.
 _MOST_OPENING = 64
 _SPARE_FILES = 64
 _CONNECT_WITHIN = 5.0  # Seconds that an attempt to connect may take.
@@ -28,20 +28,20 @@ _STALE = 4.0
 
 
 class Owner(Protocol):
-    """User of a connection, which the connection notifies."""
+    """What a connection notifies of its events."""
 
     def ready(self, connection: Connection) -> None: ...
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
-        """Note the answer to the request in flight. `retry_after` is True if a 429 or 503 had a Retry-After header."""
+        """Handle the answer to the request in flight. `retry_after` is True if a 429 or 503 had a Retry-After header."""
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """Note that a connection is closed. `cause` is the outcome of the request in flight, if there is one."""
+        """Handle the loss of a connection. `cause` is the outcome of the request in flight, if there is one."""
 
 
 class Connection(asyncio.Protocol):
-    """Connection that carries one request after the other. `send` sets `number`, `due` and `tier` of the request in flight. The
-    owner resets `number` to IDLE once the request has an outcome. `idle_since` is the time at which the connection became free."""
+    """Connection that carries one request at a time. `send` sets `number`, `due` and `tier` of the request in flight. The
+    owner resets `number` to IDLE once the request has an outcome. `idle_since` is when the connection became free."""
 
     __slots__ = ("_cause", "_owner", "_reader", "due", "idle_since", "number", "open", "tier", "transport")
 
@@ -72,11 +72,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.number == IDLE:
-            self.close("unasked")  # After an unsolicited answer, each answer would go to the wrong request.
+            self.close("unasked")  # After an unsolicited answer, all answers would be matched to the wrong requests.
             return
         reader = self._reader
         if reader is None:
-            if self._take_whole(data):
+            if self._report_plain(data):
                 return
             reader = self._reader = AnswerReader()
         reader.feed(data)
@@ -98,18 +98,18 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self, cause)
 
     def retire(self) -> None:
-        """Close a connection without a request in flight in an orderly way."""
+        """Close the connection gracefully. There must be no request in flight."""
         self.open = False
         self.transport.close()
 
     def close(self, cause: str) -> None:
-        """Close at once. `cause` is the outcome of the request in flight."""
+        """Close the connection immediately. `cause` is the outcome of the request in flight."""
         self.open = False
         self._cause = self._cause or cause
         self.transport.abort()
 
-    def _take_whole(self, data: bytes) -> bool:
-        """Report the answer if `data` is a whole plain answer. Return False if it needs a real parser."""
+    def _report_plain(self, data: bytes) -> bool:
+        """Report the answer if `data` is a complete plain answer. Return False if it needs a real parser."""
         end = data.find(b"\r\n\r\n")
         if end < 0 or not data.startswith(b"HTTP/1.1 "):
             return False
@@ -161,12 +161,12 @@ class AnswerReader:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # Garbage after a complete answer only makes the connection unusable.
+            # Garbage after a complete answer makes only the connection unusable.
             self.malformed = not self.complete
             self.reusable = False
 
     def end(self) -> None:
-        """Complete an answer without a length, because the server closed the connection."""
+        """Complete an answer that has no length, because the server closed the connection."""
         if self._headed and not self._framed and not self.malformed:
             self.complete, self.status = True, self._parser.get_status_code()
 
@@ -200,12 +200,12 @@ class AnswerReader:
 
 
 class Unreachable(HeadwayError):
-    """The target accepts no connection."""
+    """The target doesn't accept connections."""
 
 
 class ConnectionPool:
     """Pool of at most `most` connections to one address; by default 10,000, or fewer if the process may open fewer files. `build`
-    makes a new connection. After each attempt by `grow`, the pool calls `tried` with the text of the error, or with ""."""
+    returns a new connection. After each attempt to connect that `grow` starts, `tried` is called with the error message, or ""."""
 
     def __init__(
         self, host: str, port: int, most: int | None, build: Callable[[], Connection], tried: Callable[[str], None],
@@ -227,9 +227,8 @@ class ConnectionPool:
             if fault := tls_fault(exc, "--ca, or with SSL_CERT_FILE", "--cert"):
                 raise Unreachable(f"no connection to {self._host}:{self._port}: {fault}") from None
             reason = exc.strerror or str(exc) or "no answer in time"
-            raise Unreachable(
-                f"no connection to {self._host}:{self._port}: {reason}. Is the server running, and is this its address?"
-            ) from None
+            hint = "Is the server running, and is this its address?"
+            raise Unreachable(f"no connection to {self._host}:{self._port}: {reason}. {hint}") from None
         for transport in (connection.transport for connection in self.open):
             self._host, self._port = transport.get_extra_info("peername")[:2]
         wanted = min(count, self._most)
@@ -253,7 +252,7 @@ class ConnectionPool:
         return None
 
     def grow(self, wanted: int) -> None:
-        """Start attempts to connect until `wanted` are in progress, as far as the limits allow."""
+        """Start attempts to connect until `wanted` are in progress, or a limit is reached."""
         room = self._most - len(self.open)
         for _ in range(min(wanted, room, _MOST_OPENING) - len(self._opening)):
             task = asyncio.get_running_loop().create_task(self._try())
@@ -264,7 +263,7 @@ class ConnectionPool:
             task.cancel()
         for connection in list(self.open):
             if self._tls:
-                connection.close("closed")  # An orderly end of TLS would wait for the server, but the loop ends now.
+                connection.close("closed")  # A graceful end of TLS would wait for the server, but the loop ends now.
             else:
                 connection.retire()
 

@@ -2,11 +2,11 @@
 
 1. The generator sends a request when it is due, even if earlier requests have no answers yet (open loop).
 2. If no connection is free, it opens another one, up to the limit. Until one is free, the request waits in the backlog.
-3. Latency and timeout count from the due time, even while the request waits.
+3. Latency and timeout are measured from the due time, so they include this wait.
 4. A request is never sent twice. Its outcome is its answer, the loss of its connection, or the timeout.
 
-Requests have no timers of their own. The generator sends due requests whenever an answer arrives, and when the alarm for the next due
-time rings, at most once a millisecond."""
+Requests have no timers of their own. The generator sends due requests whenever an answer arrives, and when the alarm for the
+next due time rings, which is at most once per millisecond."""
 
 from __future__ import annotations
 
@@ -40,23 +40,22 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class TraceFile:
-    """Times in seconds from a CSV file, as `headway.core.arrivals` describes it. Each iteration reads the file again."""
+    """Times in seconds from a CSV file as described in `headway.core.arrivals`. Each iteration rereads the file."""
 
-    def __init__(self, path: Path, setting: str = "--arrivals") -> None:
-        self._path, self._setting = path, setting
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def __iter__(self) -> Iterator[float]:
         """Yield the times. Raises SettingError if the file cannot be read, or is not a trace."""
         shown = str(self._path)
         try:
             with self._path.open(encoding="utf-8-sig", newline="") as lines:
-                yield from instants(lines, shown, self._setting)
+                yield from instants(lines, shown, "--arrivals")
         except OSError as exc:
-            reason = f"cannot be read: {exc.strerror}"
             hint = "Use poisson, uniform, or the path of a trace in CSV."
-            raise SettingError(self._setting, shown, reason, hint) from None
+            raise SettingError("--arrivals", shown, f"cannot be read: {exc.strerror}", hint) from None
         except UnicodeDecodeError:
-            raise SettingError(self._setting, shown, "is not UTF-8 text", "Save it as UTF-8.") from None
+            raise SettingError("--arrivals", shown, "is not UTF-8 text", "Save it as UTF-8.") from None
 
 
 def due_times(spec: LoadSpec) -> Iterator[float]:
@@ -81,7 +80,7 @@ class Alarm:
             loop.add_reader(self._timer.fileno, self._on_timer)
 
     def arm(self, seconds: float) -> None:
-        """Ring `seconds` from now. This replaces the time of an earlier call."""
+        """Ring `seconds` from now, instead of at the time set by an earlier call."""
         if self._timer is not None:
             self._timer.set(seconds)
             return
@@ -151,8 +150,8 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 class Payload:
-    """Makes requests, all different, and checks their answers. Every input contains `nonce`, so two runs never send the same request.
-    The common parts of all requests are encoded once. Each request then takes one formatting step."""
+    """Makes requests that all differ, and checks their answers. Every input contains `nonce`, so two runs never send the same request.
+    What the requests have in common is encoded only once, so that each request takes only one formatting step."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         body = dict(spec.body)
@@ -210,7 +209,7 @@ def _escaped(piece: bytes) -> bytes:
 
 _TICK = 0.001
 _MOST_AT_ONCE = 256  # Most requests to send before reading answers again, if the generator is late.
-# Latency to expect when opening connections in advance, so that the load doesn't begin with a burst.
+# Latency to assume when opening connections in advance, so that the load doesn't begin with a burst of them.
 _WARM_SECONDS = 0.25
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
@@ -224,8 +223,8 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """Load test. Build it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes the
-    inputs of each run different. Due times count from `started_at` by `time.perf_counter`, which is infinite before the start."""
+    """Load test. Create it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes the
+    inputs of each run different. Due times are relative to `started_at`, by `time.perf_counter`; it is infinite before the start."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         self.record = Record(spec.tiers)
@@ -247,7 +246,7 @@ class Generator:
         self.started_at = self._due = inf
 
     async def run(self) -> Record:
-        """Send the whole load, and return once every request has an outcome. Raises Unreachable."""
+        """Send all requests, and return once every request has an outcome. Raises Unreachable."""
         spec, record = self._spec, self.record
         sweep = self._loop.create_task(self._sweep())
         try:
@@ -369,7 +368,7 @@ class Generator:
             self._give_up(perf_counter() - timeout, "timeout", "timeout before it was sent")
 
     def _give_up(self, before: float, sent: str, unsent: str) -> None:
-        """End all requests due at `before` or earlier. `sent` is the outcome of sent requests, `unsent` that of the others."""
+        """End all requests due at `before` or earlier. `sent` is the outcome for sent requests, `unsent` for the others."""
         for connection in self._pool.open:
             if connection.number != IDLE and connection.due <= before:
                 connection.number = IDLE
@@ -395,7 +394,7 @@ class Generator:
             record.mismatched.append(f"request {number}: {_printable(body[:200].decode(errors='replace'))}")
 
     def _error_text(self, body: bytes) -> str:
-        """Return the message in the body of an error, or else the whole body."""
+        """Return the message in the body of an error or, if there is none, the body itself."""
         try:
             problem = self._problem(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -415,8 +414,8 @@ class Generator:
 
 
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
-    """Run a load test in its own event loop. Ctrl-C ends it early, with the outcomes so far. `progress` is the number of seconds
-    between two lines on standard error; 0 for no lines, None for the default of a terminal or file.
+    """Run a load test in its own event loop. Ctrl-C ends it early, and the outcomes so far are returned. `progress` is the number
+    of seconds between lines on standard error: 0 for no lines, None for the default of a terminal or file.
 
     Raises SettingError if a trace cannot be read, or Unreachable if the first connection fails."""
 
@@ -424,7 +423,8 @@ def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
         generator = Generator(spec, secrets.token_hex(4))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, generator.stop)
-        progress_task = loop.create_task(_report_progress(generator, spec.duration, progress))
+        elapsed = lambda: perf_counter() - generator.started_at  # noqa: E731
+        progress_task = loop.create_task(report_on(generator.record, elapsed, spec.duration, progress))
         try:
             return await generator.run()
         finally:
@@ -433,11 +433,6 @@ def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(drive())
-
-
-async def _report_progress(generator: Generator, duration: float, every: float | None) -> None:
-    if every != 0.0:
-        await report_on(generator.record, lambda: perf_counter() - generator.started_at, duration, every)
 
 
 def _printable(text: str) -> str:

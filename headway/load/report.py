@@ -1,7 +1,7 @@
-"""Record and report of a load test: outcomes, percentiles and rates, tables for people, and lines of progress during the test.
+"""Record and report of a load test: outcomes, percentiles and rates, tables for people, and progress lines during the test.
 
 Times in reports are in milliseconds. Percentiles are exact (nearest rank). `headway.simulator.report` does the same for simulations.
-A record keeps raw latencies in flat arrays, because appending one takes only a tenth of a microsecond."""
+A record keeps raw latencies in flat arrays, because appending to one takes only a tenth of a microsecond."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ class Stream:
         self.answered = array("d")  # Latencies of answers with a 2xx status.
         self.refused = array("d")  # Latencies of refusals, status 429 or 503.
         self.refused_without_retry_after = 0  # Refusals without a Retry-After header.
-        self.failed: Counter[str] = (
-            Counter()
-        )  # Other outcomes than 2xx: status and error code, or the end of the connection.
+        # Outcomes other than 2xx: status and error code, or how the connection ended.
+        self.failed: Counter[str] = Counter()
 
 
 class Record:
@@ -44,15 +43,15 @@ class Record:
 
     def __init__(self, tiers: Sequence[str]) -> None:
         self.streams = [Stream(name) for name in tiers]
-        self.sent = [0] * len(tiers)  # Requests that have been due, by tier.
+        self.sent = [0] * len(tiers)  # Number of requests that have become due, by tier.
         self.dues = array("d")  # Due times of the requests, in seconds from the start.
         self.lags = array("d")  # Seconds by which the generator was late for each request.
         self.mismatches = 0  # 2xx answers with a wrong output.
         self.mismatched: list[str] = []  # The first few of these.
-        self.first_refused = ""  # Text of the first 4xx answer other than 429; empty if there was none.
+        self.first_refused = ""  # Message of the first 4xx answer other than 429; empty if there was none.
         self.waited = 0  # Requests for which no connection was free when they were due.
         self.opened = 0  # Connections opened.
-        self.peak = 0  # Most connections open at once.
+        self.peak = 0  # Maximum number of open connections.
         self.last_answer = 0.0  # Seconds from the start to the last answer of any status.
         self.elapsed = 0.0  # Seconds from the start until every request had its outcome.
         self.cpu = 0.0  # CPU seconds of the generator, user and system.
@@ -76,8 +75,8 @@ _BUSY = 0.9
 _WIDTH = 160
 _COLUMNS = ("requests", "answered", "p50", "p90", "p95", "p99", "p99.9", "max", "in time/s")
 
-EVERY_ON_TERMINAL = 0.5  # Seconds between two lines on a terminal, where each replaces the last.
-EVERY = 5.0  # Seconds between two lines in a file or a pipe.
+EVERY_ON_TERMINAL = 0.5  # Seconds between lines on a terminal, where each replaces the last.
+EVERY = 5.0  # Seconds between lines in a file or a pipe.
 
 _CLEAR = "\r\033[K"
 
@@ -103,12 +102,12 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     refused: int  # Requests with a 429 or 503.
     failed: int  # Requests with any other status, or without an answer.
     answered_rate: float  # 2xx answers per second, until the last answer came.
-    in_time: int | None  # 2xx answers within the promise; null without a promise.
-    goodput: float | None  # Answers within the promise per second of the load's duration; null without a promise.
+    in_time: int | None  # 2xx answers within the promise; null if there is no promise.
+    goodput: float | None  # Answers within the promise per second of the load's duration; null if there is no promise.
     latency_ms: Latency  # From the due time to a 2xx answer.
     refusal_ms: Latency  # From the due time to a refusal.
     refused_without_retry_after: int  # Refusals without a Retry-After header.
-    outcomes: dict[str, int]  # Requests by outcome: `ok` for 2xx, status and error code, or the end of the connection.
+    outcomes: dict[str, int]  # Requests by outcome: `ok` for 2xx, status and error code, or how the connection ended.
 
 
 class Self(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +117,7 @@ class Self(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_per_request: float  # CPU time, user and system, in microseconds.
     cpu_share: float  # CPU time as a share of a core.
     connections_opened: int
-    connections_peak: int  # Most connections at once.
+    connections_peak: int  # Maximum number of open connections.
     waited_for_connection: int  # Requests for which no connection was free when they were due.
 
 
@@ -138,10 +137,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arrivals_cv: float  # Coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
     offered_rate: float  # Requests due per second.
     rows: int | None  # Rows of each request; null if its body has no tensors.
-    answered_rows_rate: float | None  # Rows of 2xx answers per second, until the last answer; null without tensors.
+    answered_rows_rate: (
+        float | None
+    )  # Rows of 2xx answers per second, until the last answer; null if there are no tensors.
     elapsed_s: float  # Seconds until every request had its outcome.
     total: Flow
-    tiers: dict[str, Flow]  # Figures of each tier, if there is a mix.
+    tiers: dict[str, Flow]  # Results of each tier, if there is a mix.
     mismatches: int | None  # 2xx answers with a wrong output; null if not checked.
     mismatched: list[str]  # The first few of these.
     generator: Self
@@ -221,7 +222,7 @@ def _flow(streams: Sequence[Stream], requests: int, promise: float | None, secon
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """Return the percentile of ascending values by nearest rank. `share` is from 0 to 1. Returns NaN without values."""
+    """Return the percentile of ascending values by nearest rank. `share` is from 0 to 1. NaN if there are no values."""
     if not ascending:
         return math.nan
     return ascending[min(len(ascending) - 1, max(0, math.ceil(len(ascending) * share) - 1))]
@@ -269,12 +270,12 @@ def figure(value: float) -> str:
 
 
 def figures(latency: Latency, *values: float) -> list[str]:
-    """Format some values of a distribution; dashes if it is empty."""
+    """Format values of a distribution, as dashes if it is empty."""
     return [figure(value) if latency.count else "–" for value in values]
 
 
 def table_of(title: str, words: Sequence[str], numbers: Iterable[str]) -> Table:
-    """Return an empty table with columns of words, then columns of numbers."""
+    """Return an empty table with columns for words, then columns for numbers."""
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
     for name in words:
         table.add_column(name, no_wrap=True)
@@ -285,7 +286,7 @@ def table_of(title: str, words: Sequence[str], numbers: Iterable[str]) -> Table:
 
 def _latencies(report: Report) -> Table:
     columns = _COLUMNS if report.promise_ms is not None else _COLUMNS[:-1]
-    table = table_of("Latency of answers from the due instant, in ms", [""], columns)
+    table = table_of("Latency of answers from the due time, in ms", [""], columns)
     for tier, flow in report.tiers.items():
         table.add_row(tier, *_cells(flow))
     table.add_row("all", *_cells(report.total), style="bold")
@@ -338,7 +339,7 @@ def _remarks(report: Report) -> list[str]:
     )
     if lag.p99 > _LATE_MS or own.cpu_share > _BUSY:
         lines.append(
-            "[yellow]The generator itself was late, which is part of these latencies: "
+            "[yellow]The generator itself was late, and these latencies include this: "
             "give it a core of its own, or lower the rate.[/]"
         )
     if report.unreached:
@@ -359,9 +360,11 @@ def line(record: Record, seconds: float, duration: float) -> str:
 
 
 async def report_on(record: Record, elapsed: Callable[[], float], duration: float, every: float | None = None) -> None:
-    """Write lines of progress to standard error until cancelled, then clear the last line of a terminal. `elapsed` returns the
-    seconds since the start of the load, or a negative number before it. `every` is the number of seconds between two lines; None for
-    the default of a terminal or file."""
+    """Write progress lines to standard error until cancelled, then clear the last line of a terminal. `elapsed` returns the seconds
+    since the start of the load, which are negative before it. `every` is the number of seconds between lines: 0 for no lines, None
+    for the default of a terminal or file."""
+    if every == 0.0:
+        return
     live = sys.stderr.isatty()
     before, after = (_CLEAR, "") if live else ("", "\n")
     try:

@@ -56,22 +56,22 @@ class LoadSpec:
         "Seconds of load.", unit="s", within=(0.001, 604_800))
     arrivals: str = tool_option("poisson", "--arrivals", "poisson|uniform|FILE", _LOAD,
         "How requests arrive: at random (Poisson), evenly, or as in a trace, scaled to the rate: a CSV file with a TIMESTAMP column or "
-        "one column of seconds.",
+        "a single column of seconds.",
         type=str)
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Seed of the load: the same seed repeats the same load. Default: a new one.", type=int)
-    mix: Mapping[str, float] = field(default_factory=dict)  # Weights of tiers, which are sent as X-Request-Tier; empty for none.
+    mix: Mapping[str, float] = field(default_factory=dict)  # Weights of the tiers to send as X-Request-Tier; may be empty.
     keys: Mapping[str, str] = field(default_factory=dict)  # API keys by tier. The key at "" is for all tiers.
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
-    member: str = "input"  # Member of the JSON body with the input, which differs in each request; "" for none.
+    member: str = "input"  # Member of the JSON body that holds the input, which differs in each request; may be empty.
     data: bytes = b""  # Tensors after the JSON body.
     timeout: float = tool_option(10.0, "--timeout", "S", _LOAD,
-        "Give up a request S seconds after it was due.", unit="s", within=(0.001, 3_600))
+        "Give up on a request S seconds after it was due.", unit="s", within=(0.001, 3_600))
     promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
-        "Promised latency. The report counts the answers within it.", unit="ms", per=1000, within=(0.001, 3_600_000))
+        "Promised latency. The report says how many answers kept it.", unit="ms", per=1000, within=(0.001, 3_600_000))
     expect: str = tool_option("none", "--expect", "none|upper|echo", _RESULT,
         "Check that each answer is the input of its own request: in capitals, or unchanged.", type=str)
     connections: int | None = tool_option(None, "--connections", "N", _LOAD,
-        "Most connections at once. Default: as many as needed, up to 10,000.", type=int, within=(1, 60_000))
+        "Maximum number of open connections. Default: as many as needed, up to 10,000.", type=int, within=(1, 60_000))
     # fmt: on
     tls: ssl.SSLContext | None = None
 
@@ -84,17 +84,17 @@ class LoadSpec:
             raise SettingError("--expect", self.expect, "is not known", f"Use {', '.join(EXPECTATIONS)}.")
         if self.expect != "none" and not self.member:
             members = ", ".join(_INPUT_MEMBERS)
-            reason = f"needs a text member in the body to check answers by: {members}"
+            reason = f"needs a string member in the body to check answers against: {members}"
             raise SettingError("--expect", self.expect, reason, "Use none.")
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Names of the streams of requests, in the order of the mix."""
+        """Names of the request streams, in the order of the mix."""
         return tuple(self.mix) or (ALL,)
 
     @property
     def rows(self) -> int | None:
-        """Rows of a request, from the first axis of its first tensor; None without tensors."""
+        """Rows of a request: the size of its first tensor's first axis. None if it has no tensors."""
         try:
             return int(self.body["inputs"][0]["shape"][0])
         except (KeyError, IndexError, TypeError, ValueError):
@@ -105,7 +105,7 @@ def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
     """Parse `http://host[:port][/path]`, or https. The default scheme is http, the default path `default`. Raises SettingError."""
     example = "For example http://127.0.0.1:8000/v1/inference."
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise SettingError("URL", url, "has characters that no URL may have", example)
+        raise SettingError("URL", url, "contains characters that are not allowed in a URL", example)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -122,8 +122,9 @@ def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
 
 
 def parse_mix(text: str) -> dict[str, float]:
-    """Parse tier weights such as `enterprise=5,paid=25,free=70`. An empty text means no mix. Raises SettingError."""
+    """Parse tier weights such as `enterprise=5,paid=25,free=70`. An empty string means no mix. Raises SettingError."""
     mix: dict[str, float] = {}
+    example = "For example enterprise=5,paid=25,free=70."
     for part in filter(None, text.split(",")):
         name, _, weight = (piece.strip() for piece in part.partition("="))
         try:
@@ -131,12 +132,10 @@ def parse_mix(text: str) -> dict[str, float]:
         except ValueError:
             mix_weight = math.nan
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name in mix or not 0 <= mix_weight < math.inf:
-            raise SettingError(
-                "--mix", text, f"{part.strip()!r} is not a new TIER=WEIGHT", "For example enterprise=5,paid=25,free=70."
-            )
+            raise SettingError("--mix", text, f"{part.strip()!r} is not TIER=WEIGHT with a new tier", example)
         mix[name] = mix_weight
     if mix and not sum(mix.values()) > 0:
-        raise SettingError("--mix", text, "all weights are 0", "For example enterprise=5,paid=25,free=70.")
+        raise SettingError("--mix", text, "all weights are 0", example)
     return mix
 
 
@@ -161,9 +160,9 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
 
 
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
-    """Return the body of the requests, and the name of its member with the input, or "". `/v1/predict` and `/v1/completions` have
-    their own names for members. `content` is a JSON object to start from, or None for a minimal body. `text` and `model` override
-    its members. Without `content` and `text`, the input is a short sentence.
+    """Return the body of the requests, and the name of the member that holds the input, or "". `/v1/predict` and `/v1/completions`
+    use their own names for members. `content` is a JSON object to start from, or None for a minimal body. `text` and `model`
+    override its members. If neither `content` nor `text` is given, the input is a short sentence.
 
     Raises SettingError if the content is not a JSON object, or the route needs a model but has none."""
     route = path.partition("?")[0]
@@ -191,9 +190,9 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
 
 
 def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
-    """Return the JSON body of requests with tensors of zeros, and the data after it, as in the Open Inference Protocol. Each text is
-    `[NAME=]DATATYPE:SHAPE`, and its first axis is the rows. Raises SettingError if a text is malformed, or row counts differ."""
-    heads: list[dict[str, Any]] = []
+    """Return the JSON body of requests with tensors of zeros, and the data that follows it, as in the Open Inference Protocol. Each
+    text is `[NAME=]DATATYPE:SHAPE`, and the first axis is the rows. Raises SettingError if one is malformed, or row counts differ."""
+    headers: list[dict[str, Any]] = []
     data = []
     for text in texts:
         name, _, kind = text.rpartition("=")
@@ -204,14 +203,13 @@ def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
             reason = "is not [NAME=]DATATYPE:SHAPE"
             raise SettingError("--tensor", text, reason, f"For example FP32:8,4 for 8 rows. Datatypes are {known}.")
         shape = [int(axis) for axis in axes]
-        if heads and shape[0] != heads[0]["shape"][0]:
-            reason = f"has {shape[0]} rows, but the first tensor has {heads[0]['shape'][0]}"
+        if headers and shape[0] != headers[0]["shape"][0]:
+            reason = f"has {shape[0]} rows, but the first tensor has {headers[0]['shape'][0]}"
             raise SettingError("--tensor", text, reason, "Give all tensors the same number of rows.")
         if count_of(shape) * (SIZES[datatype] or 1) > _MAX_DATA:
             raise SettingError("--tensor", text, f"is larger than {_MAX_DATA >> 20} MiB", "Give fewer rows.")
         zeros = bytes(SIZES[datatype] * count_of(shape))
         data.append(zeros if datatype != BYTES else join_elements([DEFAULT_INPUT.encode()] * count_of(shape)))
         parameters = {"binary_data_size": len(data[-1])}
-        heads.append({"name": name or "INPUT", "datatype": datatype, "shape": shape, "parameters": parameters})
-
-    return {"inputs": heads, "parameters": {"binary_data_output": True}}, b"".join(data)
+        headers.append({"name": name or "INPUT", "datatype": datatype, "shape": shape, "parameters": parameters})
+    return {"inputs": headers, "parameters": {"binary_data_output": True}}, b"".join(data)

@@ -1,7 +1,7 @@
-"""Plain data that travels between the parts, by subject.
+"""Plain data that the parts exchange, by subject.
 
-Instants (`…_at`) are seconds on the broker's own clock and mean nothing outside it. A gateway therefore sends a broker only
-durations in seconds (`queue_timeout`, `timeout`), never instants."""
+Points in time (`…_at`) are seconds on the broker's own clock, and have no meaning outside it. A gateway therefore only sends a
+broker durations in seconds (`queue_timeout`, `timeout`), never points in time."""
 
 from __future__ import annotations
 

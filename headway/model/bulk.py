@@ -1,4 +1,4 @@
-"""Bulk jobs: files of lines that run in otherwise empty seats, and their state."""
+"""Bulk jobs: their files, their state, and their lines, which run in otherwise empty seats."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from headway.model.value import Value
 
 
 class BulkLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a bulk job on its way to a GPU, or one input of a line with several."""
+    """One line of a bulk job to run, or one input of a line that has several."""
 
     job: str  # Id of the job, `batch_…`.
     tenant: str
     number: int  # Number of the line in its file, from 1.
     model: str
-    version: str  # Version of the model, or empty for any.
+    version: str  # Version of the model, or empty if any will do.
     input: Value
-    parameters: bytes = b""  # The line's `parameters` as the text of a JSON object, or empty.
-    part: int = 0  # Number of the input in its line, from 0.
+    parameters: bytes = b""  # The line's `parameters` as a JSON object, or empty.
+    part: int = 0  # Index of the input in its line.
 
 
 class BulkFile(msgspec.Struct, frozen=True):
-    """A file of bulk jobs, with lines or with answers."""
+    """A file with the lines of a bulk job, or with its answers."""
 
-    id: str  # As in `file-…`.
+    id: str  # `file-…`.
     tenant: str
     name: str  # Name given by the client.
     size: int  # In bytes.
@@ -35,7 +35,7 @@ class BulkFile(msgspec.Struct, frozen=True):
 
 
 class Stored(NamedTuple):
-    """Total bytes and number of the files that a tenant has, or may have."""
+    """Bytes and number of the files that a tenant stores, or may store."""
 
     size: int
     number: int
@@ -62,40 +62,46 @@ MOST_ENDED = 10_000  # Maximum number of a tenant's finished jobs. The oldest ar
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a whole job failed or pauses. `line` is the number of a line of the input file that is at fault."""
+    """Why a job failed. `line` is the number of the line in the input file that is at fault, if it was a line."""
 
     code: str
     message: str
     line: int | None = None
 
 
+class JobDelay(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why none of a job's lines run at present. `paused` and `waits` are empty if they don't apply; at most one is set."""
+
+    paused: str = ""  # Why none of its lines may run.
+    waits: str = ""  # What its lines are waiting for in the queue.
+    until: float = 0.0  # Unix time in seconds at which this is over, or 0 if unknown.
+
+
 class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One bulk job."""
 
-    id: str  # As in `batch_…`.
+    id: str  # `batch_…`.
     tenant: str
     user: str
-    endpoint: str  # Path of the route for its lines, for example `/v1/completions`.
-    input_file: str  # Id of the file of lines.
+    endpoint: str  # Path that its lines are for, such as `/v1/completions`.
+    input_file: str  # Id of the file with its lines.
     created_at: float  # Unix time in seconds.
-    expires_at: float  # Unix time in seconds after which no line runs.
+    expires_at: float  # Unix time in seconds, after which none of its lines run.
     key: str = ""  # Id of the API key that created it, or empty.
-    models: tuple[str, ...] = ()  # Models that it may ask, or empty for all.
-    window: str = "24h"  # Time in which it should be done, as the client wrote it.
-    metadata: dict[str, str] | None = None  # Names and texts that the client chose.
+    models: tuple[str, ...] = ()  # Models that it may use, or empty for all.
+    window: str = "24h"  # Time within which it should complete, as given by the client.
+    metadata: dict[str, str] | None = None  # Names and values chosen by the client.
     status: JobStatus = JobStatus.VALIDATING
-    reached: dict[str, float] = {}  # Unix time in seconds of each later status, by name.
-    cancelling_at: float | None = None  # Unix time in seconds at which the client cancelled it, if it did.
+    reached: dict[str, float] = {}  # Unix time in seconds at which it reached each later status, by name.
+    cancelling_at: float | None = None  # Unix time in seconds at which the client cancelled it.
     ending: JobStatus | None = None  # Final status, once decided.
-    output_file: str = ""  # Id of the file of answers.
-    error_file: str = ""  # Id of the file of errors.
-    total: int = 0  # Number of all lines.
+    output_file: str = ""  # Id of the file with answers.
+    error_file: str = ""  # Id of the file with errors.
+    total: int = 0  # Number of lines.
     completed: int = 0  # Number of answered lines.
     failed: int = 0  # Number of failed lines.
-    faults: tuple[JobFault, ...] = ()  # Why it failed as a whole.
-    paused: str = ""  # Why none of its lines may run at present, or empty.
-    waits: str = ""  # What its lines wait for in the queue, or empty.
-    waits_until: float = 0.0  # Unix time in seconds at which the wait or pause is over, or 0 if unknown.
+    faults: tuple[JobFault, ...] = ()  # Why the job as a whole failed.
+    delay: JobDelay = JobDelay()
     model: str = ""  # Model of the first line.
     owner: str = ""  # Name of the process that holds it, or empty.
-    generation: int = 0  # Number of holders so far. Earlier holders can't change the job any more.
+    generation: int = 0  # Number of holders so far. Previous holders can no longer change the job.

@@ -11,7 +11,7 @@ from headway.model.value import Value
 
 
 class QueueName(msgspec.Struct, frozen=True, gc=False):
-    """Name of a queue. As a text it is `MODEL@VERSION`, or `MODEL` for any version."""
+    """Name of a queue. Written as `MODEL@VERSION`, or as `MODEL` for the queue for any version."""
 
     model: str
     version: str = ""
@@ -21,62 +21,62 @@ class QueueName(msgspec.Struct, frozen=True, gc=False):
 
 
 class DedupKind(enum.Enum):
-    """Kinds of answers that requests of a tenant may share. The kind decides which outcomes are kept."""
+    """Kinds of answers that requests of a tenant may share. The kind determines which outcomes are kept."""
 
-    TASK = "task"  # Task. Its outcome is fetched later by its id. Other entries may follow it (`core.dedup.follower`).
-    KEY = "key"  # Idempotency key. Outputs are kept, and so are the model's rejections of the input.
-    SAME = "same"  # Identical request to the same model. Only outputs of the newest code of its workers are kept.
+    TASK = "task"  # Task. Its outcome is fetched by its id. Other entries may follow it (`core.dedup.follower`).
+    KEY = "key"  # Idempotency key. Outputs are kept, and so is the model's rejection of an input.
+    SAME = "same"  # Identical requests to the same model. Only outputs from the workers' newest code are kept.
 
 
 class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Name of an answer that an entry may share with others of its tenant.
+    """Name of an answer that an entry may share with other entries of its tenant.
 
-    The first entry with a dedup key is the original, which runs. An entry that comes before the original has an outcome
-    follows it and gets the same outcome. A later entry gets the kept outcome without a run."""
+    The first entry with a dedup key is the original, which runs. An entry that arrives before the original has an outcome follows
+    the original and gets the same outcome. An entry that arrives later gets the kept outcome and doesn't run."""
 
     kind: DedupKind
     key: str  # Unique within tenant and kind.
-    # Digest of the request. Another digest under the same key is a conflict. Empty if the key alone identifies the
-    # request, and for an entry that only waits.
+    # Digest of the request. The same key with another digest is a conflict. Empty if the key alone identifies the request, and
+    # for a follower.
     digest: bytes = b""
     keep: float = 0.0  # Seconds for which an outcome is kept.
-    joins: bool = True  # True to join an original without an outcome, False to run beside it.
-    renews: bool = False  # True to run although an outcome is kept, and to replace that outcome.
+    joins: bool = True  # True to follow an original that has no outcome yet, False to run as well.
+    renews: bool = False  # True to run even if an outcome is kept, and then replace that outcome.
 
 
-Submission = tuple[str, str, int]  # Tenant, id and nonce, which identify a submission at its gateway.
+Submission = tuple[str, str, int]  # Tenant, id and nonce. They identify a submission at its gateway.
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One input on its way to a GPU, as the gateway hands it to a broker.
+    """One input on its way to a GPU, as the gateway submits it to a broker.
 
-    The fields are stored in this order. The fields from `limits` on only matter for admission and packing, and aren't stored."""
+    The fields are stored in this order. Those from `limits` on only matter for admission and packing, and aren't stored."""
 
-    id: str  # UUIDv7 text, unique within the tenant.
+    id: str  # UUIDv7 string, unique within the tenant.
     model: str
     input: Value
     tier: int  # Index into the configured tiers, from 0 for the highest.
-    tenant: str  # Name of the account that pays.
+    tenant: str  # Name of the account that is charged.
     gateway: str  # Id of the gateway that holds the client's connection.
     queue_timeout: float  # Seconds that the entry may wait for its first departure.
-    timeout: float  # Seconds from the enqueue until an answer is worthless.
-    parameters: bytes = b""  # The request's `parameters` as the text of a JSON object, or empty.
+    timeout: float  # Seconds from the enqueue after which an answer is useless.
+    parameters: bytes = b""  # The request's `parameters` as JSON, or empty.
     nonce: int = 0  # Number of the submission, unique within `gateway`. 0 for entries that are submitted once.
-    caller: str = ""  # Name of the user for whom the tenant asks, or the client's address if there are no keys.
-    weight: int = 1  # Part of its batch's weight, at least 1. Always 1 if batches aren't bounded by weight.
-    version: str = ""  # Version of the model in whose queue it waits, or empty for the queue for any.
-    pinned: bool = False  # True if the request names a version, so that no other may answer.
-    # Names of answers that it may share. The first that can be joined, or has a kept outcome, decides.
+    caller: str = ""  # Name of the tenant's user who sent the request, or the client's address if there are no keys.
+    weight: int = 1  # What it adds to the weight of its batch, at least 1. Always 1 if batches have no weight limit.
+    version: str = ""  # Version in whose queue it waits. Empty for the queue for any version.
+    pinned: bool = False  # True if the request names a version, so no other version may answer.
+    # Answers that it may share. The first one that has a kept outcome, or an original that it may follow, is used.
     dedup_keys: tuple[DedupKey, ...] = ()
     trace: bytes = b""  # Trace of a sampled request, packed by `headway.core.trace_context`.
     limits: tuple[Limit, ...] = ()  # Rate limits that are charged once, when the entry is admitted or joins.
-    # Digest of the request, if the client chose the id. The id of a kept task belongs to its digest.
+    # Digest of the request, if the client chose the id. While a task is kept, no other digest may use its id.
     digest: bytes = b""
-    # Nonce of the entry that pays for all inputs of its request, and with which it is admitted or refused. 0 for none.
+    # Nonce of the entry that is charged for all inputs of its request. All are admitted or refused together. 0 if there is none.
     payer: int = 0
     count: int = 1  # Number of inputs of its request that are admitted with it, including itself.
-    claims: bool = False  # True for a task whose client chose the id. The id then belongs to the model.
-    shape: int = 0  # Number shared by entries that may ride together. See `headway.core.rows.shape_number`.
+    claims: bool = False  # True for a task whose id the client chose. Other models may not use the id then.
+    shape: int = 0  # Number shared by entries that may be in the same batch. See `headway.core.rows.shape_number`.
 
     @property
     def queue(self) -> QueueName:
@@ -88,7 +88,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class EntryState(enum.Enum):
-    """States of an entry: in the queue, in a batch on a GPU, or at its end."""
+    """States of an entry: in the queue, in a batch on a GPU, or finished."""
 
     QUEUED = "queued"
     PROCESSING = "processing"
@@ -97,7 +97,7 @@ class EntryState(enum.Enum):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that made the model fail when it ran alone, with its last failure."""
+    """An entry on which the model failed even when it ran alone, with its last failure."""
 
     entry: Entry
     error: str

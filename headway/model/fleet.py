@@ -1,4 +1,4 @@
-"""Workers and processes of a fleet: what each reports about itself, and the workers' capacity."""
+"""What the workers and processes of a fleet report about themselves, and the workers' capacity."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from headway.model.entry import QueueName
 from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
-# Xid errors that a program can cause on a healthy GPU. Some are caused by its end.
+# Xid errors that a program can cause on a healthy GPU. Some occur when the program ends.
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one GPU. A figure is None if the driver doesn't report it."""
+    """Stats of one GPU. A value is None if the driver doesn't report it."""
 
-    uuid: str = ""  # Id of the GPU or of its part (MIG).
+    uuid: str = ""  # Id of the GPU, or of a MIG instance.
     name: str = ""
     memory_used: int | None = None  # Bytes.
     memory_total: int | None = None  # Bytes.
-    utilisation: float | None = None  # Recent share of time in which the GPU computed anything, 0 to 1.
+    utilisation: float | None = None  # Share of the recent past in which the GPU was busy, from 0 to 1.
     power: float | None = None  # Watts.
     temperature: float | None = None  # Degrees Celsius.
     ecc_errors: int | None = None  # Uncorrectable memory errors since the driver was loaded.
-    xids: dict[int, int] = {}  # Number of Xid errors seen by this process, by code.
-    lost: str = ""  # Why nothing can run on the GPU any more, or empty.
+    xids: dict[int, int] = {}  # Number of Xid errors that this process has seen, by code.
+    lost: str = ""  # Why the GPU can't run anything any more, or empty.
 
     @property
     def memory_share(self) -> float:
-        """Share of the memory in use, 0 to 1. 0 if unknown."""
+        """Share of the memory that is in use, from 0 to 1. 0 if unknown."""
         return self.memory_used / self.memory_total if self.memory_used and self.memory_total else 0.0
 
 
 class ModelReport(msgspec.Struct, frozen=True, gc=False):
-    """Report on the model that a worker runs."""
+    """What a worker reports about the model that it runs."""
 
     version: str = ""
-    target: str = ""  # Digest of the target's code, which is the same for all workers with that code. Empty if unknown.
-    # Names and values of the model's settings that matter to its clients.
+    target: str = ""  # Digest of the target's code, the same for all workers that run this code. Empty if unknown.
+    # Names and values of the model's settings that matter to clients.
     terms: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 
 class Role(enum.Enum):
-    """Roles of a process. `serve` includes the three others."""
+    """Roles that a process can have. `serve` combines the other three."""
 
     SERVE = "serve"
     GATEWAY = "gateway"
@@ -53,33 +53,34 @@ class Role(enum.Enum):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of the fleet, as its heartbeat describes it."""
+    """One process of the fleet, as described in its heartbeat."""
 
     id: str  # Unique id. A gateway's id is the `gateway` of its entries.
     role: Role
     host: str
     pid: int
-    admin: str = ""  # URL of the admin port, as seen from the host.
+    admin: str = ""  # URL of the admin port, as seen from its host.
     version: str = ""  # Version of Headway.
     pending: int = 0
     requests_per_second: float = 0.0
     leads: bool = False  # True for the leading controller.
     model: str = ""  # Name of a model that a gateway serves.
-    shared: dict[str, str] = {}  # Settings on which a fleet must agree, by name.
-    last_seen: float = 0.0  # Broker instant of the last heartbeat, set by the broker.
-    # Requests per second received by a gateway, by model. The first number is for all tiers but the lowest.
+    shared: dict[str, str] = {}  # Settings that must be the same in the entire fleet, by name.
+    last_seen: float = 0.0  # Broker time of the last heartbeat, set by the broker.
+    # Requests per second that a gateway receives, by model: in all tiers but the lowest, and in the lowest tier.
     arrivals: dict[str, tuple[float, float]] = {}
-    # Number of workers and its limit, by model, if the process can change the number.
+    # Number of workers and its maximum, by model, if the process can change the number.
     scalable: dict[str, tuple[int, int]] = {}
-    # Requests per second of the busiest tenants of the lowest tier at a gateway, by model and tenant.
+    # Requests per second that a gateway receives from the lowest tier's busiest tenants, by model and tenant.
     tenant_rates: dict[str, dict[str, float]] = {}
     every: float = 1.0  # Seconds until the next heartbeat.
-    # Finished requests at a gateway, by model and version, for models with a running rollout.
+    # Requests that a gateway has finished, by model and version, for models with a running rollout.
     versions: dict[str, dict[str, VersionCounts]] = {}
 
 
 class EndKind(enum.Enum):
-    """How a process ended. A `lost` process gave no notice. A `killed` one was a worker's process whose host runs on."""
+    """How a process ended. A `lost` process stopped reporting without notice. A `killed` one ran a worker, and its host process
+    keeps running."""
 
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -88,7 +89,7 @@ class EndKind(enum.Enum):
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is gone, or a worker's process that was replaced."""
+    """A process that ended, or a worker's process that was replaced."""
 
     id: str  # Id of the process or worker.
     role: Role  # Role of the process, or of the worker's host.
@@ -96,15 +97,15 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0  # Process id, or 0 if unknown.
     ending: EndKind
     reason: str = ""
-    at: float = 0.0  # Broker instant of the end, or of the last heartbeat of a lost process, set by the broker.
+    at: float = 0.0  # Broker time of the end or, for a lost process, of its last heartbeat. Set by the broker.
 
 
 class WorkerStatus(enum.Enum):
     """Status of a worker.
 
-    A worker is `starting` until its warm-up batch is back, and `degraded` and then `offline` after missing heartbeats. The model of
-    a `cold` worker isn't loaded, but will be when that is worthwhile. The model of a `failed` worker failed to load, and is tried
-    again later. A `drained` worker claims nothing more by an operator's order, but finishes its batch."""
+    A worker is `starting` until its warm-up batch has finished. If its heartbeats stop, it becomes `degraded` and then `offline`.
+    The model of a `cold` worker isn't loaded, but will be when that is worthwhile. The model of a `failed` worker couldn't be
+    loaded, and is tried again later. A `drained` worker finishes its batch but claims no more, because an operator said so."""
 
     STARTING = "starting"
     HEALTHY = "healthy"
@@ -116,22 +117,22 @@ class WorkerStatus(enum.Enum):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker in the registry. What its target takes and gives is described in `headway.model.value.Signature`."""
+    """One worker in the registry. `headway.model.value.Signature` describes the fields about its target's inputs and outputs."""
 
     worker_id: str  # Unique name, for example `gpu-0`.
     model: str
     status: WorkerStatus
-    utilisation: float = 0.0  # Recent share of time spent running batches, 0 to 1.
+    utilisation: float = 0.0  # Share of the recent past spent running batches, from 0 to 1.
     in_flight: int = 0
-    last_heartbeat: float = 0.0  # Broker instant.
+    last_heartbeat: float = 0.0  # Broker time.
     restarts: int = 0  # Number of times that the worker's process was replaced.
-    pid: int = 0  # Process id of the child, or 0 for a remote API.
-    memory: float = 0.0  # Used share of the memory in which the process lives, 0 to 1.
-    reason: str = ""  # Why the worker is degraded, offline or failed, or what it waits for.
+    pid: int = 0  # Process id of the child process, or 0 for a remote API.
+    memory: float = 0.0  # Share of the memory available to the process that is in use, from 0 to 1.
+    reason: str = ""  # Why the worker is degraded, offline or failed, or what it is waiting for.
     items_per_second: float = 0.0  # Items per second in full batches, or 0 if unknown.
-    estimated: bool = False  # True if `items_per_second` is uncertain because few full batches ran.
-    warm_up: tuple[tuple[int, float], ...] = ()  # Sizes and run times in seconds of the batches that the start ran.
-    # Values of `ValueKind`, empty until the target is loaded.
+    estimated: bool = False  # True if `items_per_second` is uncertain because few full batches have run.
+    warm_up: tuple[tuple[int, float], ...] = ()  # Sizes and run times in seconds of the warm-up batches.
+    # Values of `ValueKind`. Empty until the target is loaded.
     takes: str = ""
     gives: str = ""
     example: str = ""  # JSON text of the target's example, if short.
@@ -139,15 +140,15 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     runs: ModelReport = ModelReport()
     gpu: str = ""  # Name of the worker's GPU within its process, if several models share that GPU.
     share: float = 1.0  # Share of the GPU that is available to the worker.
-    version: str = ""  # Version whose queue it claims from, or empty for the queue for any.
-    loading: float = 0.0  # Seconds that the process has been starting, or 0.
+    version: str = ""  # Version whose queue it claims from. Empty for the queue for any version.
+    loading: float = 0.0  # Seconds since the process began to start, or 0 if it isn't starting.
     start_failed: bool = False  # True if the worker is starting and its last attempt failed.
-    retry_in: float = 0.0  # Seconds until the next attempt to load a failed model. 0 means now, or on the next request.
-    failed: float = 0.0  # Share of the last inputs whose runs failed, 0 to 1.
+    retry_in: float = 0.0  # Seconds until a failed model is loaded again. 0 means now, or on the next request.
+    failed: float = 0.0  # Share of recent inputs that failed, from 0 to 1.
     every: float = 0.5  # Seconds until the next heartbeat.
     gpu_figures: GpuFigures | None = None
-    load_seconds: float = 0.0  # Expected or last load time of the model, or 0 if unknown.
-    scarce: bool = False  # True if the worker is degraded only because memory is scarce, and goes on working.
+    load_seconds: float = 0.0  # Expected or last load time of the model in seconds, or 0 if unknown.
+    scarce: bool = False  # True if the worker is degraded only because memory is scarce. It keeps working.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
@@ -157,7 +158,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> tuple[int, int, str]:
-        """Identity of the process and its code, which changes with every restart."""
+        """Identity of the process and its code. It changes with every restart."""
         return self.pid, self.restarts, self.runs.target
 
     @property
@@ -166,7 +167,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """Order of an operator: the worker or process with id `name` claims nothing more until the process ends."""
+    """An operator's order that the worker or process with the id `name` claims no more batches. It ends with the process."""
 
     name: str
     process: str
@@ -178,55 +179,55 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
     desired: int
     current: int  # Number of serving workers.
-    coming: int = 0  # Number of requested workers on their way.
-    # Number of requested workers that didn't come in time. While no worker serves and the model may scale to zero, it
-    # counts workers that take longer than a start usually does.
+    coming: int = 0  # Number of requested workers that are expected to start serving.
+    # Number of requested workers that didn't start in time. If no worker is serving and the model may scale to zero, this also
+    # counts those that take longer than a start usually does.
     late: int = 0
     reason: str = ""
     policy: str = ""  # Value of the setting `scale_policy`.
     driver: str = ""  # Value of the setting `autoscale`.
-    utilisation: float | None = None  # Offered load over the capacity of the serving workers, or None if unknown.
+    utilisation: float | None = None  # Offered load divided by the serving workers' capacity, or None if unknown.
     rate: float = 0.0  # Offered entries per second.
     least: int = 1
-    most: int = 0  # 0 for no limit.
+    most: int = 0  # 0 if there is no limit.
     trouble: str = ""  # Why a worker failed to load, or empty.
-    start_seconds: float = 0.0  # Observed duration of a worker's start, or 0 if unknown.
-    # Seconds until a worker serves, if none serves now. None for a model that always has a worker.
+    start_seconds: float = 0.0  # Observed time that a worker takes to start, or 0 if unknown.
+    # Seconds until a worker serves, if none is serving now. None for a model that always has a worker.
     starts_in: float | None = None
-    awaited: float = 0.0  # Seconds that the longest awaited worker has been on its way, or 0.
+    awaited: float = 0.0  # Seconds since the oldest pending worker was requested, or 0.
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Capacity of the workers of one model."""
+    """Capacity of one model's workers."""
 
     model: str
     healthy: int  # Number of serving slots.
     degraded: int  # Number of slots that rest or whose heartbeats are late.
-    items_per_second: float  # Maximum items per second of the healthy slots together, or 0 if unknown.
+    items_per_second: float  # Maximum items per second of all healthy slots in total, or 0 if unknown.
     usable_per_second: float  # `items_per_second` times the target utilisation, or 0 while `scarce`.
     scarce: bool = False  # True while the broker's memory is nearly full.
     estimated: bool = False  # True if `items_per_second` is uncertain because some slot has run few full batches.
-    measured_at: float = 0.0  # Broker instant, set by the broker.
+    measured_at: float = 0.0  # Broker time, set by the broker.
     scaling: Scaling | None = None
-    least_seconds: float = 0.0  # Shortest time in which a worker can answer, however many there are. 0 if unknown.
+    least_seconds: float = 0.0  # Shortest time in which any worker can answer, or 0 if unknown.
     rollout: Rollout | None = None
     drained: int = 0  # Number of slots that an operator has drained.
 
 
 class BulkDepth(msgspec.Struct, frozen=True):
-    """Bulk entries of one queue."""
+    """Number of bulk entries in one queue."""
 
     model: str
     waiting: int
-    delayed: int  # Number of other entries that they have delayed.
-    version: str = ""  # Version of the queue, or empty for the queue for any.
-    busy: int = 0  # Number of GPUs that run only bulk entries.
-    # Seconds until an idle GPU runs bulk entries alone if no others come. Infinite if bulk only fills empty seats.
+    delayed: int  # Number of other entries that bulk entries have delayed.
+    version: str = ""  # Version of the queue. Empty for the queue for any version.
+    busy: int = 0  # Number of GPUs that are running only bulk entries.
+    # Seconds until an idle GPU runs only bulk entries, if no others arrive. Infinite if bulk entries may only fill empty seats.
     held: float = 0.0
 
 
 class TierDepth(msgspec.Struct, frozen=True):
-    """Depth of one tier of a queue, and how long its oldest entry has waited. `version` is empty for the queue for any."""
+    """Depth of one tier of a queue, and how long its oldest entry has waited. `version` is empty for the queue for any version."""
 
     model: str
     tier: int

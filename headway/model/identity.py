@@ -1,4 +1,4 @@
-"""Principals and their limits: who sends a request, and how much they may ask."""
+"""Principals and their limits: who sends a request, and how many requests they may send."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 class Limit(msgspec.Struct, frozen=True, gc=False):
     """A rate limit that a request counts towards."""
 
-    id: str  # Name of the count, unique in the fleet. All gateways charge the same count.
+    id: str  # Name of the counter, unique in the fleet. All gateways use the same counter.
     name: str  # `key`, `user`, `tier` or `model`.
     rate: float  # Average requests per minute.
-    burst: float  # Requests at once.
-    model: str = ""  # Model that the limit is for; empty for all models.
-    counting: int = 1  # Requests that each counted request stands for. Rate and burst are divided by it.
+    burst: float  # Maximum number of requests at a time.
+    model: str = ""  # Model that the limit is for, or empty for all models.
+    counting: int = 1  # Number of requests that each counted request represents. Rate and burst are divided by it.
 
 
 class ModelLimit(msgspec.Struct, frozen=True, gc=False):
@@ -23,51 +23,51 @@ class ModelLimit(msgspec.Struct, frozen=True, gc=False):
 
     model: str
     rate: float  # Requests per minute, above 0.
-    burst: float | None = None  # Requests at once. None means ten seconds' worth of the rate.
+    burst: float | None = None  # Maximum number of requests at a time. None means the rate times ten seconds.
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Result of authentication: the user, the tenant, and what they may ask."""
+    """Result of authentication: the user, the tenant, and what they may use."""
 
     user: str  # Name of the user, unique within the tenant.
-    tenant: str  # Name of the account that pays.
+    tenant: str  # Name of the account that is charged.
     tier: int  # Index into the configured tiers.
     limits: tuple[Limit, ...] = ()  # Rate limits that each of its requests counts towards.
-    models: frozenset[str] = frozenset()  # Models that it may ask, or empty for all.
+    models: frozenset[str] = frozenset()  # Models that it may use, or empty for all.
     key: str = ""
-    of_models: Mapping[str, Principal] = {}  # Principal with a model's extra limit, by model.
+    of_models: Mapping[str, Principal] = {}  # For each model with an extra limit, the principal with that limit.
 
     def asking(self, model: str) -> Principal:
-        """Return the principal for a request to `model`, with that model's extra limit if there is one."""
+        """Return the principal for a request to `model`. It includes the model's extra limit, if there is one."""
         return self.of_models.get(model, self)
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An API key as stored, without its secret."""
 
-    id: str  # Part of the key's text by which the key is found.
+    id: str  # Part of the key by which it is looked up.
     digest: bytes  # SHA-256 of the secret.
     user: str
     tenant: str
     tier: str  # Name of the tier.
-    models: tuple[str, ...] = ()  # Models that it may ask, or empty for all.
+    models: tuple[str, ...] = ()  # Models that it may use, or empty for all.
     # Requests per minute, or 0 for no limit. None means that the key counts towards its user's limit.
     rate: float | None = None
-    burst: float | None = None  # Requests at once. None means ten seconds' worth of the rate.
+    burst: float | None = None  # Maximum number of requests at a time. None means the rate times ten seconds.
     created_at: float  # Unix time in seconds.
-    # Unix time in seconds from which it is invalid, if any. Revoking a key makes it expire.
+    # Unix time in seconds at which it expires, if it does. A revoked key expires immediately.
     expires_at: float | None = None
     replaces: str = ""  # Id of the key that it replaces, or empty.
-    model_limits: tuple[ModelLimit, ...] = ()  # Additional limits for single models.
+    model_limits: tuple[ModelLimit, ...] = ()  # Additional limits for individual models.
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
     """Check that a new key can be stored. Raises ValueError if its id is taken, or if a valid key replaces the same key.
 
-    `alike` are the stored keys with its id, and those that replace the same key. No key may be added meanwhile."""
+    `alike` are the stored keys with the same id, and those that replace the same key. No key may be added during the check."""
     for other in alike:
         if other.id == key.id:
-            raise ValueError(f"there is a key with the id {key.id!r} already")
-        lives = other.expires_at is None or other.expires_at > key.created_at
-        if key.replaces and other.replaces == key.replaces and lives:
-            raise ValueError(f"{key.replaces} has just been replaced by {other.id}, which lives")
+            raise ValueError(f"a key with the id {key.id!r} already exists")
+        valid = other.expires_at is None or other.expires_at > key.created_at
+        if key.replaces and other.replaces == key.replaces and valid:
+            raise ValueError(f"{key.replaces} has just been replaced by {other.id}, which is still valid")

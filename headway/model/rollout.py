@@ -1,4 +1,4 @@
-"""Rollouts: a new version of a model gets a growing share of its requests while evidence about it is collected."""
+"""Rollouts: a new version of a model receives a growing share of the requests while evidence about it is collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class RolloutState(enum.Enum):
-    """State of a rollout. Every state but RUNNING is final. The losing version then gets no more requests."""
+    """State of a rollout. Every state except RUNNING is final. In a final state the losing version receives no more requests."""
 
     RUNNING = "running"
     PROMOTED = "promoted"
@@ -17,8 +17,8 @@ class RolloutState(enum.Enum):
 
 
 class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Finished requests of one version. Failed requests got an error after admission. `latencies` counts answered requests by
-    bucket of `headway.core.rollout.bucket_of`."""
+    """Finished requests of one version. `failed` counts those that failed after admission. `latencies` counts answered requests by
+    bucket (see `headway.core.rollout.bucket_of`)."""
 
     answered: int = 0
     failed: int = 0
@@ -30,7 +30,7 @@ class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of the new and the old version that ended within the same `seconds`, for comparison."""
+    """Requests of the new and the old version that finished within the same `seconds`, for comparison."""
 
     seconds: float = 0.0
     new: VersionCounts = VersionCounts()
@@ -38,18 +38,19 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
-    """Evidence of one step of a rollout."""
+    """Evidence from one step of a rollout."""
 
-    # Requests in this step of the new and the old version.
+    # Requests of the new and the old version in this step.
     new: VersionCounts = VersionCounts()
     old: VersionCounts = VersionCounts()
-    # Logarithms of the bets on each alternative, for the test of failures and the test of latency.
+    # Logarithms of the bets on each alternative, for the failure test and the latency test.
     failures: tuple[float, ...] = ()
     p95: tuple[float, ...] = ()
-    # Open blocks of the two tests.
+    # Unfinished blocks of the two tests.
     outcomes: Block = Block()
     latencies: Block = Block()
-    slow: tuple[float, int] = (0.0, 0)  # Sum and number of the old version's shares of slow answers in each block.
+    # Sum over blocks of the old version's share of slow answers, and number of blocks.
+    slow: tuple[float, int] = (0.0, 0)
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,18 +58,18 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     version: str  # New version.
-    beside: str  # Old version, with which the new version is compared.
-    steps: tuple[float, ...]  # Percentage of the requests that the new version gets in each step.
-    every: float  # Seconds of a step.
-    rollback_on: tuple[str, ...]  # Tests of `headway.core.rollout.TESTS` that may end it.
-    slower: float  # Share of the old version's P95 by which the new version's P95 may exceed it.
+    beside: str  # Old version that the new version is compared with.
+    steps: tuple[float, ...]  # Percentage of the requests that the new version receives in each step.
+    every: float  # Length of a step in seconds.
+    rollback_on: tuple[str, ...]  # Tests from `headway.core.rollout.TESTS` that may end the rollout.
+    slower: float  # How much the new version's P95 may exceed the old version's, as a share of the latter.
     state: RolloutState = RolloutState.RUNNING
-    step: int = 0  # Number of the present step, from 0.
+    step: int = 0  # Number of the current step, from 0.
     waited: float = 0.0  # Seconds of this step that a leader has observed.
     reason: str = ""  # Why the rollout ended.
     revision: int = 1  # Number of changes of this record.
     evidence: Evidence = Evidence()
-    # Weights left by earlier rollouts, which are 100 for the last promoted version and 0 for rejected versions.
+    # Weights left by earlier rollouts: 100 for the last promoted version, 0 for rejected versions.
     before: dict[str, float] = {}
 
     @property

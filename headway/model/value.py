@@ -1,4 +1,4 @@
-"""Values of inputs and outputs, and facts about the values that a target takes and gives."""
+"""Values of inputs and outputs, and facts about the values that a target accepts and returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Binary data as a value. Plain bytes are the JSON text of a value."""
+    """A value that is binary data. (Plain `bytes` are a JSON-encoded value.)"""
 
     content: bytes
 
@@ -21,7 +21,7 @@ class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tensors(Octets, frozen=True, array_like=True, gc=False):
-    """Named arrays of numbers, packed by `headway.core.tensors`. `packed` distinguishes them from octets on the wire."""
+    """Named numeric arrays, packed by `headway.core.tensors`. `packed` distinguishes them from octets on the wire."""
 
     packed: bool = True
 
@@ -30,12 +30,12 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """Specification of one input or output of a model."""
 
     name: str
-    datatype: str  # Datatype of the Open Inference Protocol, for example `FP32`.
-    shape: tuple[int, ...] = ()  # Shape of one row, without the axis of rows. An axis of any size is -1.
+    datatype: str  # Data type in the Open Inference Protocol, for example `FP32`.
+    shape: tuple[int, ...] = ()  # Shape of one row, without the row axis. -1 for an axis of variable size.
 
 
-# Input or output of one entry. A str is a text, bytes are the JSON text of any other JSON value in UTF-8, Octets are
-# binary data, and Tensors are arrays.
+# Input or output of one entry. A str is a JSON string, bytes are any other JSON value encoded in UTF-8, Octets are binary data, and
+# Tensors are arrays.
 Value = str | bytes | Octets
 
 
@@ -55,15 +55,15 @@ def added_up(counts: Sequence[TokenCount | None]) -> TokenCount | None:
 
 
 class Output(Generic[T]):
-    """Output of a target for one input, with the tokens that it used.
+    """A target's output for one input, with the number of tokens used.
 
     Arguments:
-        value: the output, as the target would return it without tokens.
-        tokens: all tokens used for this input, including the output's.
-        prompt_tokens: the input's own tokens, which are included in `tokens`.
+        value: the output, as the target would return it if it didn't report tokens.
+        tokens: number of tokens used for this input in total, including those of the output.
+        prompt_tokens: number of tokens in the input itself. They are included in `tokens`.
 
     Raises:
-        TypeError: a number of tokens isn't a whole number.
+        TypeError: a number of tokens isn't an int.
         ValueError: a number of tokens is below 0 or above MOST_TOKENS, or `prompt_tokens` exceeds `tokens`.
     """
 
@@ -84,16 +84,16 @@ class Output(Generic[T]):
 
 
 MOST_OUTPUT = 16 << 20  # Maximum bytes of an encoded output.
-MOST_TOKENS = (1 << 31) - 1  # Maximum number of tokens of one input, so that it fits a database column.
+MOST_TOKENS = (1 << 31) - 1  # Maximum number of tokens for one input, so that it fits into a database column.
 
 
 class ValueKind(enum.Enum):
-    """Kinds of values that a target takes or gives."""
+    """Kinds of values that a target accepts or returns."""
 
     TEXT = "text"
-    JSON = "json"  # Any JSON values, including texts.
-    BYTES = "bytes"  # Binary data, written in base64 where only text fits.
-    TENSORS = "tensors"  # Arrays of numbers, each with a name, a datatype and a shape.
+    JSON = "json"  # Any JSON values, including strings.
+    BYTES = "bytes"  # Binary data, encoded in base64 where only text is possible.
+    TENSORS = "tensors"  # Numeric arrays, each with a name, a data type and a shape.
 
 
 class KindFacts(NamedTuple):
@@ -101,17 +101,17 @@ class KindFacts(NamedTuple):
 
     kind: ValueKind
     type: type[str] | type[bytes] | type[Octets]
-    letter: str  # Name of the kind where values are stored apart from entries.
-    noun: str  # Name of the values in messages.
+    letter: str  # Name of the kind where values are stored separately from entries.
+    noun: str  # What messages call the values.
 
     def of(self, content: bytes) -> Value:
-        """Return the value that was stored as these bytes."""
+        """Return the value that is stored as `content`."""
         if self.type is str:
             return content.decode("utf-8", "surrogatepass")
         return content if self.type is bytes else self.type(content)
 
 
-# If the workers of a model differ, because the fleet changes to another target, the first of their kinds counts.
+# While a fleet changes to another target, a model's workers may differ in kind. The kind that comes first here is then used.
 KINDS = (
     KindFacts(ValueKind.TENSORS, Tensors, "n", "tensors"),
     KindFacts(ValueKind.JSON, bytes, "j", "JSON values"),
@@ -124,19 +124,19 @@ _KIND_OF_TYPE = {facts.type: facts for facts in KINDS}
 
 
 def kind_of(value: Value) -> KindFacts:
-    """Return the facts of a value's kind."""
+    """Return the facts about a value's kind."""
     return _KIND_OF_TYPE[type(value)]
 
 
 class WeightLine(msgspec.Struct, frozen=True, array_like=True):
-    """Estimate of an input's weight, which is `fixed` plus `by_octet` for each octet of the input."""
+    """Estimate of an input's weight: `fixed`, plus `by_octet` for each octet of the input."""
 
     fixed: float
     by_octet: float
 
 
 class CostShape(enum.Enum):
-    """Quantity with which the run time of a call grows."""
+    """Quantity that determines the run time of a call."""
 
     NUMBER = "number"
     WEIGHT = "weight"
@@ -149,45 +149,45 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
     shape: CostShape
     alpha: float  # Fixed part in seconds.
     beta: float  # Seconds for each input, unit of weight, or padded unit of weight.
-    # Weight to which an input is padded, which is that of its batch's heaviest input. Recent mean over inputs.
+    # Weight to which inputs are padded, that of the heaviest input in the batch. Recent mean over inputs.
     longest: float = 1.0
     error: float = 0.0  # Recent mean error of the forecasts, relative to the run time.
 
 
 class RowsTogether(enum.Enum):
-    """Rows of tensors that may share a call: any, those of one shape, or those that can be padded to one shape."""
+    """Tensor rows that may share a call: any, only those of one shape, or only those that can be padded to one shape."""
 
     ANY = ""
     SHAPE = "shape"
     PADDED = "padded"
 
 
-# Names of the parameters that apply to a whole call, or `all`. Only requests with equal values of them share a batch.
+# Names of the parameters that apply to an entire call, or `all`. Only requests with the same values for them share a batch.
 PerCall = tuple[str, ...] | Literal["all"]
 ALL_PARAMETERS: Final = "all"
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Signature of a target, from its annotations and its attributes."""
+    """Signature of a target, derived from its annotations and attributes."""
 
     takes: ValueKind = ValueKind.TEXT  # Kind of the inputs.
     gives: ValueKind = ValueKind.TEXT  # Kind of the outputs.
     example: Value | None = None
     weight: WeightLine | None = None  # Estimate of the target's weight function.
-    # Estimate of a call's run time, or None if it is unknown or follows from the number of inputs.
+    # Estimate of a call's run time, or None if it is unknown or only depends on the number of inputs.
     cost: CostLine | None = None
-    inputs: tuple[TensorSpec, ...] = ()  # Tensors that it takes and gives, if known.
-    outputs: tuple[TensorSpec, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()  # Tensors that it accepts, if known.
+    outputs: tuple[TensorSpec, ...] = ()  # Tensors that it returns, if known.
     together: RowsTogether = RowsTogether.ANY
-    sees: PerCall = ALL_PARAMETERS  # Parameters of requests that the target gets.
-    per_call: PerCall = ()  # Parameters that apply to a whole call.
+    sees: PerCall = ALL_PARAMETERS  # Request parameters that are passed to the target.
+    per_call: PerCall = ()  # Parameters that apply to an entire call.
 
     @property
     def warm_up_input(self) -> Value | None:
-        """Input of the batch that the target must pass before it gets real inputs, or None if no fitting input is known."""
+        """Input for the warm-up batch, which must succeed before the target gets real inputs. None if no valid input is known."""
         if self.example is None and self.takes is ValueKind.TEXT:
             return WARM_UP
         return self.example
 
 
-WARM_UP = "warm-up"  # Warm-up input of a target that takes any text. Later probes use it too.
+WARM_UP = "warm-up"  # Warm-up input for a target that accepts any text. Later probes use it too.

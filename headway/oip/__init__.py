@@ -1,4 +1,4 @@
 """The Open Inference Protocol, version 2.
 
-`rest` and `grpc` serve it. The dialects call remote servers that speak it. All other modules are shared by both.
+`rest` and `grpc` serve it, and the dialects call remote servers that speak it. The other modules are shared.
 """

@@ -1,11 +1,11 @@
-"""Base of both dialects of the Open Inference Protocol: send tensors, and cut an answer into results.
+"""Base class of both dialects of the Open Inference Protocol. It sends tensors, and splits an answer into results.
 
-    the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: the elements, in UTF-8
-                       any other tensors                       tensors: the rows of all entries, concatenated
-    the model gives    one tensor of BYTES, [-1] or [-1, 1]    texts, if the model takes texts
-                       any other tensors                       tensors: each entry gets its rows
+    the model takes     one tensor of BYTES, [-1] or [-1, 1]    texts: the elements, in UTF-8
+                        any other tensors                       tensors: the rows of all entries, concatenated
+    the model returns   one tensor of BYTES, [-1] or [-1, 1]    texts, if the model takes texts
+                        any other tensors                       tensors: each entry gets its rows
 
-Numbers pass through unchanged.
+Numbers are passed through unchanged.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
 from headway.oip.tensors import INPUT, LENGTH_BYTES, OUTPUT, pack, split
 
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
-"""Parameters that are never sent, because they concern the remote server's scheduling or the answer's form."""
+"""Parameters that are never sent, because they are about the remote server's scheduling or the form of the answer."""
 
 _LARGEST_EXAMPLE = 16 << 20
 
 
 class Sent(NamedTuple):
-    """Tensor of a request. The data are views of the inputs."""
+    """A tensor of a request. The data are views of the inputs."""
 
     head: TensorHead
     data: Sequence[bytes | memoryview]
@@ -60,10 +60,10 @@ class Sent(NamedTuple):
 
 
 class TensorDialect(Dialect, frozen=True):
-    """Base of both dialects.
+    """Base class of both dialects.
 
-    `input` and `output` name the tensors of texts. An empty `output` means the only output, under any name. With `column`, texts
-    have the shape [n, 1] instead of [n]. `inputs` and `outputs` are empty for texts and if unknown."""
+    `input` and `output` are the names of the text tensors. An empty `output` means the only output, under any name. If `column`,
+    texts have the shape [n, 1] instead of [n]. `inputs` and `outputs` are empty for text models, or if unknown."""
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
@@ -81,7 +81,7 @@ class TensorDialect(Dialect, frozen=True):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs to ask for, or empty for all."""
+        """Names of the outputs to request, or empty for all."""
         return tuple(spec.name for spec in self.outputs) or ((self.output,) if self.output else ())
 
     @property
@@ -89,7 +89,7 @@ class TensorDialect(Dialect, frozen=True):
         return bool(self.inputs or self.outputs)
 
     def adapted(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
-        """Return a copy that is adapted to the tensors in the model's metadata. Raises BadMetadata if there is no way."""
+        """Return a copy adapted to the tensors in the model's metadata. Raises BadMetadata if that is impossible."""
         changes: dict[str, Any] = {}
         if inputs:
             changes |= _known_inputs(inputs)
@@ -98,7 +98,7 @@ class TensorDialect(Dialect, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def sent(self, inputs: Sequence[Value]) -> list[Sent]:
-        """Return the tensors of a request. They concatenate the rows of all inputs."""
+        """Return the tensors of a request, which concatenate the rows of all inputs."""
         if not self.inputs:
             shape = (len(inputs), 1) if self.column else (len(inputs),)
             return [Sent(TensorHead(self.input, BYTES, shape), [packed(inputs)])]
@@ -112,8 +112,8 @@ class TensorDialect(Dialect, frozen=True):
         return sent
 
     def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:
-        """Check the heads of an answer's outputs, and return the positions of the outputs to use, in order. Raises NoOutputs if an
-        output is missing, contradicts the metadata, or has another number of rows than the inputs."""
+        """Check the heads of an answer's outputs. Return the positions of the outputs to use, in order. Raises NoOutputs if an
+        output is missing, contradicts the metadata, or has a different number of rows from the inputs."""
         if not self._gives_tensors:
             self._check_texts(heads[0], expected)
             return [0]
@@ -128,16 +128,16 @@ class TensorDialect(Dialect, frozen=True):
             if self.outputs:
                 _check_spec(head, self.outputs[at])
             elif not _readable(head.datatype):
-                raise NoOutputs(f"an output of another datatype than {_READABLE}")
+                raise NoOutputs(f"an output of a datatype other than {_READABLE}")
         return places
 
     def results(self, tensors: Sequence[Tensor], expected: int, rows: Sequence[int]) -> list[ItemResult]:
-        """Cut checked outputs into a result for each input. For `rows` see `decode`. Raises NoOutputs for damaged data."""
+        """Split checked outputs into a result for each input. For `rows` see `decode`. Raises NoOutputs for corrupt data."""
         if not self._gives_tensors:
             return element_items(_elements(memoryview(tensors[0].data), expected))
         for head, data in tensors:
             if head.datatype != BYTES and len(data) != (size := SIZES[head.datatype] * count_of(head.shape)):
-                raise NoOutputs(f"{len(data)} bytes of data, but its shape calls for {size}")
+                raise NoOutputs(f"{len(data)} bytes of data, but its shape requires {size}")
         cuts = [_cut(tensor, rows or (0,) * expected) for tensor in tensors]
         singles = [not size for size in rows] if rows else [True] * expected
         return [
@@ -147,9 +147,9 @@ class TensorDialect(Dialect, frozen=True):
 
     def _check_texts(self, head: TensorHead, expected: int) -> None:
         if self.output and head.name != self.output:
-            raise NoOutputs("an output of another name than the model's metadata has")
+            raise NoOutputs("an output whose name is not in the model's metadata")
         if head.datatype != BYTES:
-            raise NoOutputs(f"an output of another datatype than {BYTES}")
+            raise NoOutputs(f"an output of a datatype other than {BYTES}")
         _check_shape(head.shape)
         if head.shape[0] != expected:
             raise NoOutputs(f"{head.shape[0]} outputs for {expected} inputs")
@@ -163,18 +163,18 @@ def packed(inputs: Sequence[Value]) -> bytes:
 
 
 def sent_parameters(parameters: Sequence[bytes]) -> dict[str, Any]:
-    """Return the parameters to send, undecoded."""
+    """Return the parameters to send, still undecoded."""
     members = raw_members(next(iter(parameters), b""))
     return {name: raw for name, raw in members.items() if name not in _NEVER}
 
 
 def element_items(elements: Iterable[bytes]) -> list[ItemResult]:
-    """Decode BYTES elements as texts."""
+    """Decode BYTES elements as text."""
     return [_text_item(element) for element in elements]
 
 
 def _named(value: Octets, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Return an input's tensors by name. The only input of a model may have any name."""
+    """Return an input's tensors by name. If a model has only one input, any name is accepted for it."""
     tensors = unpack(value)
     return {specs[0].name: tensors[0]} if len(specs) == 1 else {tensor.head.name: tensor for tensor in tensors}
 
@@ -182,24 +182,24 @@ def _named(value: Octets, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
 def _place(heads: Sequence[TensorHead], name: str) -> int:
     places = [place for place, head in enumerate(heads) if head.name == name]
     if len(places) > 1:
-        raise NoOutputs("an output twice")
+        raise NoOutputs("the same output twice")
     if not places:
         raise NoOutputs(
-            "an output of another name than the model's metadata has"
+            "an output whose name is not in the model's metadata"
             if len(heads) == 1
-            else f"no output {quoted(name)}, which the model's metadata has"
+            else f"no output {quoted(name)}, which is in the model's metadata"
         )
     return places[0]
 
 
 def _check_shape(shape: Sequence[int]) -> None:
     if not 0 < len(shape) <= MOST_AXES or any(size < 0 for size in shape):
-        raise NoOutputs("an output of a shape that cannot be")
+        raise NoOutputs("an output of an impossible shape")
 
 
 def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
     if head.datatype != spec.datatype:
-        raise NoOutputs(f"an output of another datatype than {spec.datatype}")
+        raise NoOutputs(f"an output of a datatype other than {spec.datatype}")
     row = head.shape[1:]
     if len(row) != len(spec.shape) or any(want not in (-1, got) for want, got in zip(spec.shape, row, strict=True)):
         raise NoOutputs(
@@ -208,15 +208,15 @@ def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
 
 
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Cut a tensor into parts with these numbers of rows. 0 counts as 1."""
+    """Split a tensor into parts that have these numbers of rows. 0 counts as 1."""
     head, data, elements = tensor.head, memoryview(tensor.data), list[bytes]()
     if head.datatype == BYTES:
         try:
             elements = split_elements(data)
         except NoTensors:
-            raise NoOutputs("binary data that ends within an output") from None
+            raise NoOutputs("binary data that ends in the middle of an output") from None
         if len(elements) != count_of(head.shape):
-            raise NoOutputs(f"{len(elements)} elements, but its shape calls for {count_of(head.shape)}")
+            raise NoOutputs(f"{len(elements)} elements, but its shape requires {count_of(head.shape)}")
     parts, begin = list[Tensor](), 0
     for count in (size or 1 for size in rows):
         end = begin + count * count_of(head.shape[1:]) * (SIZES[head.datatype] or 1)
@@ -230,7 +230,7 @@ def _elements(octets: memoryview, count: int) -> list[bytes]:
     elements, end = split(octets, count)
     left = len(octets) - end
     if len(elements) < count:
-        within = "binary data that ends within an output"
+        within = "binary data that ends in the middle of an output"
         raise NoOutputs(within if left >= LENGTH_BYTES else f"{len(elements)} outputs for {count} inputs")
     if left:
         raise NoOutputs(f"{left} bytes of binary data more than {count} outputs")
@@ -241,12 +241,12 @@ def _text_item(element: bytes) -> ItemResult:
     try:
         return ItemResult(element.decode())
     except UnicodeDecodeError:
-        return fault("octets that are not UTF-8", "a text")
+        return fault("bytes that are not UTF-8", "a string")
 
 
 @lru_cache(maxsize=16)
 def _example(specs: tuple[TensorSpec, ...]) -> Tensors | None:
-    """Return a row of zeros for each input, or None if an axis is free: the model may not take every size."""
+    """Return a row of zeros for each input, or None if an axis is free, because the model may not take every size."""
     if not specs or any(size < 0 for spec in specs for size in spec.shape):
         return None
     if sum(count_of(spec.shape) * (SIZES[spec.datatype] or len(WARM_UP)) for spec in specs) > _LARGEST_EXAMPLE:
@@ -282,7 +282,7 @@ def _known_inputs(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
         if not 0 < len(tensor.shape) <= MOST_AXES or tensor.shape[0] >= 0 or math.prod(tensor.shape[1:]) >= 1 << 40:
             raise BadMetadata(
                 f"the input {quoted(tensor.name)} of the remote model has the shape {shown_shape(tensor.shape)}, "
-                "which has no place for a batch. Serve it there with -1 as its first axis."
+                "which has no axis for the batch. Serve it there with -1 as its first axis."
             )
     return {"inputs": _specs(inputs)}
 
@@ -292,7 +292,7 @@ def _known_outputs(outputs: Sequence[TensorMetadata], *, takes_texts: bool) -> d
     if not readable:
         names = ", ".join(quoted(tensor.name) for tensor in outputs[:8]) + (", …" if len(outputs) > 8 else "")
         raise BadMetadata(
-            f"the remote model gives {len(outputs)} outputs ({names}), of which none can be read. Serve it there with "
+            f"the remote model returns {len(outputs)} outputs ({names}), none of which can be read. Serve it there with "
             f"one of {_READABLE}."
         )
     named = [tensor for tensor in readable if tensor.name == OUTPUT]

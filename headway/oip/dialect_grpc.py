@@ -1,7 +1,7 @@
-"""Dialect `oip-grpc`: the Open Inference Protocol over gRPC, `ModelInfer` with raw contents.
+"""The dialect `oip-grpc`: the Open Inference Protocol over gRPC (`ModelInfer` with raw contents).
 
-The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. Outputs may come in raw or typed contents. Protobuf is imported inside
-functions, because it needs the extra `grpc` and only this dialect uses it.
+The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. Outputs may be in raw or typed contents. Protobuf is imported inside functions,
+because it requires the extra `grpc` and only this dialect uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INT64, _UINT64 = 1 << 63, 1 << 64
 
 
 class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
-    """Dialect `oip-grpc` for the remote model `model`. If `version` is empty, the server chooses."""
+    """The dialect `oip-grpc`, for the remote model `model`. If `version` is empty, the server chooses."""
 
     schemes: ClassVar[tuple[str, ...]] = ("grpc", "grpcs")
     model: str
@@ -38,13 +38,13 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Accept a URL whose path names the model, or a URL without a path if `model` is set."""
+        """Accept a URL whose path names the model or, if `model` is set, a URL without a path."""
         parts = urlsplit(url)
         if parts.port is None:
-            raise SettingError("target", parts.netloc, "names no port", "Write grpc://host:8001/NAME.")
+            raise SettingError("target", parts.netloc, "has no port", "Write grpc://host:8001/NAME.")
         if parts.query or parts.fragment:
             hint = "Leave it out; credentials are set by remote_headers_file or remote_token."
-            raise SettingError("target", "…", "is a URL of gRPC with a query", hint)
+            raise SettingError("target", "…", "is a gRPC URL with a query", hint)
         match = _PATH.fullmatch(parts.path)
         if match is None and parts.path not in ("", "/"):
             hint = "Write grpc://host:8001/NAME, or grpc://host:8001/NAME/versions/VERSION."
@@ -52,7 +52,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         named = unquote(match["name"]) if match is not None else ""
         if not named and not model:
             hint = "Write grpc://host:8001/NAME, or set it to the remote model's name."
-            raise SettingError("remote_model", model, "is empty, and the URL names no model", hint)
+            raise SettingError("remote_model", model, "is empty, and the URL does not name a model", hint)
         if named and model and named != model:
             hint = "Leave it out, or name the model in one of them."
             raise SettingError("remote_model", model, "is not the model that the URL names", hint)
@@ -72,7 +72,7 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
         try:
             declared = _messages("ModelMetadata")[1].FromString(bytes(metadata))
         except _decode_error():
-            raise BadMetadata("the API's answer is not metadata of a model. Check the URL.") from None
+            raise BadMetadata("the API's answer is not the metadata of a model. Check the URL.") from None
         return self.adapted(_tensors(declared.inputs), _tensors(declared.outputs))
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
@@ -158,7 +158,7 @@ def _typed(contents: Any, datatype: str) -> bytes:
 
 
 def _parameter(name: str, value: Any) -> tuple[str, Any]:
-    """Return the member of a parameter message for this value, and the value. Raises NotSendable."""
+    """Return the member of a parameter message that takes this value, and the value. Raises NotSendable."""
     if isinstance(value, bool):
         return "bool_param", value
     if isinstance(value, int) and -_INT64 <= value < _UINT64:
@@ -168,6 +168,6 @@ def _parameter(name: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, str):
         return "string_param", value
     raise NotSendable(
-        f"the parameter `{excerpt(name)}` cannot be sent to the remote API: over gRPC a parameter is a boolean, a text, "
+        f"the parameter `{excerpt(name)}` cannot be sent to the remote API: over gRPC a parameter must be a boolean, a string, "
         "or a number of at most 64 bits"
     )

@@ -1,6 +1,6 @@
-"""Dialect `oip`: the Open Inference Protocol over HTTP, `POST /v2/models/NAME/infer`, with binary tensor data both ways.
+"""The dialect `oip`: the Open Inference Protocol over HTTP, `POST /v2/models/NAME/infer`, with binary tensor data both ways.
 
-A body is a JSON object, whose length is in the field Inference-Header-Content-Length, followed by the data of each tensor.
+A body is a JSON object followed by the data of each tensor. The object's length is in the field Inference-Header-Content-Length.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_FIELDS: MappingProxyType[str, str] = MappingProxyType({})
 
 
 class OpenInferenceHttp(TensorDialect, frozen=True):
-    """Dialect `oip`."""
+    """The dialect `oip`."""
 
     path: ClassVar[str] = _INFER.pattern
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Accept a URL that names the model, or a base URL if `model` is set. Any other URL is used as it is."""
+        """Accept a URL that names the model or, if `model` is set, a base URL. Any other URL is used unchanged."""
         parts = urlsplit(url)
         path = parts.path
         if model and "/v2/models/" not in path:
@@ -61,7 +61,7 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         try:
             declared = _decode_metadata(metadata)
         except (*NO_JSON, msgspec.ValidationError):
-            raise BadMetadata("the API's answer is not metadata of a model. Check the URL.") from None
+            raise BadMetadata("the API's answer is not the metadata of a model. Check the URL.") from None
         return self.adapted(declared.inputs, declared.outputs)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
@@ -91,7 +91,7 @@ class OpenInferenceHttp(TensorDialect, frozen=True):
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
         if json_bytes < 0:
-            raise NoOutputs("no binary data, although the request asks for them")
+            raise NoOutputs("no binary data, although the request asks for it")
         if json_bytes > len(body):
             raise NoOutputs(f"{len(body)} bytes, but {json_bytes} bytes of JSON were announced")
         octets = memoryview(body)
@@ -145,7 +145,7 @@ _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode
 
 
 def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]:
-    """Return the outputs of an answer (a single output unless `several`), and the tokens in its parameters, or 0."""
+    """Return the outputs of an answer (only one unless `several`), and the number of tokens from its parameters, or 0."""
     wrong = "no object with one member in its outputs"
     try:
         answer = _decode_answer(text)
@@ -169,8 +169,8 @@ def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]
 
 def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memoryview]:
     if None in sizes:
-        raise NoOutputs(f"{len(octets)} bytes of binary data, and it says nothing of an output's")
+        raise NoOutputs(f"{len(octets)} bytes of binary data, but does not say how many belong to an output")
     known = [size for size in sizes if size is not None]
     if min(known) < 0 or sum(known) != len(octets):
-        raise NoOutputs(f"{len(octets)} bytes of binary data, and it says {sum(known)}")
+        raise NoOutputs(f"{len(octets)} bytes of binary data, but announces {sum(known)}")
     return [octets[end - size : end] for size, end in zip(known, accumulate(known), strict=True)]

@@ -1,8 +1,8 @@
-"""Metadata and statistics of the server and its models, under the protocol's names for JSON and gRPC messages.
+"""Metadata and statistics of the server and its models, with the protocol's names for JSON and gRPC messages.
 
-Statistics count the requests of this process. An inference is an input, or a row of tensors. An execution is a batch that ran
-successfully. The whole run counts as `compute_infer`. `compute_input` and `compute_output` get the same count and no time: they are
-not measured, and Triton's tools refuse counts that differ.
+Statistics cover the requests of this process. An inference is one input, or one row of tensors. An execution is a batch that ran
+successfully. The whole run is reported as `compute_infer`. `compute_input` and `compute_output` aren't measured: they get the same
+count and zero time, because Triton's tools reject counts that differ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """Configuration of an input or output. `dims` lacks the first axis, of rows or elements."""
+    """Configuration of an input or output. `dims` omits the first axis (rows or elements)."""
 
     name: str
     data_type: str = "TYPE_STRING"
@@ -66,8 +66,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 class ModelConfig(msgspec.Struct, frozen=True):
     """Configuration of a model, with the members that tools read.
 
-    `max_batch_size` is the maximum number of rows (or elements) of one request. A batch combines the rows of many requests. The
-    empty object `dynamic_batching` means that requests are batched."""
+    `max_batch_size` is the maximum number of rows (or elements) in one request. A batch combines the rows of many requests. The
+    empty object `dynamic_batching` indicates that requests are batched."""
 
     name: str
     max_batch_size: int
@@ -79,7 +79,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def tensor_metadata(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
-    """Return the metadata of tensors, including the axis of the rows."""
+    """Return the metadata of tensors, including the row axis."""
     return tuple(TensorMetadata(spec.name, _shown_datatype(spec), (-1, *spec.shape)) for spec in specs)
 
 
@@ -98,7 +98,7 @@ def _shown_datatype(spec: TensorSpec) -> str:
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
-    """Model in the repository index."""
+    """A model in the repository index."""
 
     name: str
     version: str
@@ -119,7 +119,7 @@ NEVER = Duration()
 class InferenceStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model's inferences.
 
-    `fail` counts errors, including refusals and requests whose clients left. The three `compute_…` count runs of batches.
+    `fail` counts errors, including refusals and requests whose clients left. The three `compute_…` members count batch runs.
     `cache_hit` counts answers that reuse the outcome of an identical request, or of a request with the same idempotency key."""
 
     success: Duration
@@ -133,7 +133,7 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
 
 
 class BatchStatistics(msgspec.Struct, frozen=True):
-    """Statistics of the batches of one size."""
+    """Statistics of batches of one size."""
 
     batch_size: int
     compute_infer: Duration
@@ -144,8 +144,8 @@ class BatchStatistics(msgspec.Struct, frozen=True):
 class ModelStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model.
 
-    `last_inference` is the Unix time of the last answer in milliseconds, or 0. `inference_count` counts successful inputs (or rows
-    of tensors), and `execution_count` counts batches."""
+    `last_inference` is the Unix time of the last answer in milliseconds, or 0 if there was none. `inference_count` is the number of
+    successful inputs (or rows of tensors), and `execution_count` the number of batches."""
 
     name: str
     version: str
@@ -159,7 +159,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 def statistics_of(
     counters: GatewayCounts, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> ModelStatistics:
-    """Return a model's statistics. `clock` returns monotonic seconds, and `wall_clock` Unix seconds."""
+    """Return a model's statistics. `clock` returns the monotonic time, and `wall_clock` the Unix time, both in seconds."""
     outcomes = {"ok": 0, "failed": 0}
     for (name, _, outcome), count in counters.requests.items():
         if name == model:

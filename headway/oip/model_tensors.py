@@ -1,4 +1,4 @@
-"""Inputs of models that take tensors: check and pack them. Outputs of models that give tensors: join and select them."""
+"""Input tensors: check and pack them. Output tensors: join and select them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _AT_ONCE = 1 << 12
 
 
 def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_rows: int) -> tuple[TensorHead, ...]:
-    """Check names, datatypes and shapes of a request's inputs. Return the heads with the model's names, in the request's order.
-    `specs` is empty while the model's inputs are unknown. Raises BadRequest if the model doesn't take these inputs, and
+    """Check the names, datatypes and shapes of a request's inputs. Return the heads in the request's order, under the model's
+    names. `specs` is empty while the model's inputs are unknown. Raises BadRequest if the model doesn't take these inputs, and
     PayloadTooLarge if they have more than `max_rows` rows."""
     try:
         checked = check_heads(heads, specs)
@@ -52,7 +52,7 @@ def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_
 
 
 def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) -> Tensors:
-    """Pack checked inputs into a value, which copies their data once. Raises BadRequest if data don't match their shape."""
+    """Pack checked inputs into a value. This copies their data once. Raises BadRequest if data don't match their shape."""
     tensors = []
     for head, octets in zip(heads, data, strict=True):
         check_size(head, octets)
@@ -61,7 +61,7 @@ def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) ->
 
 
 def value_in_steps(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) -> Steps[Tensors]:
-    """Pack inputs with perhaps many BYTES elements in steps; see `value_of`."""
+    """Pack inputs that may have many BYTES elements, in steps; see `value_of`."""
     tensors = []
     for head, octets in zip(heads, data, strict=True):
         if head.datatype == BYTES:
@@ -84,12 +84,12 @@ def _check_elements(head: TensorHead, octets: memoryview) -> Steps[None]:
         yield 0
     if at < len(octets):
         raise BadRequest(
-            f"{len(octets) - at} bytes of binary data are left after the {count_of(head.shape)} elements that the shape of input {quoted(head.name)} calls for"
+            f"{len(octets) - at} bytes of binary data remain after the {count_of(head.shape)} elements that the shape of input {quoted(head.name)} requires"
         )
 
 
 def value_of_raw(body: bytes, specs: Sequence[TensorSpec], max_rows: int, *, single: bool = False) -> Tensors:
-    """Return the value of a body that is the data of the only input: numbers, or one BYTES element without its length. With
+    """Return the value of a body that consists of the only input's data: numbers, or one BYTES element without its length. If
     `single`, a single row has no row axis. Raises BadRequest, and PayloadTooLarge for more than `max_rows` rows."""
     [head] = checked_heads([head_of_raw(len(body), specs)], specs, max_rows)
     data = join_elements([body]) if head.datatype == BYTES else memoryview(body)  # A large body is a bytearray.
@@ -97,7 +97,7 @@ def value_of_raw(body: bytes, specs: Sequence[TensorSpec], max_rows: int, *, sin
 
 
 def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
-    """Raise BadRequest if the data of an input don't match its shape."""
+    """Raise BadRequest if an input's data don't match its shape."""
     if head.datatype == BYTES:
         count = count_of(head.shape)
         if length_of_elements(octets, count) != len(octets):
@@ -110,11 +110,11 @@ def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
 
 
 def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
-    """Return the head of the only input, given the size of its data in bytes: as many rows as the data fill, or one row if an
-    axis of the row is free. BYTES data are one element. Raises BadRequest if the size doesn't determine the shape."""
+    """Return the head of the only input, given the size of its data in bytes. It has as many rows as the data fill, or one row if a
+    row has a free axis. BYTES data are a single element. Raises BadRequest if the size doesn't determine the shape."""
     if len(specs) != 1:
-        takes = f"the model takes {shown_specs(specs)}" if specs else "it is not known yet which inputs the model takes"
-        raise BadRequest(f"the body has only data, which works only for models with one input; {takes}")
+        takes = f"the model takes {shown_specs(specs)}" if specs else "the model's inputs are not known yet"
+        raise BadRequest(f"the body consists only of data, which works only for models with one input; {takes}")
     [spec] = specs
     hint = ""
     known = math.prod(axis for axis in spec.shape if axis != -1)
@@ -124,14 +124,14 @@ def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
             return TensorHead(spec.name, BYTES, (1, *(abs(axis) for axis in spec.shape)))
     else:
         step = SIZES[spec.datatype] * known
-        hint = "" if free or not step else f", of which a row takes {step} bytes, and several rows a multiple of that"
+        hint = "" if free or not step else f", where a row takes {step} bytes, and several rows a multiple of that"
         if free < 2 and step and size and size % step == 0:
             count = size // step
             if not free:
                 return TensorHead(spec.name, spec.datatype, (count, *spec.shape))
             return TensorHead(spec.name, spec.datatype, (1, *(count if axis == -1 else axis for axis in spec.shape)))
     raise BadRequest(
-        f"the body has only data, {size} bytes, which do not determine their shape; the model takes {shown_spec(spec)}{hint}"
+        f"the body consists only of data; its size, {size} bytes, does not determine the shape; the model takes {shown_spec(spec)}{hint}"
     )
 
 
@@ -139,14 +139,14 @@ _MOST_SHOWN = 8
 
 
 class WantedOutput(NamedTuple):
-    """Requested output, and whether it is wanted in the binary form."""
+    """A requested output, and whether it is requested in binary form."""
 
     name: str
     binary: bool
 
 
 class OutputTensor(NamedTuple):
-    """Tensor of an answer: its public head, its data in parts of whole rows, and whether to send the binary form."""
+    """A tensor of an answer: its public head, its data (in parts that are whole rows), and whether to send it in binary form."""
 
     head: TensorHead
     parts: Sequence[bytes | memoryview]
@@ -157,7 +157,7 @@ class OutputTensor(NamedTuple):
         return sum(map(len, self.parts))
 
     def json_pieces(self) -> Iterator[bytes]:
-        """Yield the data as a flat JSON array. Raises RequestError for NaN, infinities, and octets that are not UTF-8."""
+        """Yield the data as a flat JSON array. Raises RequestError for NaN, infinities, and bytes that aren't UTF-8."""
         begin = b"["
         try:
             for part in self.parts:
@@ -172,14 +172,14 @@ class OutputTensor(NamedTuple):
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Raise BadRequest if a requested output is named twice or doesn't exist. `known` is empty while the outputs are unknown."""
+    """Raise BadRequest if a requested output doesn't exist or is listed twice. `known` is empty while the outputs are unknown."""
     known = list(known)
     for name in names:
         if known and name not in known:
             shown = ", ".join(map(quoted, known[:_MOST_SHOWN])) + (", …" if len(known) > _MOST_SHOWN else "")
-            raise BadRequest(f"there is no output {quoted(name)}; the model gives {shown}")
+            raise BadRequest(f"there is no output {quoted(name)}; the model returns {shown}")
         if (count := names.count(name)) > 1:
-            raise BadRequest(f"the output {quoted(name)} is asked for {count} times; name it once")
+            raise BadRequest(f"the output {quoted(name)} is requested {count} times; list it only once")
 
 
 def names_of(specs: Iterable[TensorSpec]) -> list[str]:
@@ -195,18 +195,19 @@ def are_tensors(outputs: Sequence[Value]) -> TypeGuard[Sequence[Tensors]]:
 def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
     """Concatenate the rows of the outputs of all inputs (at least one).
 
-    Return the `wanted` outputs in their order, or else all outputs, in the binary form if `binary`. Raises BadRequest if a
-    wanted output doesn't exist or outputs differ in more than their rows, and RequestError if an output is damaged."""
+    Return the `wanted` outputs in that order, or all outputs if none are listed; in the latter case, in binary form if `binary`.
+    Raises BadRequest if a wanted output doesn't exist, or if outputs differ in more than their rows. Raises RequestError if an
+    output is corrupt."""
     try:
         values = list(map(unpack, outputs))
     except NoTensors as exc:
-        raise RequestError(f"the model's output is damaged: {exc}", code=BACKEND_ERROR) from None
+        raise RequestError(f"the model's output is corrupt: {exc}", code=BACKEND_ERROR) from None
     first = [tensor.head for tensor in values[0]]
     for other in values[1:]:
         heads = [tensor.head for tensor in other]
         if list(map(_row, heads)) != list(map(_row, first)):
             raise BadRequest(
-                f"the outputs differ in shape or datatype: {shown_heads(first)} and {shown_heads(heads)}; ask for each by itself"
+                f"the outputs differ in shape or datatype: {shown_heads(first)} and {shown_heads(heads)}; send each input in its own request"
             )
     tensors = [
         OutputTensor(_joined_head(head, values, place), [value[place].data for value in values], binary)
@@ -220,7 +221,7 @@ def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *
 
 
 class OutputForm(NamedTuple):
-    """Form of answers: tensors without data, the places of their data in the output's value, and the value's length."""
+    """The form of answers: tensors without data, where their data are in the output's value, and the value's length."""
 
     tensors: Sequence[OutputTensor]
     places: Sequence[slice]
@@ -230,8 +231,8 @@ class OutputForm(NamedTuple):
 def form_of_output(
     opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, max_bytes: int
 ) -> OutputForm | None:
-    """Return the form of answers with one output, or None for texts, no elements, or more than `max_bytes` bytes of data.
-    `opening` is the output's value up to its data. For errors see `answer_tensors`."""
+    """Return the form of answers with one output, or None if the output is text, has no elements, or has more than `max_bytes`
+    bytes of data. `opening` is the output's value up to its data. Raises as `answer_tensors` does."""
     heads = header_of(Octets(opening)).heads if opening else ()
     sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
     if not heads or min(sizes) <= 0 or sum(sizes) > max_bytes:

@@ -1,4 +1,4 @@
-"""Parameters of a request. The protocol defines some of them, and all others go to the target."""
+"""Parameters of a request. The protocol defines some of them; all others are passed to the target."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PRIORITY = "priority"
 TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
-"""Parameters of Triton's streams: a client's wish to have the last answer marked, and the mark."""
+"""Parameters of Triton's streams: a client's request to have the last answer marked, and the mark."""
 
 TOKENS = "tokens_used"
-"""Parameter of an answer: the tokens used for all of its elements, if the target reports them."""
+"""Parameter of an answer: the number of tokens used for all of its elements, if the target reports it."""
 
 KNOWN = (PRIORITY, TIMEOUT, BINARY_OUTPUT, FINAL_WISH)
 
@@ -27,8 +27,8 @@ _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
-    """Wishes of a client in a request's parameters. `tier` is the index of the highest acceptable tier. After `timeout` seconds,
-    the answer is worthless. With `binary`, outputs have the binary form. With `final`, the last answer on a stream is marked."""
+    """What a client requests through parameters. `tier` is the index of the highest acceptable tier. After `timeout` seconds, the
+    answer is of no use. If `binary`, outputs are in binary form. If `final`, the last answer on a stream is marked."""
 
     tier: int = 0
     timeout: float | None = None
@@ -47,8 +47,8 @@ NONE = Wishes()
 
 
 def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
-    """Read a request's wishes from its parameters. `tiers` is the number of tiers. `priority` 1 is the highest tier; 0 is the
-    principal's own tier. `timeout` is in microseconds; 0 means no timeout. Raises BadRequest if a parameter is wrong."""
+    """Read what a client requests through parameters. `tiers` is the number of tiers. `priority` 1 is the highest tier, and 0 the
+    principal's own. `timeout` is in microseconds; 0 means no timeout. Raises BadRequest if a parameter is invalid."""
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
     timeout = microseconds / 1e6 if microseconds else None
@@ -56,7 +56,7 @@ def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
 
 
 def for_target(parameters: Mapping[str, _T]) -> dict[str, _T]:
-    """Return the parameters that go to the target."""
+    """Return the parameters to pass to the target."""
     return {name: value for name, value in parameters.items() if name not in KNOWN}
 
 
@@ -72,5 +72,5 @@ def _whole_number(parameters: Mapping[str, Any], name: str, limit: int) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= limit:
         return number
     wrong = "out of range" if type(number) is int else "not an integer"
-    unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
+    unit = "microseconds" if name == TIMEOUT else "where 1 is the highest tier"
     raise BadRequest(f"the parameter `{name}` is {wrong}; expected an integer from 0 to {limit}, {unit}")

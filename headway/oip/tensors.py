@@ -1,10 +1,10 @@
-"""Tensors of BYTES for models that don't take tensors. Each element is an input or an output.
+"""BYTES tensors for models that don't take tensors. Each element is an input or an output.
 
-A request has one such tensor, under any name, of shape [n] or [n, 1]. Its answer has a tensor of the same shape. In the binary
-form, an element is its length (4 bytes, little-endian) and its data. The data depend on the kind of value:
+A request has one such tensor, under any name, of shape [n] or [n, 1]. The answer has a tensor of the same shape. In binary form, an
+element is its length (4 bytes, little-endian) followed by its data, which depend on the kind of value:
 
     text    the text, in UTF-8
-    bytes   the octets themselves
+    bytes   the bytes themselves
     json    the JSON text of the value, in UTF-8
 
 Elements are texts until a worker has reported the kind.
@@ -24,7 +24,7 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Octets, Value, ValueKind
 
 INPUT = "INPUT"
-"""Name of the input in metadata. Requests may use any name."""
+"""Name of the input in the metadata. Requests may use any name."""
 OUTPUT = "OUTPUT"
 
 LENGTH_BYTES = 4
@@ -38,23 +38,23 @@ CONTENTS = {
 """Member of gRPC's typed contents, and type code of its numbers, by datatype. FP16 and BF16 have no member."""
 
 Element = str | bytes
-"""Element of an input: a text from JSON, or octets from the binary form."""
+"""An element of an input: a string from JSON, or bytes from the binary form."""
 
 
 class NoElements(BadRequest):
-    """The request has no BYTES tensor of elements. A model that takes tensors may accept it."""
+    """The request doesn't have a BYTES tensor of elements. A model that takes tensors may accept it."""
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -> int:
-    """Return the number of elements in an input's shape. Raises NoElements if the datatype isn't BYTES or the shape is neither
-    [n] nor [n, 1], and PayloadTooLarge for more than `limit` elements."""
+    """Return the number of elements according to an input's shape. Raises NoElements if the datatype isn't BYTES or the shape is
+    neither [n] nor [n, 1], and PayloadTooLarge if there are more than `limit` elements."""
     if datatype != BYTES:
         raise NoElements(
             f"input {quoted(name)} has the datatype {quoted(datatype)}; expected {BYTES}, one element for each input"
         )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)) or shape[0] < 1:
         raise NoElements(
-            f"input {quoted(name)} has the shape {shown_shape(shape)}; expected [n] or [n, 1], n at least 1"
+            f"input {quoted(name)} has the shape {shown_shape(shape)}; expected [n] or [n, 1] with n at least 1"
         )
     if shape[0] > limit:
         raise PayloadTooLarge(
@@ -64,25 +64,25 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -
 
 
 def check_outputs(names: Sequence[str]) -> None:
-    """Raise BadRequest if a requested output is named twice or doesn't exist."""
+    """Raise BadRequest if a requested output doesn't exist or is listed twice."""
     for name in names:
         if name != OUTPUT:
             raise BadRequest(f"there is no output {quoted(name)}; the only one is `{OUTPUT}`")
     if len(names) > 1:
-        raise BadRequest(f"the output `{OUTPUT}` is asked for {len(names)} times; name it once")
+        raise BadRequest(f"the output `{OUTPUT}` is requested {len(names)} times; list it only once")
 
 
 def wrong_number(count: int) -> BadRequest:
-    """Return the error for a request with no or several inputs."""
+    """Return the error for a request that doesn't have exactly one input."""
     if not count:
         return BadRequest(f"the request has no input; expected one of datatype {BYTES}")
     return NoElements(
-        f"the request has more than one input; expected one of datatype {BYTES}. Put all texts into it, and send shape [n]"
+        f"the request has more than one input; expected one of datatype {BYTES}. Put all texts into that one, with shape [n]"
     )
 
 
 def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
-    """Return the elements in the binary form of an input. Raises BadRequest if their number isn't `count`."""
+    """Return the elements of an input in binary form. Raises BadRequest unless there are `count` of them."""
     elements, end = split(octets, count)
     left = len(octets) - end
     if len(elements) < count and left < LENGTH_BYTES:
@@ -90,18 +90,18 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
     if len(elements) < count:
         length = int.from_bytes(octets[end : end + LENGTH_BYTES], "little")
         raise BadRequest(
-            f"element {len(elements)} of input {quoted(name)} says that it has {length} bytes, and {left - LENGTH_BYTES} are left; expected "
+            f"element {len(elements)} of input {quoted(name)} has the length {length}, but only {left - LENGTH_BYTES} bytes are left; expected "
             f"the element's length, as {LENGTH_BYTES} bytes in little-endian order, before each element"
         )
     if left:
         raise BadRequest(
-            f"{left} bytes of binary data are left after the {count} elements that the shape of input {quoted(name)} calls for"
+            f"{left} bytes of binary data remain after the {count} elements that the shape of input {quoted(name)} requires"
         )
     return elements
 
 
 def split(octets: bytes | memoryview, limit: int) -> tuple[list[bytes], int]:
-    """Return at most `limit` complete elements of a binary form, and the position of their end."""
+    """Return up to `limit` complete elements from the binary form, and the position where they end."""
     elements: list[bytes] = []
     end, size = 0, len(octets)
     while len(elements) < limit and (body := end + LENGTH_BYTES) <= size:
@@ -129,7 +129,7 @@ def head_of(element: bytes) -> bytes:
 
 
 def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
-    """Convert elements to values of the kind that the model takes. Raises BadRequest, whose message names the wrong element."""
+    """Convert elements to values of the kind that the model takes. Raises BadRequest; its message says which element is invalid."""
     converted: list[Value] = []
     try:
         for element in elements:
@@ -156,7 +156,8 @@ def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Ste
 
 
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
-    """Return the element for an output. The model gives this kind of value. Raises UnicodeEncodeError for a lone surrogate."""
+    """Return the element for an output. `gives` is the kind of value that the model returns. Raises UnicodeEncodeError for a lone
+    surrogate."""
     if isinstance(output, Octets):
         return output.content
     if gives is ValueKind.JSON:
@@ -164,7 +165,7 @@ def element_of(output: Value, gives: ValueKind | None) -> bytes:
     if gives is ValueKind.BYTES and isinstance(output, str):
         try:
             return b64decode(output, validate=True)
-        except (binascii.Error, ValueError):  # During an update a worker may still give texts.
+        except (binascii.Error, ValueError):  # During an update a worker may still return texts.
             pass
     return output.encode() if isinstance(output, str) else output
 
@@ -183,7 +184,7 @@ def _value_of(element: Element, takes: ValueKind | None) -> Value:
         except UnicodeDecodeError as exc:
             raise BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes texts") from None
     if "\0" in element:
-        raise BadRequest("contains U+0000, which not every model can hold; remove it")
+        raise BadRequest("contains U+0000, which not every model accepts; remove it")
     return element
 
 
@@ -199,4 +200,4 @@ def _no_json(exc: Exception) -> BadRequest:
         return BadRequest(str(exc))
     if isinstance(exc, UnicodeDecodeError):
         return BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts")
-    return BadRequest(f"is not a JSON text, which the model takes: {exc}")
+    return BadRequest(f"is not JSON text, but the model takes JSON: {exc}")

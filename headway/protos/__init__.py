@@ -1,10 +1,10 @@
-"""gRPC messages and services, in their own descriptor pool. Needs the extra `grpc`.
+"""gRPC messages and services, in their own descriptor pool. Requires the extra `grpc`.
 
-Generated protobuf code registers its descriptors in the pool of the process, where names are unique. A target in this process,
-or a program that embeds Headway, may import other code for the same protocols (tritonclient's, for example). So this package
-does not use that pool.
+Generated protobuf code registers its descriptors in the process-wide pool, where names are unique. A target in this process, or a program
+that embeds Headway, may import other generated code for the same protocols (tritonclient's, for example). So this package doesn't use
+that pool.
 
-`make protos` compiles the .proto files beside this one.
+`make protos` compiles the .proto files next to this one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
-"""Services of the gRPC port, in the order of their listing."""
+"""The services of the gRPC port, in the order in which they are listed."""
 
 Message = Any
-"""A protobuf message. Type checkers don't know its class, which is made on import."""
+"""A protobuf message. Type checkers don't know its class, because it is created at import time."""
 
 
 def _load() -> tuple[Any, Mapping[str, bytes]]:
@@ -45,7 +45,7 @@ _POOL, FILES = _load()
 
 
 def message(name: str) -> Any:
-    """Return the class of the message with this full name."""
+    """Return the message class with this full name."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
 
 
@@ -56,7 +56,7 @@ def message_classes(service: str, method: str) -> tuple[Any, Any]:
 
 
 def is_message(name: str) -> bool:
-    """Return True if a message has this full name."""
+    """Return True if there is a message with this full name."""
     try:
         _POOL.FindMessageTypeByName(name)
     except KeyError:
@@ -77,7 +77,7 @@ def file_of(symbol: str) -> str | None:
 
 
 def read(kind: Any, body: bytes) -> Message:
-    """Decode a message of a class. Raises BadRequest if the bytes aren't such a message."""
+    """Decode a message of the given class. Raises BadRequest if the bytes aren't such a message."""
     try:
         return kind.FromString(body)
     except DecodeError:
@@ -90,7 +90,7 @@ def malformed(size: int, name: str) -> BadRequest:
 
 
 def varint(number: int) -> bytes:
-    """Encode a number as protobuf does: seven bits a byte, the lowest first."""
+    """Encode a number as protobuf does: seven bits per byte, lowest first."""
     octets = bytearray()
     while number > 127:
         octets.append(number & 127 | 128)

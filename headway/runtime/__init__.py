@@ -1,1 +1,1 @@
-"""Parts that all services of a process use, such as loops, logs, counters, spans, TLS and listening sockets."""
+"""What all services of a process use, such as loops, logs, counters, spans, TLS and listening sockets."""

@@ -1,8 +1,8 @@
 """Outages of a broker or store, as one of its users sees them.
 
-    answers ──a call fails──▶ out of reach ──a call succeeds──▶ answers
+    answers ──a call fails──▶ unreachable ──a call succeeds──▶ answers
 
-The user reports every call. The log tells when an outage begins and ends, and reports a damaged store as an error.
+The user reports every call. The log says when an outage begins and ends, and reports a damaged store as an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Availability:
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
-        """Note a failed call, which began at instant `began`."""
+        """Record a failed call that started at time `began`."""
         damaged = isinstance(error, StoreCorrupted)
         if damaged and not self._damaged:
             log.error(f"the {self._what} is damaged", who=self._who, error=str(error))
@@ -39,7 +39,7 @@ class Availability:
         self.error = str(error)
 
     def over(self) -> bool:
-        """Note a successful call. Returns True if it ends an outage."""
+        """Record a successful call. Return True if it ends an outage."""
         if self.since is None:
             return False
         log.info(f"the {self._what} is back", who=self._who, after=round(self._clock() - self.since, 3))

@@ -2,7 +2,7 @@
 
 The files are checked every second for changes. After a change, Headway waits until a check finds no further change.
 Then it reads all the files, and uses them if they fit together. So a new certificate without its key changes nothing.
-New connections use the latest certificates. Open connections keep the certificates with which they began.
+New connections use the latest certificates. Open connections keep the certificates that they started with.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = get_logger(__name__)
 CHECK_FILES_EVERY = 1.0  # Seconds between two checks of the files.
 PROTOCOLS = ("http/1.1", "h2")  # Protocols of ports, by their ALPN names.
 DAY = 86_400.0
-NEAR = 14 * DAY  # The log warns so many seconds before a certificate ends, or a sixth of its validity if less.
+NEAR = 14 * DAY  # Time before a certificate expires when the log warns, or a sixth of its validity if that is less.
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
-_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Permissions on a key's file that only its owner should have.
+_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Permissions on a key file that only its owner should have.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
-"""OpenSSL's reasons for a key that doesn't belong to the certificate."""
+"""OpenSSL's reasons if the key doesn't belong to the certificate."""
 
 _PEM = "Name a file in PEM format, which begins with -----BEGIN CERTIFICATE-----."
 _NO_CERTIFICATE = "is not a certificate"
@@ -47,7 +47,7 @@ _NO_KEY = (
     "Name a file in PEM format, with -----BEGIN PRIVATE KEY----- in it.",
 )
 _ENCRYPTED = (
-    "is encrypted, and nobody can type its password at a restart",
+    "is encrypted, but nobody can type its password at a restart",
     "Decrypt it with openssl pkey -in FILE -out KEY, and let only the user that Headway runs as read KEY.",
 )
 _SEQUENCE, _VERSION, _UTC_TIME, _TIME = 0x30, 0xA0, 0x17, 0x18
@@ -56,18 +56,18 @@ T = TypeVar("T")
 
 
 class OwnCertificate(msgspec.Struct, frozen=True):
-    """Facts about the certificate that this process shows."""
+    """Facts about the certificate that this process presents."""
 
     path: str
     key_path: str
-    open_key: str  # Permissions of the key's file if users other than its owner may use the file; otherwise empty.
+    open_key: str  # Permissions of the key file if other users than its owner may use it, otherwise empty.
     fingerprint: str  # First 16 hex digits of the SHA-256.
     begins: float
     ends: float  # Unix seconds. The certificate is valid from `begins` to `ends`.
 
     @classmethod
     def of(cls, pair: Pair) -> OwnCertificate:
-        """Return the facts about a pair's certificate. Raises SettingError if its dates can't be read."""
+        """Return the facts about a certificate. Raises SettingError if its dates can't be read."""
         try:
             begins, ends = validity(pair.first)
         except ValueError:
@@ -77,24 +77,24 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """TLS of a client. Certificates and key are in PEM. Each reading of the files makes a new object."""
+    """TLS parameters of a client. Certificates and key are in PEM. Each time the files are read, there is a new object."""
 
     context: ssl.SSLContext
     authorities: bytes | None = None  # Trusted authorities; None for the system's.
-    certificate: bytes | None = None  # Certificate to show, with its intermediate certificates, if any.
+    certificate: bytes | None = None  # Certificate to present, with any intermediate certificates.
     key: bytes | None = field(default=None, repr=False)
 
 
 class CertificateFiles(PeriodicResource, ABC, Generic[T]):
     """Base class for certificates in up to three files, which an operator may replace. An empty path names no file.
 
-    The constructor reads the files, so a bad file fails the start with a SettingError. `current` is the result of the last
-    successful reading. `now` gives Unix seconds.
+    The constructor reads the files, and raises SettingError if one is bad. `current` is the result of the last successful reading.
+    `now` returns Unix seconds.
     """
 
     rereads = ""
-    _purpose: ClassVar[str]  # Words of log lines after "certificate", such as " for the remote API".
-    _refuser: ClassVar[str]  # Words of log lines, such as "clients refuse" an invalid certificate.
+    _purpose: ClassVar[str]  # What follows "certificate" in log lines, such as " for the remote API".
+    _refuser: ClassVar[str]  # Who refuses an invalid certificate in log lines, such as "clients refuse".
 
     def __init__(
         self, first: str, second: str, third: str, counts: TlsCounts, now: Callable[[], float] = time.time
@@ -133,11 +133,11 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     @abstractmethod
     def _load(self) -> tuple[T, OwnCertificate | None]:
-        """Read and check all files, in a thread. Returns the new `current`, and the certificate to show, if any."""
+        """Read and check all files, in a thread. Return the new `current`, and the certificate to present, if any."""
 
     @abstractmethod
     def _ends(self, when: float) -> None:
-        """Note the Unix second at which the shown certificate ends."""
+        """Record when the certificate to present expires, in Unix seconds."""
 
     def _take(self, loaded: tuple[T, OwnCertificate | None]) -> None:
         self.current, own = loaded
@@ -155,7 +155,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._remind()
 
     def _remind(self) -> None:
-        """Log, at most once a day, that the certificate ends soon or isn't valid now."""
+        """Log, at most once a day, that the certificate expires soon or isn't valid now."""
         own, now = self._own, self._now()
         if own is None or now < self._reminded + DAY:
             return
@@ -163,7 +163,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
             log.error(f"the certificate{self._purpose} is not valid now, and {self._refuser} it", file=own.path,
                       begins=_date(own.begins), ends=_date(own.ends))  # fmt: skip
         elif now >= own.ends - min(NEAR, (own.ends - own.begins) / 6):
-            log.warning(f"the certificate{self._purpose} ends soon", file=own.path, ends=_date(own.ends))
+            log.warning(f"the certificate{self._purpose} expires soon", file=own.path, ends=_date(own.ends))
         else:
             return
         self._reminded = now
@@ -174,8 +174,8 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
 class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
     """Certificate of all ports of a process. `first` is the path of the certificate with its intermediate certificates.
-    `second` is the path of the key, or empty if the key is in the same file. `third` is the path of the authorities for
-    certificates of clients, or empty if clients need no certificate."""
+    `second` is the path of the key, or empty if the key is in the same file. `third` is the path of the authorities that issue
+    client certificates, or empty if clients need no certificate."""
 
     rereads = "certificates of the ports"
     _purpose, _refuser = "", "clients refuse"
@@ -196,7 +196,7 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
 
 class RemoteCertificates(CertificateFiles[ClientTls]):
     """Certificates for connections to a remote API. `first` is the path of the authorities to trust, or empty to trust
-    the authorities of the system. `second` is the path of the certificate to show, or empty to show no certificate.
+    those of the system. `second` is the path of the certificate to present, or empty to present none.
     `third` is the path of the certificate's key, or empty if the key is in the same file."""
 
     rereads = "certificates for the remote API"
@@ -287,7 +287,7 @@ def content(setting: str, path: str) -> bytes:
 
 
 def authorities(setting: str, path: str) -> str:
-    """Return, in PEM, the authorities' certificates in the file that a setting names. Raises SettingError if it holds none."""
+    """Return the authorities' certificates, in PEM, from the file that a setting names. Raises SettingError if there are none."""
     blocks = b"\n".join(_blocks(content(setting, path), b"CERTIFICATE"))
     try:
         text = blocks.decode("ascii")
@@ -295,7 +295,7 @@ def authorities(setting: str, path: str) -> str:
     except (ssl.SSLError, ValueError):
         text = ""
     if not text:
-        raise SettingError(setting, path, "holds no certificate of an authority", _PEM)
+        raise SettingError(setting, path, "contains no certificate of an authority", _PEM)
     return text
 
 
@@ -313,7 +313,7 @@ def _blocks(content: bytes, kind: bytes) -> list[bytes]:
 def _check_chain(setting: str, path: str, chain: bytes) -> bytes:
     blocks = _blocks(chain, b"CERTIFICATE")
     if not blocks:
-        reason = "holds a key, and no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE
+        reason = "holds a key, but no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE
         raise SettingError(setting, path, reason, _PEM)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=b"\n".join(blocks).decode("ascii"))
@@ -339,8 +339,8 @@ def validity(der: bytes) -> tuple[float, float]:
     for _ in ("serial number", "signature algorithm", "issuer"):
         _, body = _element(body)
     times, _ = _element(body, _SEQUENCE)
-    first, rest = _instant(times)
-    last, _ = _instant(rest)
+    first, rest = _time(times)
+    last, _ = _time(rest)
     return first, last
 
 
@@ -357,10 +357,10 @@ def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
     return data[begin : begin + length], data[begin + length :]
 
 
-def _instant(data: bytes) -> tuple[float, bytes]:
+def _time(data: bytes) -> tuple[float, bytes]:
     text, rest = _element(data)
     shown = text.decode("ascii")
-    if data[0] == _UTC_TIME:  # It has two-digit years, which belong to the last century from 50 on.
+    if data[0] == _UTC_TIME:  # Its years have two digits; from 50 on, they belong to the last century.
         shown = ("19" if int(shown[:2]) >= 50 else "20") + shown
     elif data[0] != _TIME:
         raise ValueError("not a certificate")

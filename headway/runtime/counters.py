@@ -1,6 +1,6 @@
-"""Counters of a process, and its log of departures for the departure board.
+"""Counters of a process, and its departure log for the departure board.
 
-`telemetry/metrics.py` names and exports the counters. Each part of a process has counters of its own, and updates them once
+`telemetry/metrics.py` names and exports the counters. Each part of a process has its own counters, and updates them once
 per batch where it can. They need no lock, because one event loop owns them. Keys are label values in the order of the
 metric's labels. Tiers appear by name.
 """
@@ -28,7 +28,7 @@ SIZES = (
     128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-OK, ITEM = "ok", "item"  # Outcomes of an input in a successful batch: an output, or a failure of its own.
+OK, ITEM = "ok", "item"  # Outcomes of an input in a successful batch: an output, or a failure of this input alone.
 BULK = "bulk"  # Outcome of a failed bulk entry, and of all inputs of a failed batch with bulk entries.
 MOST_UNTOLD = 256  # Maximum number of batches, and of changes, to keep for the next notice to the board.
 
@@ -82,7 +82,7 @@ def _seconds() -> Histogram:
 
 
 class DepartureLog:
-    """Batches, changes of slots and scaling decisions for the next notice to the departure board."""
+    """Batches, slot changes and scaling decisions for the next notice to the departure board."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -95,16 +95,15 @@ class DepartureLog:
         self._killed: dict[str, str] = {}
 
     def killed(self, worker: str, how: str) -> None:
-        """Note the cause of the end of a worker's process that Headway didn't end."""
+        """Record why a worker's process ended, if Headway didn't end it."""
         self._killed.setdefault(worker, excerpt(how))
 
     def take_killed(self) -> dict[str, str]:
-        """Return the causes noted since the last call, by worker."""
+        """Return the causes recorded since the last call, by worker."""
         killed, self._killed = self._killed, {}
         return killed
 
     def left(self, lease: Lease) -> None:
-        """Note the start of a batch."""
         slot, entries, size = lease.slot, lease.entries, lease.rows
         tiers = [entry.tier for entry in entries]
         if size != len(entries):
@@ -118,13 +117,11 @@ class DepartureLog:
         self._add(departure)
 
     def arrived(self, worker: str, seconds: float, outcome: str = ARRIVED) -> None:
-        """Note the end of a worker's batch after `seconds`."""
         departure = self._running.pop(worker, None)
         if departure is not None:
             self._add(replace(departure, seconds=seconds, outcome=outcome))
 
     def became(self, slot: Slot, status: WorkerStatus, restarts: int, cause: str = "") -> None:
-        """Note a new status of a slot, and the error that caused it."""
         if self._statuses.get(slot.worker) is status:
             return
         self._statuses[slot.worker] = status
@@ -165,36 +162,35 @@ class DepartureLog:
 
 
 class GatewayCounts:
-    """Counts of all requests of a gateway and its ports, or of one tenant's requests."""
+    """Counts for all requests of a gateway and its ports, or for one tenant's requests."""
 
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Requests by (model, tier, outcome). The outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds from the decoded request to its answer, without requests refused at once, by (model, tier)."""
+        """Seconds from the decoded request to its answer by (model, tier), leaving out requests refused on arrival."""
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds from the enqueue to the claim by (model, tier)."""
+        """Seconds from enqueueing to claiming by (model, tier)."""
         self.overhead_seconds = _seconds()
-        """Seconds that Headway itself adds to a request, without queueing and the run. One sample for each batch."""
+        """Seconds that Headway itself adds to a request, besides queueing and the run. One sample per batch."""
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)  # Part of `request_seconds` with errors.
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Refusals by (reason, tier, model). The model is empty if it wasn't known, or isn't served."""
+        """Refusals by (reason, tier, model). The model is empty if it was unknown or isn't served."""
         self.client_retries = 0  # Requests that clients declare to be retries.
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers that came from another request's run, by (model, kind of the dedup key, `joined` or `kept`)."""
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Tokens that targets report, by (model, tenant, `run`, or `shared` for answers from another request's run)."""
-        self.token_tenants: set[str] = set()  # Tenants with counts of their own in `tokens`.
+        """Tokens reported by targets, by (model, tenant, `run`, or `shared` for answers from another request's run)."""
+        self.token_tenants: set[str] = set()  # Tenants that have their own counts in `tokens`.
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
         """Batches that have answered requests of this process, by (model, entries of the batch, or rows of tensors)."""
         self.more_rows: defaultdict[str, int] = defaultdict(int)  # Answered rows beyond the first of each request.
-        self.last_answer: dict[str, float] = {}  # Monotonic instant of the last answer from a batch, by model.
+        self.last_answer: dict[str, float] = {}  # Monotonic time of the last answer from a batch, by model.
         self.throttle: dict[str, float] = {}
-        """Requests per second that the throttle lets in from the lowest tier, by model; no entry while it is open."""
-        self.direct: defaultdict[str, int] = defaultdict(int)  # Requests that the fallback has answered, by model.
+        """Requests per second that the throttle lets in from the lowest tier, by model; no entry while the throttle is open."""
+        self.direct: defaultdict[str, int] = defaultdict(int)  # Requests answered by the fallback, by model.
 
     def forget(self, model: str) -> None:
-        """Drop the counts of a model that is no longer served."""
         _forget(model, (self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs))
         for refusal in [key for key in self.refusals if key[2] == model]:
             del self.refusals[refusal]
@@ -206,40 +202,40 @@ class GatewayCounts:
 
 
 class WorkerCounts:
-    """Counts of batchers and their workers."""
+    """Counts for batchers and their workers."""
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
         self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)  # By (model, reason of departure).
         self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
-        """Entries of a batch by model."""
+        """Entries per batch by model."""
         self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
         """Size of a batch as a fraction of the largest allowed, by model."""
         self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds of a batch on its slot by (model, worker)."""
+        """Seconds that a batch ran on its slot, by (model, worker)."""
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Inputs that ended, by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
+        """Finished inputs by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
         """GPU seconds without a used output, by cause (`departed` clients, the cause of a failed batch, or BULK)."""
         self.breaker_state: dict[str, int] = {}  # State of the breaker by backend: 0 closed, 1 half open, 2 open.
         self.bulk_kills: defaultdict[str, int] = defaultdict(int)
-        """Batches with bulk entries that ended their worker's process, by worker."""
+        """Batches with bulk entries whose worker's process died, by worker."""
         self.restarts: defaultdict[str, int] = defaultdict(int)  # Restarts by worker.
         self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)  # Starts of backends, by (model, worker).
         self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
-        """Seconds of successful starts, by model."""
+        """Seconds that successful starts took, by model."""
         self.evictions: defaultdict[str, int] = defaultdict(int)  # Unloaded models, by the reason to load another one.
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes, by (`in` or `out`, `arena`, or `frame` if the arena was full)."""
 
 
 class BrokerCounts:
-    """Counts of a broker's queue, and of the calls to a broker in another process."""
+    """Counts for a broker's queue, and for the calls to a broker in another process."""
 
     def __init__(self) -> None:
         self.retries: defaultdict[str, int] = defaultdict(int)  # Entries queued again, by cause.
         self.call_seconds = _seconds()  # Seconds of successful calls, without blocking reads.
-        self.call_failures = 0  # Calls without an answer.
+        self.call_failures = 0  # Calls that got no answer.
 
 
 class ControllerCounts:
@@ -257,21 +253,21 @@ class ControllerCounts:
 
 
 class TlsCounts:
-    """Failed handshakes, and the ends of certificates."""
+    """Failed handshakes, and the expiry of certificates."""
 
     def __init__(self) -> None:
-        self.ends: float | None = None  # Unix seconds at which the ports' certificate ends; None without one.
+        self.ends: float | None = None  # When the ports' certificate expires, in Unix seconds; None without one.
         self.remote_ends: float | None = None  # The same for the certificate for a remote API.
         self.failures: defaultdict[tuple[str, str], int] = defaultdict(int)  # Failed handshakes, by (port, reason).
 
 
 class StoreCounts:
-    """Counts of the stores of records and keys."""
+    """Counts for the ledger and the key store."""
 
     def __init__(self) -> None:
         self.ledger_dropped = 0  # Records that never reached the ledger.
         self.keys_age: float | None = None
-        """Age in seconds of the cached API keys, since their store last answered; None without keys."""
+        """Seconds since the key store last answered, which is the age of the cached API keys; None without keys."""
 
 
 class Counters:
@@ -290,7 +286,7 @@ class Counters:
         self.bulk_lines: defaultdict[str, int] = defaultdict(int)
         """Lines of bulk jobs recorded here, by `answered` or `failed`."""
         self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
-        """Dropped spans by reason: full queue, failed export, or too many refused requests. One thread changes each number."""
+        """Dropped spans by reason: full queue, failed export, or too many refused requests. Each number is changed by one thread only."""
 
 
 def _forget(model: str, tables: Iterable[dict[Any, Any]]) -> None:

@@ -1,6 +1,6 @@
 """Fair shares of an event loop. Each turn of the loop does a little work, and tenants take turns.
 
-So a flood of work for one tenant delays no other tenant for long, nor anything else on the loop.
+So a flood of work for one tenant doesn't delay other tenants, or anything else on the loop, for long.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headway.core.json_pages import Steps
 from headway.core.tenant_turns import TenantTurns
 
 T = TypeVar("T")
-Begin = Callable[[], None]  # Piece of work. It must not raise, and must cope if its request is gone by then.
-MILLISECOND = 0.001  # Seconds per turn of the loop for small pieces such as steps of handshakes.
+Begin = Callable[[], None]  # A piece of work. It must not raise, and must cope with its request being gone.
+MILLISECOND = 0.001  # Seconds per turn of the loop for small pieces such as handshake steps.
 
 
 def give_way() -> None:
@@ -37,12 +37,12 @@ async def in_turns(steps: Steps[T]) -> T:
 
 
 class FairTurns:
-    """Queue of work for one event loop. Tenants take turns, and the pieces of each tenant run in order.
+    """Work queue for one event loop. Tenants take turns, and the pieces of each tenant run in order.
 
     Arguments:
-        loop: event loop; None for the loop that runs when work comes.
-        budget: seconds in one turn of the loop after which no further piece starts; 0 for one piece in each turn.
-        rests: True to pause after each turn for as long as its pieces took, so they use at most half of the process.
+        loop: event loop; None for the loop that is running when work arrives.
+        budget: seconds in one turn of the loop after which no further piece starts; 0 for one piece per turn.
+        rests: True to pause after each turn for as long as its pieces took, so that they use at most half of the process's time.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FairTurns:
         self._budget, self._rests = budget, rests
         self._waiting = TenantTurns[Begin]()
         self._begun = False  # True while pieces run. Work that they add waits for a later turn.
-        self._next = 0.0  # Instant after which the next piece may start.
+        self._next = 0.0  # Time after which the next piece may start.
 
     def wait(self, tenant: str, begin: Begin) -> None:
         """Run a piece of work in a later turn of the loop."""
@@ -89,7 +89,7 @@ class FairTurns:
 
 
 class FairSlots:
-    """Semaphore of `count` places, for which tenants take turns."""
+    """Semaphore with `count` places, for which tenants take turns."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -112,7 +112,7 @@ class FairSlots:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # The task had got its place already.
+            if not turn.cancelled():  # The task already had its place.
                 self._give()
             raise
 

@@ -1,7 +1,7 @@
-"""Listening sockets of a port of any protocol.
+"""Listening sockets for ports of any protocol.
 
 A socket must survive a lack of file descriptors. libuv keeps a spare descriptor, to accept and drop connections when no other
-is left. If a listening socket dies all the same, a second handle keeps its queue of connections until a new socket takes over.
+is left. If a listening socket dies anyway, a second handle keeps its queue of connections until a new socket takes over.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = get_logger(__name__)
 
 BACKLOG = 2048  # Maximum number of connections that the system queues until they are accepted.
 HANDLES = 4
-"""Handles on each listening socket. libuv accepts one connection per handle in a turn of the event loop. With a single
+"""Handles on each listening socket. libuv accepts one connection per handle and turn of the event loop. With a single
 handle, the 300th connection would wait for 300 turns."""
 SPARE = 32  # Descriptors that clients can't use: half to refuse them, half for workers, files and operators.
 LEAST, EACH_WORKER = 64, 7
-"""Descriptors to start a process and serve a few connections, and descriptors for each of its workers.
+"""Descriptors that a process needs to start and serve a few connections, and descriptors for each of its workers.
 
 A process opens 31 (46 with two addresses for each port), and 5 for each worker. Up to a quarter is spare.
 """
 
 
 class ListeningSocket:
-    """Bound socket, with a spare handle in case the event loop gives up the others. `refusal` makes a SettingError."""
+    """Bound socket, with a spare handle in case the event loop closes the others. `refusal` turns an OSError into a SettingError."""
 
     def __init__(
         self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], refusal: Callable[[OSError], SettingError]
@@ -66,7 +66,7 @@ class ListeningSocket:
         self._servers += [await loop.create_server(self._protocol, sock=sock, backlog=BACKLOG) for sock in socks]
 
     def revive(self) -> None:
-        """Listen again if the event loop has closed a handle. uvloop closes it if accepting fails for good."""
+        """Listen again if the event loop has closed a handle. uvloop does so if accepting fails for good."""
         dead = [at for at, sock in enumerate(self._socks) if sock.fileno() < 0]
         if not dead or (self._reviving is not None and not self._reviving.done()):
             return
@@ -88,7 +88,7 @@ class ListeningSocket:
 
 
 class ListeningPort:
-    """Base class of ports. It opens sockets, and checks connections regularly. For the arguments, see `bind`."""
+    """Base class for ports. It opens sockets, and checks connections regularly. For the arguments, see `bind`."""
 
     def __init__(self, host: str, port: int, host_setting: str, port_setting: str) -> None:
         self._wanted = host, port, host_setting, port_setting
@@ -110,7 +110,7 @@ class ListeningPort:
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen, and call `bind` first if nobody has. Raises SettingError like `bind`, or if another program was faster."""
+        """Listen, after `bind` unless already bound. Raises SettingError like `bind`, or if another program is listening by now."""
         if not self._sockets:
             await self.bind()
         raise_descriptor_limit()
@@ -149,8 +149,8 @@ class ListeningPort:
 async def bind(
     host: str, port: int, host_setting: str, port_setting: str, protocol: Callable[[], asyncio.Protocol]
 ) -> list[ListeningSocket]:
-    """Bind a socket at each address of a host, all to one port, without listening. If `port` is 0, the system chooses the
-    port. Raises SettingError, for one of the two settings, if an address can't be bound."""
+    """Bind a socket to one port at each address of a host, without listening. If `port` is 0, the system chooses the port. Raises
+    SettingError for one of the two settings if an address can't be bound."""
 
     def refusal(exc: OSError) -> SettingError:
         if exc.errno == errno.EADDRINUSE:
@@ -206,7 +206,7 @@ def raise_descriptor_limit() -> None:
 
 
 def check_descriptor_limit(workers: int) -> None:
-    """Raise SettingError if the limit on descriptors is too low for a process with so many workers."""
+    """Raise SettingError if the limit on descriptors is too low for a process with this many workers."""
     limit, least = descriptors(), LEAST + EACH_WORKER * workers
     if limit is not None and limit < least:
         raise_descriptor_limit()
@@ -228,12 +228,12 @@ def open_descriptors() -> int:
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """Return the lowest descriptor that leaves fewer than `spare` free. A low limit spares a quarter at most."""
+    """Return the lowest descriptor that leaves fewer than `spare` free. At a low limit, at most a quarter is spared."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return a transport's descriptor. The system assigns the lowest free number, so it shows how many are in use."""
+    """Return a transport's descriptor. The system assigns the lowest free number, so the number shows how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

@@ -3,8 +3,8 @@
 Lines from structlog and from the standard library (libraries, asyncio, warnings) go into one bounded queue, and the thread
 renders and writes them. While the queue is full, lines are dropped. Their number is logged once there is room.
 
-Lines can't be forged, because control characters and line separators in all texts are escaped. Only tracebacks have several
-lines, which are indented.
+Lines can't be forged, because control characters and line separators in all strings are escaped. Only tracebacks span
+several lines, and these are indented.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Event = MutableMapping[str, Any]
 
 @contextmanager
 def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
-    """Log to a stream while the context lasts. Afterwards, write the remaining lines and restore the former configuration.
+    """Log to a stream while the context lasts. Afterwards, write the remaining lines and restore the previous configuration.
     `level` is the lowest level to log: debug, info, warning or error. `stream` is standard error by default."""
     logging.captureWarnings(True)
     try:
@@ -50,10 +50,10 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
 
 @contextmanager
 def beside(level: str = "info", json: bool = False) -> Iterator[None]:
-    """Log while the context lasts, as a guest in a program that may have a log of its own.
+    """Log while the context lasts, as a guest in a program that may have its own logging.
 
-    If the program has configured structlog, structlog gets all lines. If it has configured the standard library's logging, the
-    loggers below `headway` get them. Otherwise Headway's lines go to standard error, in JSON if `json`.
+    If the program has configured structlog, all lines go to structlog. If it has configured the standard library's logging, they
+    go to the loggers below `headway`. Otherwise Headway's lines go to standard error, in JSON if `json`.
     """
     with _entering:
         if not _guests:
@@ -69,7 +69,7 @@ def beside(level: str = "info", json: bool = False) -> Iterator[None]:
 
 
 _entering = threading.Lock()
-_guests: list[None] = []  # An item for each active `beside`. The first sets the log up, the last restores it.
+_guests: list[None] = []  # An item for each active `beside`. The first sets up the log, and the last restores it.
 _set_up = ExitStack()
 
 
@@ -136,7 +136,7 @@ def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> 
 
 
 def escape(text: str) -> str:
-    """Escape everything in a text that could start a new line or control a terminal."""
+    """Escape everything in a string that could start a new line or control a terminal."""
     return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
@@ -167,7 +167,7 @@ class Writer(logging.handlers.QueueListener):
     """Thread that renders and writes log lines, and can be stopped even if the stream is stuck."""
 
     write_blocked = False
-    """True if the last lines weren't written in time. The thread then holds locks, and the interpreter's exit would wait for them."""
+    """True if the last lines weren't written in time. The thread then holds locks for which the interpreter would wait at exit."""
 
     def __init__(
         self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO
@@ -176,8 +176,7 @@ class Writer(logging.handlers.QueueListener):
         self._descriptor, self._path = _file_of(stream)
 
     def reopen(self) -> bool:
-        """Reopen the log file by name, after it was renamed or removed. Returns False if the file can't be
-        opened, or if the log is not a file."""
+        """Reopen the log file by name after it was renamed or removed. Return False if it can't be opened, or the log isn't a file."""
         if self._path is None:
             return False
         try:
@@ -229,7 +228,7 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
-    """Escape the texts that the console renderer prints verbatim. It prints other values as safe Python literals."""
+    """Escape the strings that the console renderer prints verbatim. It prints all other values as Python literals, which are safe."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
     if "logger" in event:

@@ -1,7 +1,7 @@
-"""Loggers, and imports of structlog and gRPC that suit them.
+"""Loggers, and how structlog and gRPC are imported for them.
 
-Structlog imports Rich if it can, for coloured tracebacks. Ours are plain, and Rich would take a fifth of the import time at a
-start. So structlog is imported here first, with Rich hidden. Later imports of Rich work as usual.
+Structlog imports Rich if it can, for coloured tracebacks. Our tracebacks are plain, and importing Rich would take a fifth of the
+import time at startup. So structlog is first imported here, with Rich hidden. Later imports of Rich work as usual.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ else:
 
 
 def get_logger(name: str) -> Any:
-    """Return the logger of a module. Its lines have an event and fields."""
+    """Return the logger for a module. Its log lines consist of an event and fields."""
     return structlog.get_logger(name)
 
 
 def import_grpc_quietly() -> None:
-    """Import gRPC without the log of its C library, which would bypass ours, unless the user has set that log's level. The
-    environment stays as it was, because a target may use gRPC itself. Raises ImportError if the package is missing."""
+    """Import gRPC with its C library's log turned off, because that log would bypass ours. Do nothing if the user has set its level.
+    The environment is restored, because a target may use gRPC itself. Raises ImportError if the package is missing."""
     if GRPC_VERBOSITY in os.environ:
         return
     os.environ[GRPC_VERBOSITY] = "NONE"

@@ -1,8 +1,8 @@
-"""Reuse of memory. The process keeps large freed blocks, so that later blocks need no fresh pages.
+"""Memory reuse. The process keeps large freed blocks, so that later blocks need no fresh pages.
 
-A fresh page costs the kernel more than filling it. Fresh pages take four fifths of the time to receive and copy 5 MB. By default
-the C library returns large blocks as soon as they are freed. It also returns the free end of the heap once that exceeds a bound,
-which takes as long again. So in a host, the bound must exceed the outputs of several long answers.
+Providing a fresh page takes the kernel longer than filling the page. When 5 MB are received and copied, fresh pages account for
+four fifths of the time. By default, the C library returns large blocks as soon as they are freed. It also returns the free end of
+the heap once it exceeds a threshold, and that takes as long again. So the threshold of a host must exceed several long answers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 KEPT_BY_CHILD = 64 << 20  # Maximum size in bytes of free memory that a process with a target keeps.
 _LEAST_KEPT, _MOST_KEPT, _PART = 64 << 20, 256 << 20, 16  # A host keeps a 16th of its memory, within bounds.
-_LARGEST = 32 << 20  # Largest reused block in bytes, the most that glibc allows.
+_LARGEST = 32 << 20  # Size in bytes of the largest block to reuse, which is the maximum that glibc allows.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def kept_by_host(memory: int) -> int:
-    """Return the bytes of free memory that a host keeps. `memory`: bytes that it may use; 0 if unknown."""
+    """Return how many bytes of free memory a host keeps. `memory` is the number of bytes that it may use, or 0 if unknown."""
     return min(max(memory // _PART, _LEAST_KEPT), _MOST_KEPT)
 
 
@@ -33,7 +33,7 @@ def reuse_large_blocks(kept: int) -> None:
 
 
 def unfilled(size: int) -> bytearray:
-    """Return an array of undefined bytes, because clearing them would cost as much as a copy."""
+    """Return an uninitialised bytearray. Clearing it would cost as much as a copy."""
     array: bytearray = _maker()(None, size)
     return array
 

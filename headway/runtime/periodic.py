@@ -1,7 +1,7 @@
 """Periodic work at common ticks.
 
-All periodic work of a process runs at the same ticks, because timers at the same instant cost a single wake-up. The ticks of a
-period are its whole multiples on the event loop's clock. So every tick of a second is also a tick of half a second.
+All periodic work of a process runs at the same ticks, because timers that fire together cost a single wake-up. The ticks of a
+period are the integer multiples of the period on the event loop's clock. So every one-second tick is also a half-second tick.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from headway.runtime.race import heed_cancellation
 from headway.runtime.supervisor import Supervisor
 
 PERIOD = 1.0  # Seconds between two calls, by default.
-EARLY = 0.1  # So close before a tick, as a share of its period, counts as after it. Timers may fire early.
+EARLY = 0.1  # Share of a period before its tick that counts as after the tick, because timers may fire early.
 HALF = 0.5  # Period in seconds of the ticks at which longer pauses end.
 
 
 def until_tick(every: float) -> float:
-    """Return the seconds until the next tick of a period: 0.1 to 1.1 times `every`."""
+    """Return the seconds until the next tick of period `every`: 0.1 to 1.1 times the period."""
     now = asyncio.get_running_loop().time()
     return (math.floor(now / every + EARLY) + 1) * every - now
 
@@ -36,8 +36,9 @@ def ending_at_tick(pause: float) -> float:
 
 
 class Periodic:
-    """Calls `act` at once, and then at each tick of `every` seconds. `every` may be a function that returns the seconds. If
-    the broker or store is out of reach, the next tick tries again. The log calls it `what`; empty to log no outages."""
+    """Calls `act` immediately, and then at each tick of `every` seconds. `every` may be a function that returns the seconds. If the
+    broker or store is unreachable, `act` is called again at the next tick. `what` is the log's name for the broker or store; if it
+    is empty, outages aren't logged."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ def _end(pausing: asyncio.Future[None] | None) -> None:
 
 
 class BareResource:
-    """Resource that does nothing. Subclasses override what they need."""
+    """A resource that does nothing. Subclasses override what they need."""
 
     async def open(self) -> None:
         """Get ready."""
@@ -115,7 +116,7 @@ class BareResource:
 
 
 class PeriodicResource(BareResource):
-    """Resource that runs a Periodic."""
+    """A resource that runs a Periodic."""
 
     def __init__(self, periodic: Periodic) -> None:
         self._periodic = periodic

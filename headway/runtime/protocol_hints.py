@@ -1,4 +1,4 @@
-"""Log lines about clients that speak the wrong protocol to a port, or break its rules. Each kind is logged once a minute."""
+"""Log lines about clients that use the wrong protocol on a port, or break its rules. Each kind is logged at most once a minute."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ LOG_EVERY = 60.0  # Minimum time in seconds between two lines of a kind.
 
 TLS = (
     "a client speaks TLS to a plain port",
-    "let clients ask without TLS, set --tls-cert, or end TLS in a proxy in front",
+    "let clients connect without TLS, set --tls-cert, or terminate TLS in a proxy in front",
 )
 HTTP2 = (
     "a client speaks HTTP/2 to the HTTP port",
-    "gRPC has a port of its own (--grpc-port); other clients ask in HTTP/1.1",
+    "gRPC has its own port (--grpc-port); other clients must use HTTP/1.1",
 )
 CUTS = {
     "protocol_error": (
-        "a client of the gRPC port breaks HTTP/2",
-        "its connection ended; look for a faulty client or proxy",
+        "a client of the gRPC port violates HTTP/2",
+        "its connection was closed; look for a faulty client or proxy",
     ),
     "too_many_frames": (
         "a client sends too many useless frames",
-        "its connection ended; look for a client that cancels most of its calls, or means harm",
+        "its connection was closed; look for a client that cancels most of its calls, or is malicious",
     ),
     "too_many_pings": (
         "a client pings too often",
-        "its connection ended; let it ping every 10 s at most (GRPC_ARG_KEEPALIVE_TIME_MS)",
+        "its connection was closed; let it ping at most every 10 s (GRPC_ARG_KEEPALIVE_TIME_MS)",
     ),
 }
-"""Reasons to cut connections of the gRPC port, by the reason label of `headway_refusals_total`."""
-HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its own (--port)")
+"""Why a connection to the gRPC port is closed, by the reason label of `headway_refusals_total`."""
+HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has its own port (--port)")
 
 
 class ProtocolHints:
-    """Log of protocol errors at one port, which the log calls `port`."""
+    """Logs protocol errors on one port. Log lines call it `port`."""
 
     def __init__(self, port: str, clock: Callable[[], float]) -> None:
         self._port, self._clock = port, clock

@@ -1,4 +1,4 @@
-"""Ids of requests."""
+"""Request ids."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import uuid_utils
 
-NewId = Callable[[], str]  # Function like `new_id`.
+NewId = Callable[[], str]  # A function like `new_id`.
 
 
 def new_id() -> str:
-    """Return a new request id: the text of a UUIDv7 (RFC 9562), so ids sort by time."""
+    """Return a new request id, a UUIDv7 (RFC 9562) as a string. These ids sort by time."""
     return str(uuid_utils.uuid7())

@@ -1,4 +1,4 @@
-"""Watching and locking of files that other processes change, too."""
+"""Watching and locking files that other processes change too."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _pause() -> Awaitable[None]:
 
 
 class FileWatcher:
-    """Watcher of the files that `find` lists. A new file counts as a change. A missing file doesn't, because editors remove a
-    file to replace it. `pause` waits between checks."""
+    """Watches the files that `find` lists. A new file counts as a change. A missing file doesn't, because editors remove a file to
+    replace it. `pause` waits between checks."""
 
     def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
         self._find, self._pause = find, pause
@@ -36,7 +36,6 @@ class FileWatcher:
         self._look()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield after each check that finds changes."""
         while True:
             await self._pause()
             if await asyncio.to_thread(self._look):

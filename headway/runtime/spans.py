@@ -1,4 +1,4 @@
-"""Spans of sampled requests and batches, and the buffer in which they wait for export by another thread."""
+"""Spans of sampled requests and batches, and the buffer in which they wait for another thread to export them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class SpanForm(msgspec.Struct, eq=False):
 
 
 class SpanLink(msgspec.Struct, frozen=True, gc=False):
-    """Link of a span to another span, usually in another trace."""
+    """A link from one span to another, usually in another trace."""
 
     context: TraceContext
-    message: str = ""  # Id of the other span's request; empty if it isn't given.
+    message: str = ""  # Id of the other span's request, or empty.
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
@@ -62,8 +62,8 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpanBuffer:
-    """Spans that wait to be exported, at most `most`. One thread adds them, and another takes them. `dropped` counts dropped spans
-    by reason. `wake` is called when `enough` spans wait, to start an export."""
+    """Up to `most` spans that wait to be exported. One thread adds them, and another takes them. `dropped` counts dropped spans by
+    reason. `wake` is called to start an export when `enough` spans are waiting."""
 
     def __init__(self, most: int, enough: int, dropped: dict[str, int], wake: Callable[[], None]) -> None:
         self._most, self._enough, self._wake = most, enough, wake
@@ -83,13 +83,12 @@ class SpanBuffer:
             self._wake()
 
     def take(self, most: int) -> list[Span]:
-        """Remove and return up to `most` of the oldest spans."""
         count = min(most, len(self._waiting))
         return [self._waiting.popleft() for _ in range(count)]
 
 
 class SpanRecorder:
-    """Recorder of spans. `sampler` chooses requests, and makes ids. `wall` returns Unix time in nanoseconds."""
+    """Records spans. `sampler` chooses the requests to record, and generates ids. `wall` returns Unix time in nanoseconds."""
 
     def __init__(
         self, sampler: Sampler, buffer: SpanBuffer, clock: Callable[[], float], wall: Callable[[], int] = time.time_ns
@@ -107,17 +106,17 @@ class SpanRecorder:
 
 
 class RunTrace:
-    """Trace of a running batch, to which its backend adds spans. `context` is the span of the run."""
+    """Trace of a running batch, to which the backend adds spans. `context` identifies the span of the run."""
 
     def __init__(self, recorder: SpanRecorder, context: TraceContext, model: str, begun: float) -> None:
         self._recorder, self._model, self._zero = recorder, model, recorder.unix_zero(begun)
         self.context, self.begun, self.clock = context, begun, recorder.clock
 
-    def unix(self, instant: float) -> int:
-        return self._zero + int(instant * 1e9)
+    def unix(self, at: float) -> int:
+        return self._zero + int(at * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
-        """Record the run of user code, if the instants that its process reports are plausible."""
+        """Record the run of user code, if the times that its process reports are plausible."""
         if self.begun <= begun <= ended <= self._recorder.clock():
             self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
 
@@ -126,7 +125,7 @@ class RunTrace:
         return self._recorder.sampler.below(self.context)
 
     def end_try(self, context: TraceContext, begun: float, number: int, problem: str, attributes: Attributes) -> None:
-        """Record a call of a remote API. `number` counts the tries, from 1. `problem` is the error; empty if there was none."""
+        """Record a call to a remote API. `number` is the number of the attempt, from 1. `problem` is the error, or empty."""
         more = (("http.request.resend_count", number - 1),) if number > 1 else ()
         ended = self._recorder.clock()
         self._add(f"call {self._model}", SpanKind.CLIENT, context, begun, ended, (*attributes, *more), problem or None)

@@ -4,12 +4,12 @@
       │                    ▲───────────────┘ │
       └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
 
-The protocol gets its connection before the handshake. So a connection with a hanging handshake is counted and times out like
-any silent connection. Data that the protocol writes before the end of the handshake waits until then. The event loop's own TLS
-would announce a connection only after its handshake, and can't end a single direction.
+The protocol is told about a connection before the handshake. So a connection whose handshake hangs is counted and times out like
+any idle connection. Data that the protocol writes during the handshake is sent once the handshake is done. The event loop's own
+TLS would announce a connection only after its handshake, and can't close one direction only.
 
-Clients' addresses take turns (`headway.runtime.fair_turns`) with the steps of their handshakes. A step takes 0.1 ms to several
-ms, depending on the certificate's key.
+Client addresses take turns (`headway.runtime.fair_turns`) at handshake steps. A step takes 0.1 ms to several ms, depending on the
+certificate's key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 from headway.runtime.certificates import Certificates
@@ -27,7 +27,7 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-LINGER = 1.0  # Seconds to keep a connection after a failed handshake, so that the client can read why.
+LINGER = 1.0  # Seconds to keep a connection after a failed handshake, so that the client can read the alert.
 LOG_EVERY = 60.0  # Minimum time in seconds between two log lines about failed handshakes.
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
 _RECORD = 16_384  # Maximum size in bytes of a TLS record.
@@ -47,12 +47,12 @@ _REASONS = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "distrusted",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
-"""Labels of failed handshakes, by OpenSSL's reason."""
-REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")  # All labels of failed handshakes.
+"""Labels for failed handshakes, by OpenSSL reason."""
+REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")  # All labels for failed handshakes.
 
 
 class TlsPort:
-    """TLS of one port. `label` is the port's name in log and metrics."""
+    """TLS on one port. `label` is the port's name in the log and in metrics."""
 
     def __init__(self, certificates: Certificates, protocol: str, label: str, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -64,8 +64,8 @@ class TlsPort:
     def around(
         self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
     ) -> Callable[[], asyncio.Protocol]:
-        """Return the protocol factory for a listening socket. `make` makes the protocol above TLS. `refuse_plain` is called
-        with that protocol to answer, without TLS, a client that doesn't speak TLS."""
+        """Return the protocol factory for a listening socket. `make` creates the protocol above TLS. If a client doesn't speak
+        TLS, `refuse_plain` is called with that protocol, to answer the client without TLS."""
         return lambda: TlsTransport(self, make(), refuse_plain)
 
     @property
@@ -73,21 +73,70 @@ class TlsPort:
         return self._certificates.context(self._protocol)
 
     def failed(self, reason: str) -> None:
-        """Count a failed handshake, and log the counts every LOG_EVERY seconds at most."""
+        """Count a failed handshake, and log the counts at most every LOG_EVERY seconds."""
         self._certificates.counts.failures[self._label, reason] += 1
         if reason in ("closed", "unfinished"):  # Load balancers that check for an open port cause these all the time.
             return
         self._failed[reason] += 1
         now = self.loop.time()
         if now >= self._logged_at + LOG_EVERY:
-            log.warning("clients fail at the TLS handshake", port=self._label, times=dict(self._failed))
+            log.warning("TLS handshakes with clients are failing", port=self._label, times=dict(self._failed))
             self._failed.clear()
             self._logged_at = now
 
 
+class TlsSession:
+    """TLS of one connection, between two buffers: `incoming` takes the client's data, and `outgoing` has the data to send."""
+
+    def __init__(self) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.ssl_object: Any = None  # None until the handshake begins, because it costs as much as a handshake step.
+
+    @property
+    def has_unread(self) -> bool:
+        return bool(self.incoming.pending or self.ssl_object.pending())
+
+    def shake_hands(self, port: TlsPort) -> bool:
+        """Run one step of the handshake. Return True once it is done. Raises SSLError if it fails."""
+        if self.ssl_object is None:
+            self.ssl_object = port.context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        try:
+            self.ssl_object.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def decrypt(self) -> tuple[list[bytes], bool]:
+        """Return the data received, in parts, and True if the client has ended its side. Raises SSLError if it isn't valid TLS."""
+        tls, incoming, parts = self.ssl_object, self.incoming, list[bytes]()
+        try:
+            while incoming.pending or tls.pending():
+                part = tls.read(_RECORD)
+                if not part:
+                    return parts, True
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            return parts, True
+        return parts, False
+
+    def encrypt(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        tls, length = self.ssl_object, len(data)
+        sent = tls.write(data) if length else 0
+        if sent < length:
+            rest = memoryview(data)
+            while sent < length:
+                sent += tls.write(rest[sent:])
+
+    def end(self) -> None:
+        """Write a close_notify alert: no more data follows."""
+        with contextlib.suppress(ssl.SSLError):  # The client hasn't ended its side.
+            self.ssl_object.unwrap()
+
+
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS of one connection, between the socket's transport and the protocol above. It is a protocol to the former, and a
-    transport to the latter."""
+    """Sits between the socket's transport and the protocol above: a protocol to the former, a transport to the latter."""
 
     def __init__(self, port: TlsPort, protocol: asyncio.Protocol, refuse_plain: Callable[[Any], None]) -> None:
         super().__init__()
@@ -97,7 +146,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._state = NEW
         self._address = ""
         self._unsent: list[bytes] = []
-        self._tls: Any = None
+        self._tls = TlsSession()
         self._wants_eof = self._paused = False
 
     # Called by the socket's transport.
@@ -110,23 +159,22 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt data, or feed it to the handshake. Data after the end is dropped."""
+        """Decrypt data, or use it for the handshake. Data that arrives after TLS has ended is dropped."""
         state = self._state
         if state == OPEN:
-            self._incoming.write(data)
+            self._tls.incoming.write(data)
             self._read()
         elif state < OPEN:
-            if state == NEW and not self._begin(data):
+            if state == NEW and data[0] != _HANDSHAKE_RECORD and data[0] in _TEXT:
+                self._state = PLAIN
+                self._port.failed("plain")
+                self._refuse_plain(self._protocol)
                 return
-            self._incoming.write(data)
+            self._tls.incoming.write(data)
             if self._state != WAITING:
                 self._state = WAITING
                 self._raw.pause_reading()
                 self._port.line.wait(self._address, self.take_turn)
-
-    def eof_received(self) -> bool | None:
-        """Close the connection when the client ends its stream."""
-        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end("closed")
@@ -148,9 +196,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._state = HANDSHAKE
             if not self._raw.is_closing():
                 self._raw.resume_reading()
-                if self._tls is None:  # Made here because it costs as much as a step.
-                    self._outgoing = ssl.MemoryBIO()
-                    self._tls = self._port.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
                 self._shake_hands()
 
     # Called by the protocol above.
@@ -159,21 +204,18 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Encrypt and send data, or keep it until the handshake is done."""
         state = self._state
         if state == OPEN:
-            self._encrypt(data)
-            self._raw.write(self._outgoing.read())
+            self._tls.encrypt(data)
+            self._raw.write(self._tls.outgoing.read())
         elif state == PLAIN:
             self._raw.write(data)
         elif state < OPEN:
             self._unsent.append(bytes(data))
 
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
-        self.write(b"".join(list_of_data))
-
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        """Tell the client that no more data follows, and ignore the client's further data."""
+        """Tell the client that no more data follows, and ignore any more data from it."""
         state = self._state
         if state < OPEN:
             self._wants_eof = True
@@ -194,17 +236,17 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """Pass no data to the protocol. A handshake continues."""
+        """Stop passing data to the protocol. A handshake continues."""
         self._paused = True
         if self._state == OPEN:
             self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Pass data to the protocol again, including the data that came since `pause_reading`."""
+        """Pass data to the protocol again, including data that arrived since `pause_reading`."""
         self._paused = False
         if self._state == OPEN and not self._raw.is_closing():
             self._raw.resume_reading()
-            if self._incoming.pending or self._tls.pending():
+            if self._tls.has_unread:
                 self._port.loop.call_soon(self._read)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -216,39 +258,30 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return information about the socket, or the `ssl_object` once the handshake has begun."""
         if name == "ssl_object":
-            return self._tls if self._tls is not None else default
+            return default if self._tls.ssl_object is None else self._tls.ssl_object
         return self._raw.get_extra_info(name, default)
 
     # Steps.
 
-    def _begin(self, data: bytes) -> bool:
-        """Prepare the handshake. Returns False if the client doesn't speak TLS."""
-        if data[0] != _HANDSHAKE_RECORD and data[0] in _TEXT:
-            self._state = PLAIN
-            self._port.failed("plain")
-            self._refuse_plain(self._protocol)
-            return False
-        self._incoming = ssl.MemoryBIO()
-        return True
-
     def _shake_hands(self) -> None:
         try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
+            done = self._tls.shake_hands(self._port)
         except ssl.SSLError as exc:
-            self._flush()  # Sends the alert, which says why.
+            self._flush()  # Sends the alert, which tells the client the reason.
             self._end(_REASONS.get(exc.reason or "", "malformed"))
             if not self._raw.is_closing():
                 self._end_sending()
                 self._port.loop.call_later(LINGER, self._raw.abort)
-        else:
+            return
+        if done:
             self._opened()
+        else:
+            self._flush()
 
     def _opened(self) -> None:
         self._state = OPEN
         for data in self._unsent:
-            self._encrypt(data)
+            self._tls.encrypt(data)
         self._unsent.clear()
         self._flush()
         if self._wants_eof:
@@ -261,19 +294,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _read(self) -> None:
         if self._state != OPEN or self._paused:
             return
-        tls, incoming, parts, ended = self._tls, self._incoming, [], False
         try:
-            while incoming.pending or tls.pending():
-                part = tls.read(_RECORD)
-                if not part:
-                    ended = True
-                    break
-                parts.append(part)
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            ended = True
-        except ssl.SSLError:  # The data isn't TLS, or was changed on its way.
+            parts, ended = self._tls.decrypt()
+        except ssl.SSLError:  # The data isn't TLS, or was changed in transit.
             self._flush()
             self.abort()
             return
@@ -283,29 +306,19 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if ended:
             self.close()
 
-    def _encrypt(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        tls, length = self._tls, len(data)
-        sent = tls.write(data) if length else 0
-        if sent < length:
-            rest = memoryview(data)
-            while sent < length:
-                sent += tls.write(rest[sent:])
-
     def _flush(self) -> None:
-        if self._outgoing.pending:
-            self._raw.write(self._outgoing.read())
+        if self._tls.outgoing.pending:
+            self._raw.write(self._tls.outgoing.read())
 
     def _end_sending(self) -> None:
         with contextlib.suppress(OSError):  # The client has reset the connection, so `connection_lost` follows.
             self._raw.write_eof()
 
     def _say_end(self) -> None:
-        """Send TLS's close_notify: no more data follows."""
         if self._state != OPEN:
             return
         self._state = ENDED
-        with contextlib.suppress(ssl.SSLError):  # The client hasn't ended its side.
-            self._tls.unwrap()
+        self._tls.end()
         if not self._raw.is_closing():
             self._flush()
 

@@ -1,1 +1,1 @@
-"""The production core under virtual time, and a planner that finds with it how many GPUs a load needs."""
+"""Simulator, which runs the production core under virtual time, and planner, which uses it to find how many GPUs a load needs."""

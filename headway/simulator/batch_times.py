@@ -1,19 +1,20 @@
-"""Run times of batches as `headway check --record` measures them, for models whose time is no straight line.
+"""Batch run times as measured by `headway check --record`, for models whose run time isn't linear.
 
-A file of such times has one JSON object per line and batch:
+The file has one line per batch, each a JSON object:
 
     {"weights": [212, 57, 340], "seconds": 0.0831}
 
-`weights` has one whole number per input, such as its number of characters, and `seconds` is the run time of the batch.
+`weights` contains one whole number per input, such as its number of characters, and `seconds` is the run time of the batch.
 
-A simulated batch is hardly ever one that was recorded. So it gets the time of a similar recorded one, carried over by a formula.
-With n inputs, W their total weight and L the heaviest weight,
+A simulated batch is hardly ever identical to a recorded one, so it gets the time of a similar one, adjusted by a formula. For n
+inputs with a total weight W and a largest weight L, the formula is
 
-    f = a + b·n + c·W + d·L + e·n·L    (a to e at least 0, fitted to all batches by relative least squares)
+    f = a + b·n + c·W + d·L + e·n·L    (a to e are at least 0, and fitted to all batches by relative least squares)
 
-has a term for each usual cost: of the call, an input, a token, a decoding step, and a padded token. Among recorded batches of about
-the same size, the NEAR nearest in ln n, ln W and ln L are found. One is drawn at random, and its time is multiplied by the f of the
-simulated batch over its own f. So what the formula misses, such as steps and chance, comes from batches near by."""
+It has a term for each usual kind of cost: per call, input, token, decoding step, and padded token. Among the recorded batches of
+about the same size, the NEAR nearest in ln n, ln W and ln L are found. One of them is drawn at random, and its time is multiplied
+by f of the simulated batch divided by its own f. So whatever the formula misses, such as steps and chance, comes from similar
+batches."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ from headway.errors import SettingError
 from headway.model import CostShape
 
 NEAR = 5  # Recorded batches to draw from.
-OF_ABOUT_ITS_SIZE = 64  # Recorded batches nearest in size, among which to look for those.
-LEAST_BATCHES = 20  # Fewest batches of a file.
-MOST_BATCHES = 20_000  # Most batches of a file. Drawing from more takes longer, and gains nothing.
-SWEEPS = 2_000  # Rounds of the fit.
+OF_ABOUT_ITS_SIZE = 64  # Recorded batches of similar size, among which the nearest are searched.
+LEAST_BATCHES = 20  # Minimum number of batches in a file.
+MOST_BATCHES = 20_000  # Maximum number of batches in a file. More would take longer without being more accurate.
+SWEEPS = 2_000  # Iterations of the fit.
 DRAWS = 200  # Batches to draw for a mean.
 BATCH_MS_HINT = "Give --batch-ms or --batch-times FILE; headway check measures both."
 HINT = "Make one with headway check TARGET --record FILE."
@@ -46,7 +47,7 @@ _Point = tuple[float, float, float]
 
 
 class RecordedBatch(msgspec.Struct, frozen=True):
-    """A batch that ran: the weights of its inputs, and its run time in seconds."""
+    """A recorded batch: the weights of its inputs, and its run time in seconds."""
 
     weights: Annotated[
         list[Annotated[int, msgspec.Meta(ge=1, le=MOST_WEIGHT)]], msgspec.Meta(min_length=1, max_length=MAX_BATCH)
@@ -55,15 +56,15 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """A recorded batch: its place, and its time divided by the formula's."""
+    """A recorded batch: its coordinates, and its time divided by the result of the formula."""
 
     point: _Point
     ratio: float
 
 
 class BatchTimes:
-    """Run times drawn from recorded batches, of which there is at least one. They are `padded` if they show that the model pads
-    the inputs of a call to the longest."""
+    """Draws run times from recorded batches, of which there must be at least one. `padded` is True if they show that the model
+    pads all inputs of a call to the longest."""
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
         self.weights = tuple(weight for batch in batches for weight in batch.weights)
@@ -83,14 +84,14 @@ class BatchTimes:
         return len(self._known)
 
     def draw(self, weights: Sequence[int], rng: Callable[[], float]) -> float:
-        """Draw the run time, in seconds, of a batch of inputs of these weights. `rng` is uniform in [0, 1)."""
+        """Draw the run time in seconds of a batch with these weights. `rng` is uniform in [0, 1)."""
         near = self._near(_point(weights), NEAR)
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
-        """Return the mean run time, in seconds, of batches of at most `count` inputs, and `max_weight` (0 for no bound). Their
-        weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together and sorted, so that
-        each batch gets inputs of similar weight."""
+        """Return the mean run time in seconds of batches with at most `count` inputs and a total weight of at most `max_weight`
+        (0 for no limit). Weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together
+        and sorted, so that each batch gets inputs of similar weight."""
         key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time
@@ -101,7 +102,7 @@ class BatchTimes:
         return self._means[key]
 
     def error(self) -> float:
-        """Return the median relative error when each batch's time is predicted from the others."""
+        """Return the median relative error of predicting each batch's time from the other batches."""
         errors = []
         for known in self._known:
             others = [near.ratio for near in self._near(known.point, NEAR + 1) if near is not known][:NEAR]
@@ -127,8 +128,8 @@ class BatchTimes:
 
 
 def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
-    """Read a file of recorded batches. Raises SettingError, with the option that names it, if it cannot be read, a line is no
-    batch, or there are too few or too many."""
+    """Read a file of recorded batches. Raises SettingError for the option `setting` if the file cannot be read, a line isn't a
+    batch, or there are too few or too many batches."""
     shown = str(path)
     try:
         lines = path.read_bytes().splitlines()
@@ -141,15 +142,15 @@ def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
         try:
             batches.append(decoder.decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise SettingError(setting, shown, f"line {number} is no recorded batch: {exc}", HINT) from None
+            raise SettingError(setting, shown, f"line {number} is not a recorded batch: {exc}", HINT) from None
     if not LEAST_BATCHES <= len(batches) <= MOST_BATCHES:
-        reason = f"has {len(batches)} batches; {LEAST_BATCHES} to {MOST_BATCHES:,} can be drawn from"
+        reason = f"has {len(batches)} batches; it must have {LEAST_BATCHES} to {MOST_BATCHES:,}"
         raise SettingError(setting, shown, reason, HINT)
     return BatchTimes(batches)
 
 
 def _packed(weights: list[int], max_weight: int) -> list[int]:
-    """Return the first of these weights, as many as fit into a batch."""
+    """Return as many of the first weights as fit into a batch."""
     if not max_weight:
         return weights
     packed, left = weights[:1], max_weight - weights[0]
@@ -171,8 +172,8 @@ def _terms(weights: Sequence[int]) -> tuple[float, ...]:
 
 
 def _fitted(batches: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Return factors of the terms, at least 0, with the least sum of squared relative errors, by coordinate descent. Each term is
-    scaled to its root mean square, which keeps the rounds few."""
+    """Return the factors of the terms, each at least 0, that minimize the sum of squared relative errors. The method is coordinate
+    descent. Each term is scaled to its root mean square, so that fewer iterations are needed."""
     rows = [[term / seconds for term in terms] for terms, seconds in batches]
     scales = [math.sqrt(math.fsum(row[term] ** 2 for row in rows)) for term in range(len(rows[0]))]
     columns = [[row[term] / scale for row in rows] for term, scale in enumerate(scales)]

@@ -1,15 +1,15 @@
-"""A day of traffic under the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
+"""Simulates a day of traffic with the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
 
-A day has hundreds of millions of requests, too many to follow each. So arrivals are counted per second, and the backlog is a level,
-which rises with arrivals and falls with what the workers do in full batches. The decisions are production's: `core.scaling.scaler`
-is asked once a second, with what the controller would measure.
+A day has hundreds of millions of requests, too many to follow each one. So arrivals are counted per second, and the backlog is a
+number that rises with arrivals and falls by what the workers can do in full batches. Decisions come from the production code:
+`core.scaling.scaler` is called once a second with what the controller would measure.
 
-Traffic is a recorded trace, scaled to the rate and repeated through the day, times a daily wave, times two for an hour in which it
-doubles within a minute. Within a second, arrivals are only known by their dispersion, from which the formula of
-`core.scaling.sizing` estimates a further wait.
+The traffic is a recorded trace, scaled to the rate and repeated all day, multiplied by a daily wave. For one hour it is doubled;
+the doubling takes a minute. Within a second, only the dispersion of arrivals is known, from which the formula of
+`core.scaling.sizing` estimates an additional wait.
 
-With `limits.idle_after`, the model goes to zero workers and back. Requests that come meanwhile are held or get 503, by the rule of
-gateways. Whoever gets 503 doesn't come back."""
+With `limits.idle_after`, the model is scaled to zero workers and back. Requests that arrive while there are no workers are held or
+get 503, by the same rule as in gateways. Clients that get 503 don't retry."""
 
 from __future__ import annotations
 
@@ -17,84 +17,83 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec.structs import replace
 
+from headway.config.fields import check_within
+from headway.core.arrivals import poisson
 from headway.core.deadlines import HELD_SHARE
 from headway.core.scaling.scaler import DOWN, PLAN, RULES, UP, ModelState, ScaleLimits, Scaler
 from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 
 DAY = 86_400
-TENTHS = 10  # Parts of a second in which a record's arrivals are counted.
-FIRST_SECONDS = 600  # Seconds from whose counts FIXED and PLAN learn how uneven arrivals are.
-LEAST_RECORD = 600.0  # Seconds to which a shorter record is repeated before it is counted.
+TENTHS = 10  # Parts of a second in which the arrivals of a trace are counted.
+FIRST_SECONDS = 600  # Seconds from which FIXED and PLAN learn how uneven arrivals are.
+LEAST_RECORD = 600.0  # Seconds to which a shorter trace is repeated before its arrivals are counted.
 WAVE = 0.6  # Amplitude of the daily wave, as a share of its mean.
-# When the rate doubles, how long it climbs, and how long it stays, in seconds.
+# When the rate starts to double, how long that takes, and how long it lasts, in seconds.
 DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0
-FIXED = "fixed"  # Policy that never changes the number: the fewest workers that keep the promise in the busiest minute.
+FIXED = "fixed"  # Policy with a constant number: the fewest workers that keep the promise in the busiest minute.
 POLICIES = (RULES, PLAN, FIXED)  # Policies to compare.
-QUEUE_SECONDS = 2.0  # Seconds of work that may wait. What comes beyond is refused.
-FEW = 20.0  # Arrivals per second below which they are drawn from the Poisson distribution itself, with empty seconds.
+QUEUE_SECONDS = 2.0  # Seconds of work that may be waiting. Anything more is refused.
+FEW = 20.0  # Arrivals per second below which they are drawn from an exact Poisson distribution, with empty seconds.
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a day to simulate. Times are in seconds. Policy and promise of the limits are replaced."""
+    """A day to simulate. Times are in seconds. `policy` and `promise` of the limits are ignored."""
 
-    rate: float  # Mean arrivals per second before the doubling.
+    rate: float  # Mean arrivals per second, without the doubling.
     cost: BatchCost
     promise: float  # Promised latency.
-    start: float  # Time until a new worker serves.
-    trace: tuple[float, ...] = ()  # Recorded times; empty for a steady rate.
+    start: float  # Time that a new worker takes to start.
+    trace: tuple[float, ...] = ()  # Recorded arrival times; empty for a steady rate.
     limits: ScaleLimits = msgspec.field(default_factory=ScaleLimits)
-    timeout: float = 4.0  # Longest overall time of a request.
+    timeout: float = 4.0  # Longest total time of a request.
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and 0.0 < self.rate <= 1e6):
-            raise SettingError("--rate", self.rate, "must lie between 0 and 1000000 requests/s", "For example 2000.")
-        if not 0.0 <= self.start <= 3600.0:
-            raise SettingError("--cold-start-s", self.start, "must lie between 0 and 3600 s", "For example 60.")
-        if not 0.0 <= self.limits.idle_after <= DAY:
-            option, hint = "--scale-to-zero-after-s", "For example 600."
-            raise SettingError(option, self.limits.idle_after, f"must lie between 0 and {DAY} s", hint)
+        check_within("--rate", self.rate, 0.001, 1_000_000, "requests/s")
+        check_within("--cold-start-s", self.start, 0, 3600, "s")
+        check_within("--scale-to-zero-after-s", self.limits.idle_after, 0, DAY, "s")
         least = self.cost.alpha + self.cost.beta
         if least >= self.promise:
             reason = f"no request is answered sooner than one batch takes, {1000 * least:g} ms"
-            raise SettingError("--promise", f"{self.promise * 1000:g} ms", reason, "Ask for more.")
+            raise SettingError("--promise", f"{self.promise * 1000:g} ms", reason, "Choose a larger value.")
 
 
 class DayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one policy: RULES, PLAN or FIXED."""
+    """Results of one policy: RULES, PLAN or FIXED."""
 
     policy: str
-    gpu_hours: float  # Hours of all workers, their starts included.
+    gpu_hours: float  # Hours of all workers, including their start times.
     within: float  # Share of the requests answered within the promise.
     refused: float  # Share of the requests that were refused.
-    ups: int  # Changes of the number of workers, which lies between `fewest` and `most`.
-    downs: int
+    ups: int  # How often the number of workers rose; it was between `fewest` and `most`.
+    downs: int  # How often it fell.
     most: int
     fewest: int
-    utilisation: float  # Mean load divided by the capacity of the workers that serve.
-    zero_hours: float  # Hours without a worker, starts from zero included.
+    utilisation: float  # Mean load divided by the capacity of the running workers.
+    zero_hours: float  # Hours without a worker, including starts from zero.
     starts: int  # Starts from zero.
     held: float  # Requests that were held for such a start.
-    sent_away: float  # Requests that got 503 for such a start. They count as refused.
+    sent_away: float  # Requests that got 503 during such a start. They count as refused.
 
 
 def simulate_day(
     day: Day, policy: str, progress: Callable[[str], None] = lambda text: None,
     traffic: tuple[Sequence[float], float] | None = None,
 ) -> DayReport:  # fmt: skip
-    """Run one policy, RULES, PLAN or FIXED, through the day. `progress` is called with a text on how far it is. `traffic` is the
-    result of `day_arrivals`, if it is known already."""
+    """Simulate a day with the policy RULES, PLAN or FIXED. `progress` is called with descriptions of the progress. `traffic` is the
+    result of `day_arrivals`, if known already."""
     arrivals, dispersion = traffic or day_arrivals(day)
     return _Run(day, policy, arrivals, dispersion).report(progress)
 
 
 def day_arrivals(day: Day) -> tuple[list[float], float]:
-    """Return the arrivals of each second, and their dispersion within a second."""
+    """Return the number of arrivals in each second, and their dispersion within a second."""
     rng = random.Random(day.seed)  # noqa: S311
     counts, dispersion = record_counts(day.trace, day.rate) if day.trace else ([], 1.0)
     seconds = []
@@ -102,22 +101,15 @@ def day_arrivals(day: Day) -> tuple[list[float], float]:
         level = (1.0 - WAVE * math.cos(2.0 * math.pi * second / DAY)) * _doubling(second)
         if counts:
             seconds.append(counts[second % len(counts)] * level)
+        elif (mean := day.rate * level) < FEW:
+            seconds.append(float(sum(1 for _ in takewhile((1.0).__gt__, poisson(mean, rng)))))
         else:
-            mean = day.rate * level
-            seconds.append(_few(rng, mean) if mean < FEW else max(0.0, rng.gauss(mean, math.sqrt(mean))))
+            seconds.append(max(0.0, rng.gauss(mean, math.sqrt(mean))))
     return seconds, dispersion
 
 
-def _few(rng: random.Random, mean: float) -> float:
-    """Draw from the Poisson distribution, by counting events with exponential gaps within a second."""
-    count, passed = 0, rng.expovariate(mean)
-    while passed < 1.0:
-        count, passed = count + 1, passed + rng.expovariate(mean)
-    return float(count)
-
-
 def record_counts(trace: Sequence[float], rate: float) -> tuple[list[int], float]:
-    """Return the arrivals by second of a record, sped up to `rate` and repeated, and their dispersion in tenths of a second."""
+    """Return the arrivals per second of a trace, sped up to `rate` and repeated, and their dispersion in tenths of a second."""
     laps = max(2, math.ceil(LEAST_RECORD * rate / len(trace)))
     length = len(trace) / rate
     scale = length * (1.0 - 1.0 / len(trace)) / (trace[-1] - trace[0])
@@ -142,15 +134,14 @@ def _doubling(second: float) -> float:
 
 
 class Backlog:
-    """Backlog in front of the workers, given the dispersion of arrivals within a second."""
+    """Backlog of requests. `dispersion` is that of arrivals within a second."""
 
     def __init__(self, day: Day, dispersion: float) -> None:
         self.waiting = 0.0
         self._day, self._dispersion = day, dispersion
 
     def serve(self, arrivals: float, workers: int) -> tuple[float, float]:
-        """Serve the arrivals of one second. Return how many of them are answered within the promised time, and how many
-        are refused."""
+        """Serve the arrivals of one second. Return how many of them are answered within the promise, and how many are refused."""
         capacity = workers * self._day.cost.pace
         room = max(capacity * (1.0 + QUEUE_SECONDS) - self.waiting, 0.0)
         accepted = min(arrivals, room)
@@ -159,8 +150,8 @@ class Backlog:
         return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Return the share of arrivals that are answered within the promised time. Each arrival waits for the backlog
-        to clear, plus up to one gap."""
+        """Return the share of arrivals that are answered within the promise. Each arrival waits until the backlog is cleared,
+        and then for up to one gap."""
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
@@ -188,8 +179,7 @@ class _Run:
         self._counts = {UP: 0, DOWN: 0}
 
     def _first(self) -> int:
-        """Return the number of workers at the start of the day. For FIXED it is enough for the busiest minute.
-        Otherwise it is enough for the first hour."""
+        """Return the number of workers at the start of the day: enough for the busiest minute if FIXED, else for the first hour."""
         rates, day = self._arrivals, self._day
         minutes = [sum(rates[at : at + 60]) / 60 for at in range(0, DAY, 60)]
         rate = max(minutes) if self._policy == FIXED else sum(minutes[:60]) / 60 / 0.6
@@ -241,7 +231,7 @@ class _Run:
         self._busy += min(arrivals / (self._ready * self._day.cost.pace), 1.0)
 
     def _wait_for_start(self, arrivals: float, second: float) -> None:
-        """Hold the requests of a second without workers, or send them away."""
+        """Hold the requests of a second without workers, or refuse them."""
         self._at_zero += 1
         if (self._scaler.starts_in(second) or 0.0) <= HELD_SHARE * self._day.timeout:
             self._backlog.waiting += arrivals
@@ -252,7 +242,7 @@ class _Run:
 
 
 def _within(left: float, gap: float, mean: float) -> float:
-    """Return the probability that a uniform part up to `gap` and an exponential part with `mean` add up to at most `left`."""
+    """Return the probability that the sum of a uniform variable up to `gap` and an exponential one with `mean` is at most `left`."""
     if mean <= gap * 1e-3:
         return min(left / gap, 1.0)
     upto = min(left, gap)

@@ -1,7 +1,7 @@
-"""Finds the number of GPUs that a load needs: the least number whose simulated percentiles meet the targets.
+"""Finds the number of GPUs that a load needs: the smallest number whose simulated percentiles meet the targets.
 
-The search begins at the number from the formula of `core.scaling.sizing`, which the autoscaler uses too. It goes up or down in
-growing steps, and then by halves. The result is confirmed with several seeds. A request without an answer is infinitely late."""
+The search starts with the number from the formula of `core.scaling.sizing`, which the autoscaler also uses. It goes up or down in
+growing steps, and then bisects. The result is confirmed with several seeds. Unanswered requests count as infinitely late."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import NoReturn
 
 import msgspec
 
+from headway.config.fields import check_within
 from headway.config.settings import MAX_REQUEST_TIMEOUT_MS
 from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 from headway.simulator.engine import simulate
-from headway.simulator.report import make_report, percentile
+from headway.simulator.report import Report, make_report, percentile
 from headway.simulator.scenario import Scenario
 
 SEEDS = 5
-BULK_SEEDS = 2  # Runs that predict the lines of bulk jobs. They differ little.
-SETTLING = 75.0  # Warm-up in batch times. A fleet that starts in step near saturation needs that many to spread out.
-FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads. Entries pile up until workers have found that out.
-MEASURED = 50.0  # Fewest batch times to measure.
-MEASURED_REQUESTS = 10_000  # Fewest requests to measure in each run for a prediction.
-RATE_STEPS = 5  # Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity.
+BULK_SEEDS = 2  # Runs for predicting the bulk lines. They differ little.
+SETTLING = 75.0  # Warm-up in batch times. Near saturation, a fleet starts in step, and needs that many to spread out.
+FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads. Entries pile up until workers discover that it pads.
+MEASURED = 50.0  # Minimum number of batch times to measure.
+MEASURED_REQUESTS = 10_000  # Minimum number of requests to measure in each run for a prediction.
+RATE_STEPS = 5  # Bisections in the search for the highest rate, which is then known to 1/32 of the spare capacity.
 RATE_SEEDS = 2  # Runs that must meet the targets at each of these rates.
 RATE_REQUESTS = 5_000  # Fewest requests in each of these runs, which take most of a plan's time.
 # Distance to a target, as a share of it and in milliseconds, within which a real run may miss it.
@@ -36,58 +37,55 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of the planner, which chooses the workers, times and seed of the scenario."""
+    """Task of the planner, which chooses the number of workers, the times and the seed of the scenario."""
 
     scenario: Scenario
-    p95: float | None = None  # Highest 95th percentile of latency in seconds; None for any.
+    p95: float | None = None  # Maximum 95th percentile of latency in seconds; None for no limit.
     p99: float | None = None
     gpu_hour_cost: float | None = None  # In any currency.
     max_gpus: int = 2_000
-    target_utilisation: float = 0.7  # Share of its capacity, 0.1 to 1, that a fleet with room to spare uses.
-    bulk: bool = False  # True to ask how many lines of bulk jobs go beside the load.
+    target_utilisation: float = 0.7  # Share of the capacity, 0.1 to 1, that a fleet with room to spare uses.
+    bulk: bool = False  # True to find how many bulk lines fit in next to the load.
 
     def __post_init__(self) -> None:
         if self.p95 is None and self.p99 is None:
-            raise SettingError("--p95", None, "there is no target", "Give --p95 or --p99, in ms.")
+            raise SettingError("--p95", None, "no target is given", "Give --p95 or --p99, in ms.")
         least = self.scenario.cycle(1)
         for setting, target in (("--p95", self.p95), ("--p99", self.p99)):
             if target is not None and not (math.isfinite(target) and target > 0.0):
-                raise SettingError(setting, f"{target * 1000:g} ms", "is no time to promise", "For example 200.")
+                raise SettingError(setting, f"{target * 1000:g} ms", "must be a time above 0", "For example 200.")
             if target is not None and target > MAX_REQUEST_TIMEOUT_MS / 1000:
-                reason = f"no deadline is longer than {MAX_REQUEST_TIMEOUT_MS / 1000:g} s"
-                raise SettingError(setting, f"{target * 1000:g} ms", reason, "Ask for less.")
+                reason = f"is above the maximum deadline of {MAX_REQUEST_TIMEOUT_MS / 1000:g} s"
+                raise SettingError(setting, f"{target * 1000:g} ms", reason, "Choose a smaller value.")
             if target is not None and target < least:
                 reason = f"no request is answered sooner than one batch takes, {least * 1000:g} ms with its overhead"
-                hint = "Ask for more, or make the batch faster; more GPUs do not help."
+                hint = "Choose a larger value, or make batches faster; more GPUs do not help."
                 raise SettingError(setting, f"{target * 1000:g} ms", reason, hint)
-        if not 1 <= self.max_gpus <= 10_000:
-            raise SettingError("--max-gpus", self.max_gpus, "must lie between 1 and 10000", "Choose a value in there.")
-        if not 0.1 <= self.target_utilisation <= 1.0:
-            reason = "must lie between 0.1 and 1"
-            raise SettingError("--target-utilisation", self.target_utilisation, reason, "Choose a value in there.")
+        check_within("--max-gpus", self.max_gpus, 1, 10_000)
+        check_within("--target-utilisation", self.target_utilisation, 0.1, 1)
         cost = self.gpu_hour_cost
         if cost is not None and not (math.isfinite(cost) and cost >= 0):
-            raise SettingError("--gpu-hour-cost", cost, "must be a price, 0 or more", "For example 2.5.")
+            raise SettingError("--gpu-hour-cost", cost, "must be a price of 0 or more", "For example 2.5.")
 
     def met_by(self, prediction: Prediction) -> bool:
         """Return True if a prediction meets the targets even at the worst end of its confidence intervals."""
         return all(worst <= target for target, worst in self._targets_and_worst(prediction))
 
     def on_the_edge(self, prediction: Prediction) -> bool:
-        """Return True if a prediction is so near to a target that a real run may miss it."""
+        """Return True if a prediction is so close to a target that a real run may miss it."""
         return any(
             worst > target - max(EDGE_SHARE * target, EDGE_MS) for target, worst in self._targets_and_worst(prediction)
         )
 
     def _targets_and_worst(self, prediction: Prediction) -> list[tuple[float, float]]:
-        """Return each target that is set, with the worst end of the interval, in milliseconds."""
+        """Return each target that is set, with the worst end of its confidence interval, in milliseconds."""
         doubt = prediction.doubt_ms
         pairs = ((self.p95, prediction.p95_ms + doubt.p95), (self.p99, prediction.p99_ms + doubt.p99))
         return [(target * 1000, worst) for target, worst in pairs if target is not None]
 
 
 class ConfidenceInterval(msgspec.Struct, frozen=True):
-    """Half-widths, in ms, of the percentiles' 95 % confidence intervals, from their spread over the seeds."""
+    """Half-widths in ms of the 95 % confidence intervals of percentiles, from their spread over the seeds."""
 
     p50: float
     p95: float
@@ -95,47 +93,48 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected results of a number of GPUs at a rate of requests per second. A request without an answer is infinitely late."""
+    """Expected results for a number of GPUs and requests per second. Unanswered requests count as infinitely late."""
 
     gpus: int
     rate: float
     p50_ms: float  # Over all requests; null in JSON if infinite.
     p95_ms: float
     p99_ms: float
-    doubt_ms: ConfidenceInterval  # Half-widths of their confidence intervals.
-    unanswered: float  # Share of requests without an answer.
+    doubt_ms: ConfidenceInterval  # Half-widths of the confidence intervals.
+    unanswered: float  # Share of unanswered requests.
     fill: float  # Mean batch size as a share of the largest batch.
-    utilisation: float  # Share of the GPUs' time in which they run batches.
+    utilisation: float  # Share of time for which the GPUs run batches.
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of a plan, in the currency of the price."""
+    """Cost of a plan, in the currency of `gpu_hour_cost`."""
 
     per_hour: float
     per_million_requests: float
 
 
 class Plan(Prediction, frozen=True, kw_only=True):
-    """Result of a plan: the prediction for the least number of GPUs, and more about it."""
+    """Prediction for the smallest sufficient number of GPUs, with additional results."""
 
-    capacity: float  # Most requests per second that these GPUs can answer, in full batches.
-    load: float  # The rate divided by that.
-    arrivals_cv: float  # Coefficient of variation of the gaps between arrivals: 1 for Poisson, more for burstier.
+    capacity: float  # Most requests per second that these GPUs can answer, if all batches are full.
+    load: float  # `rate` divided by `capacity`.
+    arrivals_cv: float  # Coefficient of variation of the gaps between arrivals: 1 for Poisson, higher if burstier.
     meets_up_to: float  # Highest rate, in requests per second, at which these GPUs still meet the targets.
-    one_less: Prediction | None  # Prediction for one GPU less; null if that could not carry the load at all.
-    on_the_edge: bool  # True if it is so near to a target that a real run may miss it.
-    one_more: Prediction | None  # Prediction for one GPU more, if it is on the edge; else null.
-    with_room: int  # Least number of GPUs that the load uses to no more than the target utilisation.
-    cost: Cost | None  # Cost of the GPUs; null without a price.
-    # For a model that pads, the least number of GPUs if inputs ran in the order of arrival, in one call; null above the limit.
+    one_less: Prediction | None  # Prediction for one GPU fewer; null if that can't handle the load at all.
+    on_the_edge: bool  # True if the prediction is so close to a target that a real run may miss it.
+    one_more: Prediction | None  # Prediction for one more GPU if `on_the_edge`, else null.
+    with_room: int  # Smallest number of GPUs of which the load uses at most the target utilisation.
+    cost: Cost | None  # Cost of the GPUs; null if no price is given.
+    # For a model that pads, the smallest number of GPUs if inputs ran in the order of arrival, in one call; null if above the limit.
     first_come: int | None
-    bulk: float | None  # Lines of bulk jobs per second that go into empty seats; null if nobody asked.
-    seeds: int  # Simulations behind the figures, which measured so many `requests`.
-    requests: int
+    bulk: float | None  # Bulk lines per second that fit into empty seats; null if `Goal.bulk` is False.
+    seeds: int  # Number of simulations.
+    requests: int  # Number of requests measured in them.
 
 
 def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Plan:
-    """Find the least number of GPUs, and call `progress` with a line on each step. Raises SettingError if no number will do."""
+    """Find the smallest sufficient number of GPUs. `progress` is called with a description of each step. Raises SettingError if no
+    allowed number is sufficient."""
     return _Planner(goal, progress).plan()
 
 
@@ -156,7 +155,7 @@ class _Planner:
             **msgspec.structs.asdict(prediction),
             capacity=capacity,
             load=rate / capacity,
-            arrivals_cv=runs[-1].arrivals_cv,
+            arrivals_cv=runs[-1].report.arrivals_cv,
             meets_up_to=self._highest_rate(prediction, capacity),
             one_less=self._prediction(gpus - 1, rate, SEEDS) if gpus > bound else None,
             on_the_edge=edge,
@@ -166,11 +165,11 @@ class _Planner:
             first_come=self._first_come(),
             bulk=self._bulk(gpus, rate) if goal.bulk else None,
             seeds=SEEDS,
-            requests=sum(run.requests for run in runs),
+            requests=sum(run.report.total.requests for run in runs),
         )
 
     def fewest(self) -> int:
-        """Return the least number of GPUs that meets the targets with all seeds."""
+        """Return the smallest number of GPUs that meets the targets with all seeds."""
         gpus, rate = self._search(self._least()), self._goal.scenario.rate
         while not self._meets(gpus, rate, SEEDS):
             if gpus >= self._goal.max_gpus:
@@ -179,7 +178,7 @@ class _Planner:
         return gpus
 
     def _first_come(self) -> int | None:
-        """Return the least number of GPUs if inputs ran in the order of arrival; see `Plan.first_come`."""
+        """See `Plan.first_come`."""
         if not self._goal.scenario.pads:
             return None
         as_they_come = replace(self._goal.scenario, first_come=True)
@@ -189,29 +188,30 @@ class _Planner:
             return None
 
     def _bulk(self, gpus: int, rate: float) -> float:
-        """Return the lines of bulk jobs per second beside the load, whose highest target counts as promised."""
+        """Return the bulk lines per second that fit in next to the load. The promise is the target for P95, or else for P99."""
         promise = self._goal.p95 or self._goal.p99
         self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s with bulk jobs")
         rates = []
         for seed in range(BULK_SEEDS):
-            scenario = replace(self._with(gpus, rate, seed), bulk=True, promise=promise)
+            scenario = self._with(gpus, rate, seed)
+            scenario = replace(scenario, bulk=True, queue=replace(scenario.queue, promise=promise))
             rates.append(simulate(scenario).bulk / (scenario.duration - scenario.warmup))
         return statistics.fmean(rates)
 
     def _least(self) -> int:
-        """Return the least number of GPUs that can carry the load at all."""
+        """Return the smallest number of GPUs that can handle the load at all."""
         goal, scenario = self._goal, self._goal.scenario
-        if scenario.pads:  # How much cutting batches into calls saves is not known beforehand.
+        if scenario.pads:  # How much splitting batches into calls saves is only known after a run.
             return 1
         busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.full
         least = max(1, math.floor(busy) + 1)
         if least > goal.max_gpus:
-            reason = f"{scenario.rate:g} requests/s keep {busy:.1f} GPUs busy with full batches alone"
+            reason = f"{scenario.rate:g} requests/s keep {busy:.1f} GPUs busy even if all batches are full"
             raise SettingError("--max-gpus", goal.max_gpus, reason, f"Allow {least} or more.")
         return least
 
     def _search(self, bound: int) -> int:
-        """Return the least number of GPUs that meets the targets with one seed."""
+        """Return the smallest number of GPUs that meets the targets with one seed."""
         rate, most = self._goal.scenario.rate, self._goal.max_gpus
         below, gpus, step = bound - 1, max(bound, min(self._estimate(), most)), 1
         while gpus - below > 1 and self._meets(gpus, rate, 1):
@@ -234,8 +234,8 @@ class _Planner:
         return gpus
 
     def _estimate(self) -> int:
-        """Return the number of GPUs by the formula, or 0 if it doesn't apply: to recorded batches or weighed entries. For a model
-        that pads, return the fewest GPUs whose known capacity exceeds the load."""
+        """Return the number of GPUs from the formula, or 0 if it doesn't apply because batches were recorded or entries are
+        weighed. For a model that pads, return the smallest number with an estimated capacity above the load."""
         scenario, target = self._goal.scenario, self._goal.p95
         if scenario.pads:
             return math.floor(scenario.rate / scenario.capacity) + 1
@@ -252,7 +252,7 @@ class _Planner:
         reason = (
             f"{gpus} GPUs give p95 {prediction.p95_ms:.1f} and p99 {prediction.p99_ms:.1f} ms, and no more are allowed"
         )
-        hint = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
+        hint = "Choose a larger value, try another policy, or allow more GPUs with --max-gpus."
         raise SettingError(setting, shown, reason, hint)
 
     def _highest_rate(self, prediction: Prediction, capacity: float) -> float:
@@ -278,7 +278,7 @@ class _Planner:
         return _prediction(gpus, rate, self._several(gpus, rate, seeds))
 
     def _several(self, gpus: int, rate: float, seeds: int) -> list[_Run]:
-        """Return the runs with the first seeds. Each is simulated only once."""
+        """Return the runs with the first `seeds` seeds. Each is simulated only once."""
         for seed in range(seeds):
             if (gpus, rate, seed) not in self._runs:
                 self._tell(gpus, rate)
@@ -289,7 +289,7 @@ class _Planner:
         self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s")
 
     def _with(self, gpus: int, rate: float, seed: int, requests: int | None = None) -> Scenario:
-        """Return the scenario of a run. A trace is played once to settle and once to measure, from a start of its own."""
+        """Return the scenario for a run. A trace is played once to settle and once to measure; each seed starts elsewhere in it."""
         given = self._goal.scenario
         cycle = given.cycle(given.max_batch)
         least_timeout = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
@@ -297,10 +297,10 @@ class _Planner:
         warmup, measured = settling * cycle, max(MEASURED * cycle, (requests or MEASURED_REQUESTS) / rate)
         if given.trace:
             warmup = measured = len(given.trace) / rate
+        timeouts = max(given.queue.queue_timeout, least_timeout), max(given.queue.timeout, least_timeout)
         return replace(
             given, rate=rate, workers=gpus, trace=_turned(given.trace, seed / SEEDS), warmup=warmup, duration=warmup + measured,
-            queue_timeout=max(given.queue_timeout, least_timeout), timeout=max(given.timeout, least_timeout),
-            seed=given.seed + seed,
+            queue=replace(given.queue, queue_timeout=timeouts[0], timeout=timeouts[1]), seed=given.seed + seed,
         )  # fmt: skip
 
     def _run(self, scenario: Scenario) -> _Run:
@@ -310,11 +310,7 @@ class _Planner:
         missing = flow.requests - flow.answered
         ascending = [*sorted(record.latency), *[math.inf] * missing]
         p50, p95, p99 = (percentile(ascending, share) * 1000 for share in (0.50, 0.95, 0.99))
-        unanswered = missing / flow.requests if flow.requests else 0.0
-        return _Run(
-            p50=p50, p95=p95, p99=p99, unanswered=unanswered, fill=report.batches.fill, utilisation=report.utilisation,
-            arrivals_cv=report.arrivals_cv, requests=flow.requests,
-        )  # fmt: skip
+        return _Run(p50, p95, p99, missing / flow.requests if flow.requests else 0.0, report)
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -322,28 +318,22 @@ class _Run(msgspec.Struct, frozen=True):
     p95: float
     p99: float
     unanswered: float
-    fill: float
-    utilisation: float
-    arrivals_cv: float
-    requests: int
+    report: Report
 
 
 def _prediction(gpus: int, rate: float, runs: Sequence[_Run], doubt: ConfidenceInterval | None = None) -> Prediction:
-    """Return the means of some runs. Their spread gives the doubt, unless it is known from other runs."""
+    """Return the means of some runs. `doubt`, if not given, is calculated from their spread."""
     return Prediction(
         gpus=gpus, rate=rate, p50_ms=statistics.fmean(run.p50 for run in runs), p95_ms=statistics.fmean(run.p95 for run in runs),
         p99_ms=statistics.fmean(run.p99 for run in runs), doubt_ms=doubt or _interval(runs),
-        unanswered=statistics.fmean(run.unanswered for run in runs), fill=statistics.fmean(run.fill for run in runs),
-        utilisation=statistics.fmean(run.utilisation for run in runs),
+        unanswered=statistics.fmean(run.unanswered for run in runs), fill=statistics.fmean(run.report.batches.fill for run in runs),
+        utilisation=statistics.fmean(run.report.utilisation for run in runs),
     )  # fmt: skip
 
 
 def _interval(runs: Sequence[_Run]) -> ConfidenceInterval:
-    return ConfidenceInterval(
-        p50=_doubt([run.p50 for run in runs]),
-        p95=_doubt([run.p95 for run in runs]),
-        p99=_doubt([run.p99 for run in runs]),
-    )
+    p50s, p95s, p99s = zip(*((run.p50, run.p95, run.p99) for run in runs), strict=True)
+    return ConfidenceInterval(_doubt(p50s), _doubt(p95s), _doubt(p99s))
 
 
 def _doubt(values: Sequence[float]) -> float:
@@ -353,7 +343,7 @@ def _doubt(values: Sequence[float]) -> float:
 
 
 def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """Return the trace with the part before the new start moved to its end."""
+    """Return the trace with its first part, of this share, moved to the end."""
     cut = int(len(trace) * share)
     if not cut:
         return trace

@@ -1,4 +1,4 @@
-"""Pictures of simulations, apart from the tables, as matplotlib is not in every installation."""
+"""Plots of simulations. They need matplotlib, which isn't always installed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg", ".pdf")  # Endings of a picture's path.
-WINDOWS = 100  # Most points of a line over time.
-LEAST_WINDOW = 5  # Fewest batch times behind a point. With fewer, chance would hide what happens.
-WIDEST = 4.0  # Width in points of the widest line.
-STYLES = ("-", "--", ":", "-.")  # Line styles of tiers, highest first, when colours tell policies apart.
+FORMATS = (".png", ".svg", ".pdf")  # Allowed file extensions.
+WINDOWS = 100  # Maximum number of points of a line over time.
+LEAST_WINDOW = 5  # Minimum number of batch times per point. With fewer, chance would hide the trend.
+WIDEST = 4.0  # Width of the widest line in points.
+STYLES = ("-", "--", ":", "-.")  # Line styles of tiers, highest first, if colours distinguish policies.
 
 
 def check(path: Path) -> None:
-    """Check before a run that its picture can be written, as far as can be seen. Raises SettingError if the ending is no picture's,
-    no file can be made there, or matplotlib is missing."""
+    """Check, as far as possible before a run, that its plot can be written. Raises SettingError if the extension isn't allowed, no
+    file can be created there, or matplotlib is missing."""
     if path.suffix.lower() not in FORMATS:
-        hint = f"Let it end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
-        raise SettingError("--plot", str(path), "does not end as a picture does", hint)
+        hint = f"Use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+        raise SettingError("--plot", str(path), "does not have the extension of a supported format", hint)
     reason = ""
     if path.is_dir():
         reason = "is a directory"
@@ -40,7 +40,7 @@ def check(path: Path) -> None:
     if reason:
         raise SettingError("--plot", str(path), f"cannot be written: {reason}", "For example waits.png.")
     try:
-        import matplotlib  # noqa: F401 - only to see whether it is installed
+        import matplotlib  # noqa: F401 - only to check whether it is installed
     except ImportError:
         raise SettingError(
             "--plot", str(path), "needs matplotlib, which is not installed", install_hint("plot")
@@ -48,8 +48,8 @@ def check(path: Path) -> None:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Write a picture: each tier's latency and the batches' fill over time, and the distribution of latency. The records are of one
-    scenario under one or more policies. The ending of `path` decides the format. Raises SettingError if it cannot be written."""
+    """Plot the latency of each tier and the fill of batches over time, and the distribution of latencies. The records are of one
+    scenario with one or more policies. The extension of `path` determines the format. Raises SettingError if it can't be written."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -65,7 +65,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def picture(records: Sequence[Record]) -> Figure:
-    """Draw a picture, see `draw`. Its legend is below the axes, where it hides nothing."""
+    """Draw a plot (see `draw`). The legend is below the axes, so that it doesn't cover any data."""
     from matplotlib import pyplot
 
     figure: Figure
@@ -82,12 +82,12 @@ def picture(records: Sequence[Record]) -> Figure:
         _mark(axes, records)
         axes.set_xlim(scenario.warmup, scenario.duration)
         axes.set_xlabel("seconds")
-    if scenario.promise is not None:
-        waits.axhline(scenario.promise * 1000, color="grey", linestyle=":", label="promise")
-        shares.axvline(scenario.promise * 1000, color="grey", linestyle=":")
+    if scenario.queue.promise is not None:
+        waits.axhline(scenario.queue.promise * 1000, color="grey", linestyle=":", label="promise")
+        shares.axvline(scenario.queue.promise * 1000, color="grey", linestyle=":")
     shares.axhline(0.95, color="lightgrey", linewidth=0.8)
-    waits.set(ylabel="ms", title="95th percentile of latency, by the instant at which requests came", ylim=(0, None))
-    fills.set(ylabel="share of the largest batch", title="Fill of the batches that left", ylim=(0, 1.15))
+    waits.set(ylabel="ms", title="95th percentile of latency, by arrival time", ylim=(0, None))
+    fills.set(ylabel="share of the largest batch", title="Fill of batches", ylim=(0, 1.15))
     shares.set(xlabel="latency in ms", ylabel="share of answers", title="Latency of all answers", xlim=(0, None))
     handles, labels = waits.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
@@ -95,7 +95,7 @@ def picture(records: Sequence[Record]) -> Figure:
 
 
 def windows(record: Record) -> tuple[float, int]:
-    """Return the seconds behind each point of a line over time, and the number of points."""
+    """Return the seconds per point of a line over time, and the number of points."""
     scenario = record.scenario
     span = scenario.duration - scenario.warmup
     count = min(WINDOWS, int(span / (LEAST_WINDOW * scenario.cycle(scenario.max_batch))))
@@ -103,7 +103,7 @@ def windows(record: Record) -> tuple[float, int]:
 
 
 class _Line(NamedTuple):
-    """Answers of one tier, and how they are drawn."""
+    """Answers of one tier, and how to draw them."""
 
     name: str
     color: str
@@ -113,7 +113,7 @@ class _Line(NamedTuple):
 
 
 def _lines(record: Record, number: int, policies: int) -> Iterator[_Line]:
-    """Yield a line for each tier. A higher tier's is wider, so that it shows behind the others."""
+    """Yield a line for each tier. Those of higher tiers are wider, so that they are visible behind the others."""
     tiers = list(record.scenario.mix)
     for index, tier in enumerate(tiers):
         names = [record.scenario.policy] * (policies > 1) + [tier] * (len(tiers) > 1)
@@ -157,17 +157,17 @@ def _window(record: Record, at: float, seconds: float, count: int) -> int:
 
 
 def _mark(axes: Axes, records: Sequence[Record]) -> None:
-    """Mark what happened in a run: changes of the rate, and deaths of workers."""
+    """Mark rate changes and worker deaths."""
     scenario = records[0].scenario
     for number, step in enumerate(scenario.steps):
         axes.axvline(step.at, color="dimgrey", linewidth=1, label="rate changes" if number == 0 else None)
         axes.annotate(f"{step.rate:g}/s", (step.at, 1), xycoords=("data", "axes fraction"), fontsize=8,
                       xytext=(2, -10), textcoords="offset points", color="dimgrey")  # fmt: skip
-    for number, kill in enumerate(scenario.kills):
+    for number, kill in enumerate(scenario.faults.kills):
         label = "workers are killed" if number == 0 else None
         axes.axvline(kill.at, color="black", linewidth=1, linestyle="--", label=label)
         axes.annotate(f"−{kill.workers}", (kill.at, 1), xycoords=("data", "axes fraction"), fontsize=8,
                       xytext=(2, -20), textcoords="offset points", color="black")  # fmt: skip
-    if scenario.fail_every:
+    if scenario.faults.fail_every:
         died = records[0].died_at
         axes.plot(died, [0.0] * len(died), "|", color="black", markersize=12, clip_on=False, label="a worker dies")

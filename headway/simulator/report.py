@@ -1,5 +1,5 @@
-"""Reports of simulations: percentiles, shares and rates, and the tables that show them to people. Times are in milliseconds, and
-percentiles exact (nearest rank)."""
+"""Reports on simulations: percentiles, shares and rates, and tables of these. Times are in milliseconds. Percentiles are exact
+(nearest rank)."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from headway.simulator.scenario import Scenario
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes of the requests of one tier, or of all. The four kinds of outcome add up to `requests`."""
+    """Outcomes of the requests of one tier, or of all tiers. The four kinds of outcomes add up to `requests`."""
 
     requests: int
     answered: int  # Requests answered before their deadline.
     refused: int  # Requests that were not admitted.
     expired: int  # Requests that were admitted but not answered before their deadline.
-    failed: int  # Requests that were given up as their batches failed.
+    failed: int  # Requests that were given up because their batches failed.
     reasons: dict[str, int]  # Losses by kind and reason, such as `refused: shed`.
-    in_time: int | None  # Answers within the promise; null without a promise.
-    goodput: float  # Answers within the promise per second, or all answers per second without a promise.
+    in_time: int | None  # Answers within the promise; null if there is none.
+    goodput: float  # Answers per second, only those within the promise if there is one.
     latency_ms: Latency  # Latencies of answers.
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of the batches that left."""
+    """Statistics of batches."""
 
     count: int
-    mean_size: float  # Mean entries of a batch.
+    mean_size: float  # Mean number of entries.
     fill: float  # Mean share of a full batch, by number or by weight.
-    reasons: dict[str, int]  # Number of batches by why they left.
-    gap_ms: float  # Mean gap between two departures.
-    gap_cv: float  # Coefficient of variation of those gaps: 0 for even, 1 for random, more for bunched.
-    shard_gap_cv: float | None  # Mean of the shards' own, as these are not in step; null without shards.
-    stolen: float  # Share of batches taken by workers of another home shard.
+    reasons: dict[str, int]  # Number of batches by the reason why they started.
+    gap_ms: float  # Mean gap between starts.
+    gap_cv: float  # Coefficient of variation of these gaps: 0 if regular, 1 if random, higher if bunched.
+    shard_gap_cv: float | None  # Mean of this within each shard, since shards are independent; null without shards.
+    stolen: float  # Share of batches claimed by workers with another home shard.
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue's estimates at the end: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
+    """The queue's final estimates: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
 
     rate: float
     alpha_ms: float
@@ -57,31 +57,34 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one simulation without its warm-up."""
+    """Results of one simulation after its warm-up."""
 
     policy: str
     workers: int  # Number of GPUs.
-    capacity: float  # Most requests per second that they can answer, in full batches.
-    arrivals_cv: float  # Coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more for burstier.
-    offered_rate: float  # Requests per second that came.
+    capacity: float  # Most requests per second that they can answer, if all batches are full.
+    arrivals_cv: float  # Coefficient of variation of the gaps between arrivals (`Record.gap_variation`).
+    offered_rate: float  # Requests per second that arrived.
     total: Flow
-    tiers: dict[str, Flow]  # Figures of each tier, highest first, if there are several.
+    tiers: dict[str, Flow]  # By tier, highest first, if there are several.
     batches: Batches
-    utilisation: float  # Share of the GPUs' time in which they ran batches. `down` is when they were dead.
-    down: float
+    utilisation: float  # Share of time for which the GPUs ran batches.
+    down: float  # Share of time for which the GPUs were dead.
     deaths: int
-    retried: int  # Entries that ran again as their batch failed.
+    retried: int  # Entries that were rerun because their batch failed.
     estimates: Estimates
-    bulk: float | None = None  # Lines of bulk jobs answered per second; null without such jobs.
+    bulk: float | None = None  # Bulk lines answered per second; null if the scenario has none.
 
 
 def make_report(record: Record) -> Report:
-    """Make the report of a finished simulation."""
+    """Create the report on a finished simulation."""
     scenario = record.scenario
     seconds = scenario.duration - scenario.warmup
     tiers = range(len(scenario.mix))
     gpu_seconds = seconds * scenario.workers
     rate, alpha, beta, deviation = record.estimates
+    latencies: list[list[float]] = [[] for _ in tiers]
+    for latency, tier in zip(record.latency, record.tier, strict=True):
+        latencies[tier].append(latency)
     return Report(
         policy=scenario.policy,
         workers=scenario.workers,
@@ -90,8 +93,8 @@ def make_report(record: Record) -> Report:
         offered_rate=sum(record.offered) / seconds,
         total=_flow(record, tiers, record.latency, seconds),
         tiers={
-            name: _flow(record, (index,), _of_tier(record, index), seconds)
-            for index, name in enumerate(scenario.tiers)
+            name: _flow(record, (index,), latencies[index], seconds)
+            for index, name in enumerate(scenario.mix)
             if len(scenario.mix) > 1
         },
         batches=_batches(record),
@@ -104,12 +107,8 @@ def make_report(record: Record) -> Report:
     )
 
 
-def _of_tier(record: Record, tier: int) -> list[float]:
-    return [seconds for seconds, of in zip(record.latency, record.tier, strict=True) if of == tier]
-
-
 def _flow(record: Record, tiers: Sequence[int], latencies: Sequence[float], seconds: float) -> Flow:
-    promise = record.scenario.promise
+    promise = record.scenario.queue.promise
     reasons: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     for (kind, reason, tier), count in record.lost.items():
@@ -130,7 +129,7 @@ def _batches(record: Record) -> Batches:
     gap, variation = spacing(record.left_at)
     return Batches(
         count=count, mean_size=mean_size, fill=record.filled / count if count else 0.0, reasons=dict(record.reasons.most_common()),
-        gap_ms=gap * 1000, gap_cv=variation, shard_gap_cv=_shard_variation(record) if record.scenario.shards > 1 else None,
+        gap_ms=gap * 1000, gap_cv=variation, shard_gap_cv=_shard_variation(record) if record.scenario.topology.shards > 1 else None,
         stolen=record.stolen / count if count else 0.0,
     )  # fmt: skip
 
@@ -144,20 +143,19 @@ def _shard_variation(record: Record) -> float | None:
 
 
 def describe(scenario: Scenario) -> dict[str, object]:
-    """Return a scenario as plain values for JSON; of trace, weights and recorded times only the length."""
-    long = ("trace", "weights", "times")
-    plain = {name: value for name, value in vars(scenario).items() if name not in long}
-    lengths = {name: len(getattr(scenario, name) or ()) for name in long}
-    return {**msgspec.to_builtins(plain), **lengths}
+    """Return a scenario as plain values for JSON. Trace, weights and recorded times are replaced by their lengths."""
+    values = vars(scenario) | {name: len(getattr(scenario, name) or ()) for name in ("trace", "weights", "times")}
+    groups = [vars(values.pop(name)) for name in ("faults", "queue", "topology")]
+    return {name: msgspec.to_builtins(value) for group in (values, *groups) for name, value in group.items()}
 
 
 def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: Console | None = None) -> None:
-    """Print the reports of one scenario, one for each policy. `arrivals` names what its requests follow, such as `poisson`."""
+    """Print the reports on one scenario, one for each policy. `arrivals` names the arrival process, such as `poisson`."""
     console = console or standard_console()
     first = reports[0]
     console.print(
         f"[bold]{first.offered_rate:,.1f} requests/s[/] ({escape(arrivals)}, variation of gaps "
-        f"{first.arrivals_cv:.2f}) on [bold]{scenario.workers} GPUs[/] of {first.capacity:,.0f} requests/s in all; "
+        f"{first.arrivals_cv:.2f}) on [bold]{scenario.workers} GPUs[/] for {first.capacity:,.0f} requests/s in total; "
         f"{scenario.duration - scenario.warmup:.1f} s after {scenario.warmup:.1f} s of warm-up, seed {scenario.seed}"
     )
     console.print(_latencies(scenario, reports))
@@ -166,15 +164,15 @@ def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: 
         console.print(_losses(reports))
     for report in reports:
         if report.bulk is not None:
-            console.print(f"{report.bulk:,.0f} lines/s of bulk jobs in empty seats ({report.policy}).")
+            console.print(f"{report.bulk:,.0f} bulk lines/s in empty seats ({report.policy}).")
     if first.deaths:
-        console.print(f"{first.deaths} deaths of workers, {first.down:.2%} of the GPUs' time.")
+        console.print(f"{first.deaths} worker deaths; GPUs were down for {first.down:.2%} of the time.")
 
 
 def _latencies(scenario: Scenario, reports: Sequence[Report]) -> Table:
     names = ["requests", "answered", "p50", "p95", "p99", "max", "answers/s"]
-    if scenario.promise is not None:
-        names[-1] = f"within {scenario.promise * 1000:g} ms/s"
+    if scenario.queue.promise is not None:
+        names[-1] = f"within {scenario.queue.promise * 1000:g} ms/s"
     table = table_of("Latency of answers, in ms", ["policy", "tier"], names)
     for report in reports:
         for tier, flow in report.tiers.items():

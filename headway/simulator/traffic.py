@@ -1,4 +1,4 @@
-"""Traffic of a simulation: when requests arrive, and the entries they become."""
+"""Traffic of a simulation: when requests arrive, and what entries they become."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headway.model import Entry
 from headway.simulator.batch_times import read_batch_times
 from headway.simulator.scenario import WEIGHTS_HINT, Scenario
 
-MOST_RANGE = 1_000_000  # Largest weight in a range.
-POISON = "poison"  # Input that fails its batch. Any other is harmless.
+MOST_RANGE = 1_000_000  # Maximum weight in a range.
+POISON = "poison"  # Input that makes its batch fail. Any other is harmless.
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """Read the times of a recorded trace, as `headway.core.arrivals` describes it, in seconds. Raises SettingError."""
-    hint = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
+    """Read the times of a recorded trace in seconds. `headway.core.arrivals` describes the format. Raises SettingError."""
+    hint = "Name a CSV file with a TIMESTAMP column, or with a single column of seconds."
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             times = tuple(instants(lines, str(path), "--trace"))
@@ -32,19 +32,21 @@ def read_trace(path: Path) -> tuple[float, ...]:
     except UnicodeDecodeError:
         raise SettingError("--trace", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
     if len(times) < 2 or times[-1] <= times[0]:
-        raise SettingError("--trace", str(path), f"has {len(times)} arrivals, too few or all at one instant", hint)
+        raise SettingError(
+            "--trace", str(path), f"has {len(times)} arrivals: either fewer than 2, or all at the same time", hint
+        )
     return times
 
 
 def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT) -> tuple[int, ...]:
-    """Read weights of entries, all equally likely: `LOW-HIGH` for all whole numbers from LOW to HIGH, or the path of a file.
+    """Read the weights of entries, all equally likely: `LOW-HIGH` for all whole numbers from LOW to HIGH, or the path of a file.
 
-    The file has a weight, a whole number above 0, per line, or was written by `headway check --record`. Raises SettingError with
-    the option that has this value, and what to give instead."""
+    The file has one whole number above 0 per line, or was written by `headway check --record`. Raises SettingError for the option
+    `setting`, with `hint`."""
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
         if not 1 <= int(low) <= int(high) <= MOST_RANGE:
-            raise SettingError(setting, text, f"must be increasing numbers from 1 to {MOST_RANGE}", hint)
+            raise SettingError(setting, text, f"must be two numbers from 1 to {MOST_RANGE}, the lower one first", hint)
         return tuple(range(int(low), int(high) + 1))
     try:
         content = Path(text).read_text(encoding="utf-8-sig")
@@ -54,25 +56,24 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
     except OSError as exc:
         raise SettingError(setting, text, f"cannot be read: {exc.strerror}", hint) from None
     except ValueError:
-        raise SettingError(setting, text, "has a line that is no whole number", hint) from None
+        raise SettingError(setting, text, "has a line that is not a whole number", hint) from None
     if not weights or not 1 <= min(weights) <= max(weights) <= MOST_WEIGHT:
-        raise SettingError(setting, text, f"has no weights, or one outside 1 to {MOST_WEIGHT}", hint)
+        raise SettingError(setting, text, f"has no weights, or one outside the range 1 to {MOST_WEIGHT}", hint)
     return weights
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """Yield the instants at which requests come, within the scenario's duration; nothing for clients. Raises SettingError if a
-    trace has no rate."""
+    """Yield the arrival times of requests within the scenario's duration. Yields nothing if the scenario has clients. Raises
+    SettingError if its trace has no rate."""
     if scenario.clients:
         return iter(())
     if scenario.trace:
         return takewhile(float(scenario.duration).__gt__, replay(scenario.trace, scenario.rate))
-    if scenario.steps:
-        return _steps(scenario, rng)
-    return takewhile(float(scenario.duration).__gt__, poisson(scenario.rate, rng))
+    return _steps(scenario, rng)
 
 
 def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
+    """Yield Poisson arrivals at a rate that may change in steps."""
     starts = [0.0, *(step.at for step in scenario.steps)]
     rates = [scenario.rate, *(step.rate for step in scenario.steps)]
     for start, rate, end in zip(starts, rates, [*starts[1:], scenario.duration], strict=True):
@@ -83,23 +84,23 @@ def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
 
 
 def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
-    """Return a function that draws the next entry: its tier by the mix, its tenant evenly, and poison or not. Equal entries
-    are one object, as nothing in a simulation tells them apart by id."""
+    """Return a function that draws the next entry at random: its tier from the mix, its tenant, and whether it is poison.
+    Identical entries are the same object, because a simulation doesn't need their ids."""
     kinds: list[Entry] = []
     weights: list[float] = []
+    poison = scenario.faults.poison
     for tier, weight in enumerate(scenario.mix.values()):
         for tenant in range(scenario.tenants):
-            for text, share in (("", 1.0 - scenario.poison), (POISON, scenario.poison)):
+            for text, share in (("", 1.0 - poison), (POISON, poison)):
                 if weight * share > 0.0:
-                    sender = "poisoner" if text == POISON and scenario.poisoner else f"tenant-{tenant}"
-                    kinds.append(_entry(scenario, tier, sender, text))
+                    kinds.append(_entry(scenario, tier, f"tenant-{tenant}", text))
                     weights.append(weight * share / scenario.tenants)
     draw = _drawing(kinds, weights, rng)
     return _weighed(draw, scenario.weights, rng) if scenario.weights else draw
 
 
 def bulk_lines(scenario: Scenario, rng: random.Random) -> Iterator[Entry]:
-    """Yield bulk entries without end, of one tenant, with the weights that others have."""
+    """Yield an endless series of bulk entries of one tenant, with the same weights as other entries."""
     entry = _entry(scenario, len(scenario.mix), "bulk", "")
     draw = _weighed(lambda: entry, scenario.weights, rng) if scenario.weights else lambda: entry
     while True:
@@ -107,7 +108,7 @@ def bulk_lines(scenario: Scenario, rng: random.Random) -> Iterator[Entry]:
 
 
 def _weighed(draw: Callable[[], Entry], weights: Sequence[int], rng: random.Random) -> Callable[[], Entry]:
-    """Return a function that draws an entry and gives it one of the weights."""
+    """Return a function that draws an entry and assigns it one of the weights."""
     weighed: dict[tuple[int, int], Entry] = {}
 
     def draw_weighed() -> Entry:
@@ -131,6 +132,6 @@ def _drawing(kinds: list[Entry], weights: list[float], rng: random.Random) -> Ca
 
 def _entry(scenario: Scenario, tier: int, tenant: str, text: str) -> Entry:
     return Entry(
-        id="", model="", input=text, tier=tier, tenant=tenant, gateway="", queue_timeout=scenario.queue_timeout,
-        timeout=scenario.timeout,
+        id="", model="", input=text, tier=tier, tenant=tenant, gateway="", queue_timeout=scenario.queue.queue_timeout,
+        timeout=scenario.queue.timeout,
     )  # fmt: skip

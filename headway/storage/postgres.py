@@ -1,19 +1,19 @@
-"""Ledger, API keys and bulk jobs in PostgreSQL, over two connections: one writes, and one reads and so never waits for writers.
+"""Ledger, API keys and bulk jobs in PostgreSQL. One connection writes, and another one reads, so that readers don't wait for writers.
 
-A connection is opened when it is needed, and again after a call on it failed. Every transaction states its isolation and time
-limit, so the database's defaults don't matter. No setting and no prepared statement is left behind on a connection, so PgBouncer
-may pool transactions.
+A connection is opened when it is needed, and reopened after a call on it has failed. Every transaction sets its isolation and time
+limit, so the database's defaults don't matter. Neither settings nor prepared statements are left behind on a connection, so PgBouncer
+can pool transactions.
 
-    BEGIN, isolation, time-out ──calls──▶ COMMIT succeeds: done
-                                     └──▶ a row is refused: rolled back, and the connection stays
-                                     └──▶ anything else: outcome unknown, and the connection is dropped
+    BEGIN, isolation, timeout ──calls──▶ COMMIT succeeds: done
+                                    └──▶ a row is refused: roll back, keep the connection
+                                    └──▶ anything else: the outcome is unknown, drop the connection
 
-A row is only to blame if the server says so. Anything else is an outage. A frozen server doesn't even cancel a statement, so
-every call has a time limit here too.
+A row is only to blame if the server says so. Anything else is an outage. A frozen server doesn't even cancel statements, so every
+call also has a time limit here.
 
-The ledger's rows are written by COPY. It fails as a whole if a row exists already, and then the rows are written again by an INSERT
-that skips existing rows. A writer of keys holds a lock from taking a revision until its transaction is visible, so a reader never
-misses a lower revision.
+The ledger's rows are written with COPY, which fails entirely if one of them exists already. They are then written with an INSERT
+that skips existing rows. When keys are changed, a lock is held from when the revision is assigned until the transaction is visible,
+so readers never miss a lower revision.
 """
 
 from __future__ import annotations
@@ -37,38 +37,20 @@ from headway.model import ApiKey, LedgerRecord
 from headway.model.identity import check_new
 from headway.ports import KeyChanges, KeyMark, KeyStore, Ledger
 from headway.runtime.logger import get_logger
-from headway.storage.rows import (
-    CHANGES,
-    IN_ORDER,
-    KEY_COLUMNS,
-    LATEST,
-    MARKS,
-    NEXT,
-    OPEN_COLUMNS,
-    SELECT,
-    BulkRows,
-    changes_of,
-    keys_of,
-    new_mark,
-    open_record,
-    open_row,
-    row_of,
-    together,
-)
+from headway.storage import rows as shared
 from headway.storage.schema import POSTGRES, VERSIONS, missing
 
 log = get_logger(__name__)
 
-
 T = TypeVar("T")
 
-CALL_WITHIN = 5.0  # Seconds that a call may take.
-CLOSE_WITHIN = 1.0  # Seconds that an orderly close may take.
-OPEN_WITHIN = 30.0  # Seconds that opening may take, because another process may be making the tables.
-TABLES_LOCK = 0x4865616477617931  # Number of the advisory lock for changes of tables.
+CALL_WITHIN = 5.0  # Maximum seconds for a call.
+CLOSE_WITHIN = 1.0  # Maximum seconds for closing a connection properly.
+OPEN_WITHIN = 30.0  # Maximum seconds for opening, because another process may be creating the tables.
+TABLES_LOCK = 0x4865616477617931  # Number of the advisory lock for schema changes.
 
 _MISFITS = (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError, asyncpg.CantChangeRuntimeParamError)
-"""Server errors about an option of the URL, because asyncpg passes unknown options on to the server."""
+"""Server errors about an option in the URL, since asyncpg passes unknown options to the server."""
 _REFUSALS = (
     *_MISFITS,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -76,16 +58,16 @@ _REFUSALS = (
     asyncpg.InsufficientPrivilegeError,
     ssl.SSLCertVerificationError,
 )
-"""Errors that would recur."""
+"""Errors that are permanent."""
 _POOLING_HINTS = {
-    "unsupported startup parameter": "Have PgBouncer skip it, by ignore_startup_parameters.",
-    "statement pooling mode": "Have PgBouncer pool sessions or transactions.",
+    "unsupported startup parameter": "Make PgBouncer ignore it, with ignore_startup_parameters.",
+    "statement pooling mode": "Make PgBouncer pool sessions or transactions.",
 }
-"""Errors of PgBouncer that would recur, and what to do about them."""
-_HINT = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, for a user who may create tables there."
-_OPTION_HINT = "Correct or remove what follows the ? in the URL."
+"""Permanent PgBouncer errors, and what to do about them."""
+_HINT = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with a user who may create tables there."
+_OPTION_HINT = "Correct or remove the options after the ? in the URL."
 _FILE_HINT = "Name a file in PEM format that this process may read."
-_UNAVAILABLE_HINT = "see that it runs, that host and port are right, and that it lets this host in"
+_UNAVAILABLE_HINT = "check that it is running, that host and port are correct, and that it lets this host connect"
 _ROW_ERRORS = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -93,19 +75,19 @@ _ROW_ERRORS = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,
 )
-"""Server errors that blame a row. Triggers raise the last of them."""
+"""Server errors that blame a row. The last one is raised by triggers."""
 
 
 class RowRefused(ValueError):
-    """The server refuses a value. The cause is the server's error."""
+    """The server refuses a value. `__cause__` is the server's error."""
 
 
 class Session:
-    """One transaction, with the methods of an asyncpg connection. `who` names the server in errors.
+    """One transaction, with the methods of an asyncpg connection. `who` is what errors call the server.
 
     All methods raise:
         RowRefused: the server refuses a value.
-        ValueError: a text can't be sent at all.
+        ValueError: a string can't be sent at all.
         StoreUnavailable: anything else went wrong.
     """
 
@@ -128,7 +110,7 @@ class Session:
         return await self._checked(self._connection.fetchval(sql, *values))
 
     async def copy(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Copy rows into a table, all or none."""
+        """Copy rows into a table, either all or none."""
         await self._checked(self._connection.copy_records_to_table(table, records=rows, columns=list(columns)))
 
     async def _checked(self, call: Awaitable[T]) -> T:
@@ -139,13 +121,15 @@ class Session:
         except Exception as exc:
             if isinstance(exc.__cause__ or exc.__context__, UnicodeEncodeError):
                 raise ValueError("PostgreSQL cannot store one of the values") from None
-            if isinstance(exc, _ROW_ERRORS) and "severity" in vars(exc):  # asyncpg's own errors have no severity.
+            if isinstance(exc, _ROW_ERRORS) and "severity" in vars(
+                exc
+            ):  # Errors raised by asyncpg itself have no severity.
                 raise RowRefused("PostgreSQL rejects one of the values") from exc
             raise _unavailable(self._who, exc) from exc
 
 
 class PostgresConnection:
-    """Connection to a PostgreSQL, used by one task at a time."""
+    """Connection to a PostgreSQL server, used by one task at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -153,12 +137,12 @@ class PostgresConnection:
         self._turn = asyncio.Lock()
         self._connection: asyncpg.Connection | None = None
         self._reached = False
-        self._leaving: set[asyncio.Task[None]] = set()  # Tasks that close dropped connections.
+        self._leaving: set[asyncio.Task[None]] = set()  # Tasks that are closing dropped connections.
 
     @contextlib.asynccontextmanager
     async def use(self, within: float) -> AsyncIterator[Session]:
-        """Run the block in a transaction that may take `within` seconds. It is rolled back if the block raises. Raises
-        ValueError if the URL can't be used, and StoreUnavailable if the server fails or doesn't answer."""
+        """Run the block in a transaction that may take `within` seconds. Roll back if the block raises an exception. Raises
+        ValueError if the URL can't be used, and StoreUnavailable if the server fails or doesn't respond."""
         begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {within * 1000:.0f}"
         try:
             async with asyncio.timeout(within), self._turn:
@@ -171,14 +155,14 @@ class PostgresConnection:
                         await session.execute("ROLLBACK")
                         raise
                     if await session.execute("COMMIT") != "COMMIT":
-                        raise StoreUnavailable(f"{self._who} does not confirm the transaction")
+                        raise StoreUnavailable(f"{self._who} did not confirm the transaction")
                 except RowRefused:
                     raise
                 except BaseException:
                     self._cut()
                     raise
         except TimeoutError:
-            raise StoreUnavailable(f"{self._who} did not answer within {within:g} s") from None
+            raise StoreUnavailable(f"{self._who} did not respond within {within:g} s") from None
 
     async def close(self) -> None:
         self._cut()
@@ -187,12 +171,12 @@ class PostgresConnection:
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             try:
-                # Prepared statements would stay on one of PgBouncer's connections, and be missing on the next.
+                # Prepared statements would stay on one of PgBouncer's connections, and be missing on another.
                 self._connection = await asyncpg.connect(
                     self._url, server_settings={"application_name": "headway"}, statement_cache_size=0
                 )
             except OverflowError:
-                raise ValueError("a port beyond 65535") from None
+                raise ValueError("a port above 65535") from None
             except Exception as exc:
                 of_url = isinstance(exc, ValueError) and not isinstance(exc, (asyncpg.PostgresError, UnicodeError))
                 if of_url and not self._reached:
@@ -210,7 +194,7 @@ class PostgresConnection:
 
 
 class PostgresStore:
-    """Store in a PostgreSQL, by a URL that may have TLS options, as in ?sslmode=verify-full&sslrootcert=/path."""
+    """Store in PostgreSQL. The URL may have TLS options, such as ?sslmode=verify-full&sslrootcert=/path."""
 
     def __init__(self, url: str) -> None:
         self.shown = shown_url(url)
@@ -219,9 +203,9 @@ class PostgresStore:
         self._reader = PostgresConnection(url)
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date, which only one of several processes does. Raises SettingError if
-        the URL or a file that it names is unusable, or if the tables are a later version's, and StoreUnavailable if the server
-        doesn't answer."""
+        """Connect, and apply missing migrations; among several processes, only one does this. Raises SettingError if the URL or
+        a file named by it is unusable, or the tables are from a later version, and StoreUnavailable if the server doesn't
+        respond."""
         try:
             _check_files(self._url)
             async with self._writer.use(OPEN_WITHIN) as session:
@@ -233,18 +217,18 @@ class PostgresStore:
             if exc.__cause__ is not None and (hint := _permanent_hint(exc.__cause__)):
                 raise SettingError("ledger", self.shown, _first_line(exc.__cause__), hint) from None
             raise StoreUnavailable(f"{exc}; {_UNAVAILABLE_HINT}") from exc
-        except RowRefused as exc:  # A trigger on the creation of tables may raise this.
+        except RowRefused as exc:  # A trigger on table creation may raise this.
             raise SettingError(
-                "ledger", self.shown, f"takes no tables: {_first_line(exc.__cause__ or exc)}", _HINT
+                "ledger", self.shown, f"does not let tables be created: {_first_line(exc.__cause__ or exc)}", _HINT
             ) from exc
         except ValueError as exc:
             if "root certificate" in str(exc):
                 hint = "Name one in the URL: ?sslmode=verify-full&sslrootcert=FILE."
                 raise SettingError(
-                    "ledger", self.shown, f"has no certificate to trust: {_first_line(exc)}", hint
+                    "ledger", self.shown, f"does not say which certificates to trust: {_first_line(exc)}", hint
                 ) from None
-            # The URL's error may quote its password, so it is left out.
-            raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _HINT) from None
+            # The error may quote the URL's password, so it isn't shown.
+            raise SettingError("ledger", self.shown, "is not a URL that asyncpg understands", _HINT) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[Session]:
         """Run the block in a transaction on the writing connection. Raises StoreUnavailable."""
@@ -259,7 +243,7 @@ class PostgresStore:
 
 
 async def _leave(connection: asyncpg.Connection) -> None:
-    """Close a connection, so that the server rolls back its transaction, with which a second try would collide."""
+    """Close a connection, so that the server rolls back its transaction, which would otherwise conflict with a retry."""
     try:
         await connection.close(timeout=CLOSE_WITHIN)
     except Exception:
@@ -268,19 +252,19 @@ async def _leave(connection: asyncpg.Connection) -> None:
 
 def _unavailable(who: str, exc: Exception) -> StoreUnavailable:
     if isinstance(exc, OSError):
-        return StoreUnavailable(f"{who} does not answer: {_first_line(exc)}")
+        return StoreUnavailable(f"{who} does not respond: {_first_line(exc)}")
     if isinstance(exc, (asyncpg.PostgresError, asyncpg.InterfaceError)):
-        return StoreUnavailable(f"{who} refuses: {_first_line(exc)}")
-    return StoreUnavailable(f"{who} sends an invalid answer: {type(exc).__name__}")
+        return StoreUnavailable(f"{who} reports an error: {_first_line(exc)}")
+    return StoreUnavailable(f"{who} sent an invalid response: {type(exc).__name__}")
 
 
 def _first_line(exc: BaseException) -> str:
-    """Return the first line of an error. Further lines may quote the values to be stored."""
+    """Return the first line of an error. Other lines may quote the values to be stored."""
     return (str(exc).splitlines() or [type(exc).__name__])[0]
 
 
 def _check_files(url: str) -> None:
-    """Raise SettingError if a TLS file can't be used, because asyncpg wouldn't name it. Raises ValueError if `url` isn't a URL."""
+    """Check the TLS files, because asyncpg's errors don't name them. Raises SettingError, or ValueError if `url` isn't a URL."""
     options = dict(parse_qsl(urlsplit(url).query))
     name = "sslrootcert"
     try:
@@ -297,7 +281,7 @@ def _check_files(url: str) -> None:
 
 
 def _permanent_hint(cause: BaseException) -> str:
-    """Return the hint for an error that would recur, or an empty text for any other error."""
+    """Return a hint if an error is permanent, or an empty string if it isn't."""
     for text, hint in _POOLING_HINTS.items():
         if text in str(cause):
             return hint
@@ -307,7 +291,7 @@ def _permanent_hint(cause: BaseException) -> str:
 
 
 async def _bring_up_to_date(session: Session, shown: str) -> None:
-    # CREATE TABLE IF NOT EXISTS needs the privilege even when the table exists.
+    # CREATE TABLE IF NOT EXISTS needs the privilege even if the table exists.
     if not await session.fetchval("SELECT to_regclass('headway_schema')"):
         await session.execute(VERSIONS)
     version = await session.fetchval("SELECT coalesce(max(version), 0) FROM headway_schema")
@@ -317,18 +301,18 @@ async def _bring_up_to_date(session: Session, shown: str) -> None:
         await session.execute("INSERT INTO headway_schema VALUES ($1)", number)
 
 
-KEYS_LOCK = 0x4865616477617932  # Number of the advisory lock for changes of keys.
+KEYS_LOCK = 0x4865616477617932  # Number of the advisory lock for key changes.
 
-_ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
+_ALIKE = f"{shared.SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
 _ADD = f"""
-INSERT INTO headway_keys ({KEY_COLUMNS}, revision, changed_at)
+INSERT INTO headway_keys ({shared.KEY_COLUMNS}, revision, changed_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, extract(epoch FROM now()))
 """  # noqa: S608
 _THERE = "SELECT EXISTS (SELECT FROM headway_keys WHERE id = $1)"
 _EXPIRE = """
 UPDATE headway_keys SET expires_at = least(expires_at, $1), revision = $2, changed_at = extract(epoch FROM now()) WHERE id = $3
 """
-_AFTER = f"{CHANGES} WHERE revision > $1 ORDER BY revision LIMIT $2"
+_AFTER = f"{shared.CHANGES} WHERE revision > $1 ORDER BY revision LIMIT $2"
 _KNOWN = "SELECT EXISTS (SELECT FROM headway_key_changes WHERE revision = $1 AND mark = $2)"
 _REMOVE = """
 DELETE FROM headway_keys WHERE id IN (
@@ -344,11 +328,11 @@ class PostgresKeys(PostgresStore, KeyStore):
         async with self.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", KEYS_LOCK)
             check_new(key, _keys_of(await session.fetch(_ALIKE, key.id, key.replaces)))
-            await session.execute(_ADD, *row_of(key), await _next(session))
+            await session.execute(_ADD, *shared.row_of(key), await _next(session))
 
     async def get(self, id: str) -> ApiKey | None:
         async with self.reading() as session:
-            row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
+            row = await session.fetchrow(f"{shared.SELECT} WHERE id = $1", id)
         keys = [] if row is None else _keys_of([row])
         return keys[0] if keys else None
 
@@ -362,18 +346,18 @@ class PostgresKeys(PostgresStore, KeyStore):
 
     async def keys(self) -> Sequence[ApiKey]:
         async with self.reading() as session:
-            return _keys_of(await session.fetch(IN_ORDER))
+            return _keys_of(await session.fetch(shared.IN_ORDER))
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         async with self.reading() as session:
             if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
                 return None
             rows = await session.fetch(_AFTER, since.revision, limit)
-        return changes_of(_keys_of(rows), rows, since, limit)
+        return shared.changes_of(_keys_of(rows), rows, since, limit)
 
     async def latest(self) -> KeyMark:
         async with self.reading() as session:
-            revision, mark = await session.fetchrow(LATEST)
+            revision, mark = await session.fetchrow(shared.LATEST)
         return KeyMark(revision, mark)
 
     async def remove_ended(self, before: float, limit: int) -> int:
@@ -383,16 +367,16 @@ class PostgresKeys(PostgresStore, KeyStore):
 
 
 async def _next(session: Session) -> int:
-    revision: int = await session.fetchval(NEXT)
-    await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
-    await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
+    revision: int = await session.fetchval(shared.NEXT)
+    await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, shared.new_mark())
+    await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - shared.MARKS)
     return revision
 
 
 def _keys_of(rows: Sequence[Any]) -> list[ApiKey]:
-    """Return the keys of rows. Skips rows that aren't keys, because somebody may have written them by hand."""
+    """Convert rows to keys. Skip rows that aren't keys, which may have been written by hand."""
     try:
-        return keys_of(rows)
+        return shared.keys_of(rows)
     except ValueError as exc:
         if len(rows) > 1:
             return [key for row in rows for key in _keys_of([row])]
@@ -400,11 +384,11 @@ def _keys_of(rows: Sequence[Any]) -> list[ApiKey]:
         return []
 
 
-BULK_LOCK = 0x4865616477617933  # Number of the advisory lock for changes of jobs and files.
+BULK_LOCK = 0x4865616477617933  # Number of the advisory lock for changes to jobs and files.
 
 
-class PostgresBulkStore(PostgresStore, BulkRows):
-    """Store of bulk jobs in PostgreSQL. See `headway.ports.BulkStore`."""
+class PostgresBulkStore(PostgresStore, shared.BulkRows):
+    """Bulk store in PostgreSQL. See `headway.ports.BulkStore`."""
 
     now = "CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
@@ -419,7 +403,7 @@ class PostgresBulkStore(PostgresStore, BulkRows):
 
 
 def _stored(value: object) -> object:
-    """Replace NUL, which PostgreSQL can't store. An id with a NUL that a client looks up isn't found then."""
+    """Replace NUL characters, which PostgreSQL can't store. An id that contains one is then never found."""
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
@@ -436,22 +420,22 @@ INSERT INTO headway_requests ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS}) ON CON
 """  # noqa: S608
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = $1 ORDER BY completed_at DESC"  # noqa: S608
 _NOTE = f"""
-INSERT INTO headway_open_requests ({", ".join(OPEN_COLUMNS)})
+INSERT INTO headway_open_requests ({", ".join(shared.OPEN_COLUMNS)})
 SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::timestamptz[], $9::timestamptz[])
-ON CONFLICT (id, tenant) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in OPEN_COLUMNS[1:])}
+ON CONFLICT (id, tenant) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in shared.OPEN_COLUMNS[1:])}
 """  # noqa: S608
 _FORGET = """
 DELETE FROM headway_open_requests AS open USING unnest($1::uuid[], $2::text[]) AS gone (id, tenant)
 WHERE open.id = gone.id AND open.tenant = gone.tenant
 """
-_FIND_OPEN = f"SELECT {', '.join(OPEN_COLUMNS)} FROM headway_open_requests WHERE id = $1"  # noqa: S608
+_FIND_OPEN = f"SELECT {', '.join(shared.OPEN_COLUMNS)} FROM headway_open_requests WHERE id = $1"  # noqa: S608
 _PRUNE_OPEN = "DELETE FROM headway_open_requests WHERE due_at < $1"
 _PRUNE = """
 WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
 )) RETURNING 1) SELECT count(*) FROM removed
 """
-"""Removes old rows. FOR UPDATE isn't needed, because the second of two removals waits, and would need another privilege."""
+"""Removes old rows. FOR UPDATE would need another privilege, and isn't needed, because the second of two removals waits."""
 
 _from_unix = datetime.fromtimestamp
 
@@ -486,7 +470,7 @@ class PostgresLedger(PostgresStore, Ledger):
         async with self.reading() as session:
             ended = [_record(row) for row in await session.fetch(_FIND, key)]
             waiting = [_open_record(row) for row in await session.fetch(_FIND_OPEN, key)]
-        return together(ended, waiting)
+        return shared.together(ended, waiting)
 
     async def prune(self, before: float, limit: int) -> int:
         async with self.reading() as session:
@@ -501,12 +485,12 @@ def _row(record: LedgerRecord) -> tuple[Any, ...]:
 
 
 def _open_row(record: LedgerRecord) -> tuple[Any, ...]:
-    id, *texts, created_at, due_at = open_row(record)
+    id, *texts, created_at, due_at = shared.open_row(record)
     return UUID(id), *texts, _from_unix(created_at, UTC), _from_unix(due_at, UTC)
 
 
 def _open_record(row: Sequence[Any]) -> LedgerRecord:
-    return open_record([str(row[0]), *tuple(row)[1:7], row[7].timestamp(), row[8].timestamp()])
+    return shared.open_record([str(row[0]), *tuple(row)[1:7], row[7].timestamp(), row[8].timestamp()])
 
 
 def _record(row: Sequence[Any]) -> LedgerRecord:

@@ -1,9 +1,9 @@
-"""Rows of both databases: bulk jobs and their files, API keys, and requests without an outcome.
+"""SQL and rows shared by both databases: bulk jobs and their files, API keys, and unfinished requests.
 
-Each statement about bulk jobs is atomic. Their ids begin with the time of creation, so they sort by age. A holder can only write
-while its generation is current. A client's cancellation has a column of its own, which holders never write.
+Each statement for bulk jobs is atomic. Ids start with the creation time, so they sort by age. Only the holder with the current
+generation can change a job. A client's cancellation has its own column, which holders never write.
 
-Requests without an outcome have a small table of their own, so that the ledger's table only grows at its end.
+Unfinished requests have their own small table, so that the ledger's table only grows at its end.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ _decode = msgspec.json.Decoder(BulkJob).decode
 
 
 class BulkRows(BulkStore):
-    """Store of bulk jobs, except for the way to run a statement. See `headway.ports.BulkStore`."""
+    """Bulk store (see `headway.ports.BulkStore`). Subclasses define how to run statements."""
 
     now: str
-    """SQL for the database's clock, as Unix time in seconds."""
+    """SQL expression for the database's current Unix time in seconds."""
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
-        """Run a statement that changes something, and return its rows. No other writer may run between its reads and writes."""
+        """Run a statement that changes something, and return its rows. Exclude other writers while it runs."""
         raise NotImplementedError
 
     async def _read(self, sql: str, *values: object) -> Sequence[Any]:
@@ -183,7 +183,7 @@ def _first(rows: Sequence[Any]) -> BulkJob | None:
 
 
 def _job(row: Sequence[Any]) -> BulkJob:
-    """Decode a job, whose columns are newer than its document."""
+    """Decode a job. Its columns are newer than its document."""
     document, status, cancelling_at, owner, generation = row
     return replace(
         _decode(document), status=JobStatus(status), cancelling_at=cancelling_at, owner=owner, generation=generation
@@ -191,23 +191,23 @@ def _job(row: Sequence[Any]) -> BulkJob:
 
 
 KEY_COLUMNS = "id, digest, user_id, tenant, tier, models, rate, burst, created_at, expires_at, replaces, model_limits"
-"""Columns of a key, in the order of `row_of` and `keys_of`."""
-NUMBERS = frozenset(("rate", "burst", "created_at", "expires_at"))  # Columns with fractions.
+"""Columns of a key, in the order used by `row_of` and `keys_of`."""
+NUMBERS = frozenset(("rate", "burst", "created_at", "expires_at"))  # Columns with fractional values.
 NEXT = """
 SELECT 1 + max(revision) FROM (
     SELECT coalesce(max(revision), 0) AS revision FROM headway_keys
     UNION ALL SELECT coalesce(max(revision), 0) FROM headway_key_changes
 ) AS both_tables
 """
-"""Query for the next revision. It reads both tables, because rows are removed from either."""
+"""Query for the next revision. It reads both tables, because rows may have been removed from either."""
 LATEST = """
 SELECT revision, mark FROM (
     SELECT revision, mark FROM (SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1) AS marked
     UNION ALL SELECT coalesce(max(revision), 0), '' FROM headway_keys
 ) AS both_tables ORDER BY revision DESC, mark DESC LIMIT 1
 """
-"""Query for the last change and its mark. Earlier versions of Headway wrote no marks."""
-MARKS = 10_000  # Number of changes that keep their mark. A reader further behind must read all keys again.
+"""Query for the latest change and its mark. Early versions of Headway didn't write marks."""
+MARKS = 10_000  # Number of changes that keep their marks. Readers that are further behind must reread all keys.
 SELECT = f"SELECT {KEY_COLUMNS} FROM headway_keys"  # noqa: S608
 _Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str, str]
 _WIDTH = 12
@@ -218,22 +218,22 @@ CHANGES = f"""
 SELECT {KEY_COLUMNS}, revision, coalesce(mark, '') AS mark
 FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
 """  # noqa: S608
-"""Query for keys with their revision, and with its mark if that is still kept."""
+"""Query for keys with their revision, and its mark if that is still there."""
 
 
 def new_mark() -> str:
-    """Return a random text that distinguishes a change from any other with the same revision."""
+    """Return a random string that distinguishes a change from others with the same revision."""
     return secrets.token_hex(8)
 
 
 def changes_of(keys: Sequence[ApiKey], rows: Sequence[Sequence[Any]], since: KeyMark, limit: int) -> KeyChanges:
-    """Make the result of `KeyStore.changes` from the first `limit` rows of CHANGES after `since`."""
+    """Create the result of `KeyStore.changes` from the first `limit` rows of CHANGES after `since`."""
     upto = KeyMark(rows[-1][_WIDTH], rows[-1][_WIDTH + 1]) if rows else since
     return KeyChanges(keys, upto, len(rows) == limit)
 
 
 def row_of(key: ApiKey) -> tuple[object, ...]:
-    """Return the values of a key's columns."""
+    """Return the column values of a key."""
     models = msgspec.json.encode(key.models).decode()
     return (
         key.id, key.digest, key.user, key.tenant, key.tier, models, key.rate, key.burst, key.created_at, key.expires_at,
@@ -242,12 +242,12 @@ def row_of(key: ApiKey) -> tuple[object, ...]:
 
 
 def keys_of(rows: Iterable[Sequence[Any]]) -> list[ApiKey]:
-    """Return the keys of rows. Raises ValueError for a row that isn't a key. The error doesn't quote the row."""
+    """Convert rows to keys. Raises ValueError, which doesn't quote the row, if a row isn't a key."""
     try:
         sound = msgspec.convert([tuple(row)[:_WIDTH] for row in rows], list[_Row], builtin_types=(bytes,))
         return [_key(row) for row in sound]
     except (msgspec.MsgspecError, UnicodeError):
-        raise ValueError("the row of a key is invalid") from None
+        raise ValueError("a key's row is invalid") from None
 
 
 def _key(row: _Row) -> ApiKey:
@@ -273,7 +273,7 @@ OPEN_COLUMNS = ("id", "user_id", "tenant", "tier", "model", "version", "part_of"
 
 
 def open_row(record: LedgerRecord) -> tuple[Any, ...]:
-    """Return the row of a record, with a text id and Unix times."""
+    """Return the row of an unfinished request, with its id as a string and Unix times."""
     return (
         record.id, record.user, record.tenant, record.tier, record.model, record.version, record.part_of,
         record.created_at, record.completed_at,
@@ -281,25 +281,16 @@ def open_row(record: LedgerRecord) -> tuple[Any, ...]:
 
 
 def open_record(row: Sequence[Any]) -> LedgerRecord:
-    """Return the record of a row."""
+    """Return the unfinished request in a row."""
     id, user, tenant, tier, model, version, part_of, created_at, due_at = row
     return LedgerRecord(
-        id=id,
-        user=user,
-        tenant=tenant,
-        tier=tier,
-        model=model,
-        status="queued",
-        created_at=created_at,
-        completed_at=due_at,
-        latency_ms=0.0,
-        version=version,
-        part_of=part_of,
-    )
+        id=id, user=user, tenant=tenant, tier=tier, model=model, status="queued", created_at=created_at, completed_at=due_at,
+        latency_ms=0.0, version=version, part_of=part_of,
+    )  # fmt: skip
 
 
 def together(ended: Sequence[LedgerRecord], open: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
-    """Join the records of one id. An open record of an ended request is left out, because its row is about to be removed."""
+    """Combine the records with one id. If a request is finished, its open record is omitted, because it is about to be removed."""
     last = {record.tenant: record.completed_at for record in reversed(ended)}
     still_open = (record for record in open if last.get(record.tenant, record.created_at) <= record.created_at)
     return [*ended, *still_open]

@@ -1,13 +1,13 @@
-"""Tables of the database, made by numbered steps.
+"""Tables of the database, created by numbered migrations.
 
-Add steps only at the end. `headway_schema` records the steps that were done. A database with more steps than this version
-knows was made by a later version, and is left alone.
+Only add migrations at the end. `headway_schema` records which were applied. If a database has more migrations than this version
+knows, it is from a later version, and isn't touched.
 
-The primary key of requests begins with the id, by which they are looked up. Ids sort by time, so new rows go to the end of
-the index. The completion time distinguishes two requests with the same id from a request that is written twice. The other index
-is for removal by age. The column is `user_id` because `user` is an SQL keyword.
+The primary key of requests starts with the id, by which they are looked up. Ids sort by time, so new rows go to the end of the
+index. The completion time distinguishes two requests with the same id from one request that was written twice. The other index is
+for removing old rows. The column is called `user_id` because `user` is an SQL keyword.
 
-Recent changes of keys have random marks, so that a reader notices when a backup or another database replaced this database.
+Recent key changes have random marks, so that readers notice if the database was replaced with a backup or a different database.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BULK = (
     "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
     "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
 )
-"""Step for bulk jobs, for both databases. `document` is JSON of the members without a column."""
+"""Migration for bulk jobs, for both databases. `document` is a JSON object with the fields that have no column."""
 
 _COLUMNS: Steps = (
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
@@ -46,7 +46,7 @@ _COLUMNS: Steps = (
     ),
     ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
 )
-"""Steps that add columns, for both databases. Add no step here, because databases count steps. It goes to the end of both lists."""
+"""Migrations that add columns, for both databases. Add new ones to the end of both lists, not here, because they are numbered."""
 
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 
@@ -90,7 +90,7 @@ SQLITE: Steps = (
     ),
     _BULK,
 )
-"""Steps for SQLite. Times are Unix seconds, and ids of requests the bytes of a UUID. `model_limits` is JSON."""
+"""Migrations for SQLite. Times are Unix time in seconds. Request ids are the bytes of a UUID. `model_limits` is JSON."""
 
 POSTGRES: Steps = (
     (
@@ -133,12 +133,12 @@ POSTGRES: Steps = (
     ),
     _BULK,
 )
-"""Steps for PostgreSQL, with the same tables. Times of requests are `timestamptz`, for people who query them."""
+"""Migrations for PostgreSQL, with the same tables. Times of requests are `timestamptz`, which is easier to query."""
 
 
 def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the steps after step `version`, with their numbers. Raises SettingError if `version` is of a later Headway."""
+    """Return the migrations after number `version`, numbered. Raises SettingError if `version` is from a later Headway."""
     if version > len(steps):
-        reason = f"has tables of a later version of Headway (step {version}; this one knows {len(steps)})"
+        reason = f"has tables of a later version of Headway (migration {version}; this version has {len(steps)})"
         raise SettingError("ledger", shown, reason, "Run that version, or name another database.")
     return list(enumerate(steps, 1))[version:]

@@ -1,20 +1,20 @@
-"""Ledger, API keys and bulk jobs in an SQLite file, with a thread that writes and another that reads, each with its own connection.
+"""Ledger, API keys and bulk jobs in an SQLite file. One thread writes and another one reads, each with its own connection.
 
 SQLite waits for disks and other processes, so it never runs on the event loop. In WAL mode, readers and the writer don't wait for
-each other. With synchronous=NORMAL, a power cut may lose the last rows but never damages the file. Python lets other threads run
-after every row that it reads and every statement, and the event loop would wait each time. So changes of keys are read as one
-JSON text in a single row, and a statement of the ledger writes fifty rows.
+each other. With synchronous=NORMAL, a power failure may lose the last rows, but never damages the file. Python releases the GIL for
+every statement and for every row read, and each time delays the event loop. So key changes are read as JSON in a single row, and
+each ledger statement writes fifty rows.
 
-Both threads notice when another file takes the place of the open file:
+Both threads notice if the open file is replaced:
 
 the file is still there       ──▶ work
-no file is there              ──▶ wait, because the file may come back, and a new file would get its log
+there is no file              ──▶ wait, because the file may come back, and a new file would get its log
 another file is there         ──▶ switch to it, if it is a ledger
-the file's log is gone        ──▶ corrupted, because whatever is written from now on would be lost
+the file's log is missing     ──▶ corrupted, because everything written from now on would be lost
 
-Never open the file or its log except through SQLite. Closing any descriptor of a file ends all POSIX locks that the process
-holds on it, including SQLite's. Another process would then take itself for the last user and delete the log (`-wal`) to which
-this process still writes.
+Never open the file or its log except through SQLite. Closing any descriptor of a file releases all POSIX locks that the process
+holds on it, including SQLite's. Another process might then consider itself the last user, and delete the log (`-wal`) to which
+this process is still writing.
 """
 
 from __future__ import annotations
@@ -46,55 +46,37 @@ from headway.model.identity import check_new
 from headway.ports import KeyChanges, KeyMark, KeyStore, Ledger
 from headway.runtime.logger import get_logger
 from headway.runtime.shared_files import locked
-from headway.storage.rows import (
-    CHANGES,
-    IN_ORDER,
-    KEY_COLUMNS,
-    LATEST,
-    MARKS,
-    NEXT,
-    NUMBERS,
-    OPEN_COLUMNS,
-    SELECT,
-    BulkRows,
-    changes_of,
-    keys_of,
-    new_mark,
-    open_record,
-    open_row,
-    row_of,
-    together,
-)
+from headway.storage import rows as shared
 from headway.storage.schema import SQLITE, VERSIONS, missing
 
 log = get_logger(__name__)
 
-CALL_WITHIN = 10.0  # Seconds that a call may take.
-CLOSE_WITHIN = 2.0  # Seconds for which closing waits for the running call.
+CALL_WITHIN = 10.0  # Maximum seconds for a call.
+CLOSE_WITHIN = 2.0  # Maximum seconds for which closing waits for the current call.
 
-MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
+MEND = "Stop all processes that use it. Then replace it with a backup, or see what sqlite3's .recover can save."
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
+_GONE = "the ledger's file was moved or removed; put it back, or stop all processes that use it and start again"
 _NO_LOG = (
-    "the log beside the ledger's file (-wal) was removed while it was in use. If you have just put another file in place of "
-    f"the ledger's, do it again. Otherwise: {MEND}"
+    "the log next to the ledger's file (-wal) was removed while it was in use. If you have just replaced the ledger's file, "
+    f"do it again. Otherwise: {MEND}"
 )
-_OTHER = "the ledger's file was moved or removed, and the file in its place is no ledger"
+_OTHER = "the ledger's file was moved or removed, and the file in its place is not a ledger"
 
 _Inode = tuple[int, int]
 
 
 class FileIdentity(NamedTuple):
-    """Device and inode of a database's file and of its write-ahead log."""
+    """Device and inode of a database file and of its write-ahead log."""
 
     file: _Inode
     log: _Inode | None
 
 
 class ConnectionThread:
-    """Thread that runs one call at a time with its own connection. It starts with the first call, which raises errors of
-    `connect`. `moves` counts how often another file took the place of the open file."""
+    """Thread that runs one call at a time on its own connection. It is started by the first call, which also raises the errors of
+    `connect`. `moves` counts how often the open file was replaced."""
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
         self._name, self._path, self._connect = name, path, connect
@@ -106,9 +88,9 @@ class ConnectionThread:
         self._last: asyncio.Future[Any] | None = None
 
     async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
-        """Run `work` in the thread, and return its result. A call is abandoned after `within` seconds (CALL_WITHIN by default), and
-        the next call waits for its end. Raises StoreUnavailable if the call failed or its outcome is unknown, and StoreCorrupted
-        if the file is damaged."""
+        """Run `work` in the thread, and return its result. After `within` seconds (CALL_WITHIN by default), the call is abandoned;
+        the next call waits until it has finished. Raises StoreUnavailable if the call fails or its outcome is unknown, and
+        StoreCorrupted if the file is damaged."""
         limit = CALL_WITHIN if within is None else within
         try:
             async with asyncio.timeout(limit):
@@ -117,7 +99,7 @@ class ConnectionThread:
                 self._last = done = self._run_in_thread(lambda: work(self._ready()))
                 await asyncio.wait({done})
         except TimeoutError:
-            raise StoreUnavailable(f"the ledger's file did not answer within {limit:g} s") from None
+            raise StoreUnavailable(f"the ledger's file did not respond within {limit:g} s") from None
         try:
             return done.result()
         except OSError as exc:
@@ -140,7 +122,7 @@ class ConnectionThread:
     def _run_in_thread(self, work: Callable[[], T], thread: threading.Thread | None = None) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # The caller may be gone.
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # The caller may have given up.
 
         def job() -> None:
             try:
@@ -181,7 +163,7 @@ class ConnectionThread:
                 raise StoreUnavailable(_GONE)
             _check_ledger(self._path)
             if self._identity is not None and identity.log == self._identity.log:
-                # This log belongs to the former file, and would be applied to the new file.
+                # This log belongs to the previous file, and would be applied to the new one.
                 remove_log(self._path)
             before = self._connection
             try:
@@ -193,7 +175,7 @@ class ConnectionThread:
         if before is not None:
             before.close()
         log.warning(
-            "another file has taken the place of the ledger's; using the new one",
+            "the ledger's file was replaced; using the new one",
             file=self._path, who=self._name,
         )  # fmt: skip
 
@@ -204,7 +186,7 @@ class ConnectionThread:
 
 
 def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
-    """Return the error to raise about the file, or None if a statement is to blame."""
+    """Return the error for a problem with the file, or None if a statement is to blame."""
     if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}")
     if isinstance(exc, sqlite3.OperationalError | sqlite3.InternalError) or type(exc) is sqlite3.DatabaseError:
@@ -213,7 +195,7 @@ def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """Raise StoreUnavailable if a file isn't a ledger. This uses neither locks nor the log, which may be another file's."""
+    """Raise StoreUnavailable if a file isn't a ledger. Don't use locks, or the log, which may belong to another file."""
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -223,14 +205,14 @@ def _check_ledger(path: str) -> None:
 
 
 def look(path: str) -> FileIdentity | None:
-    """Return the identity of the files at a path, or None if there is no database."""
+    """Return the identity of the database at a path, or None if there is none."""
     real = os.path.realpath(path)
     file = _inode(real)
     return None if file is None else FileIdentity(file, _inode(f"{real}-wal"))
 
 
 def make(path: str) -> None:
-    """Create an empty file if there is none, without ever having it open. Raises OSError, or ValueError for an invalid path."""
+    """Create an empty file without opening it, if there is none. Raises OSError, or ValueError if the path is invalid."""
     real = os.path.realpath(path)
     with contextlib.suppress(FileExistsError):
         try:
@@ -240,7 +222,7 @@ def make(path: str) -> None:
     mode = Path(real).stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(None, "Is a directory")
-    if not stat.S_ISREG(mode):  # To open a device or a pipe may have an effect.
+    if not stat.S_ISREG(mode):  # Opening a device or a pipe may have side effects.
         raise OSError(None, "is not a regular file")
     if not os.access(real, os.R_OK | os.W_OK):
         raise PermissionError(None, "Permission denied")
@@ -256,7 +238,7 @@ def _link_in(path: str) -> None:
 
 
 def remove_log(path: str) -> None:
-    """Remove the log and its index, because the database now at the path would take them for its own."""
+    """Remove the log and its index, which the database that is now at the path would treat as its own."""
     real = os.path.realpath(path)
     for suffix in ("-wal", "-shm"):
         Path(real + suffix).unlink(missing_ok=True)
@@ -272,34 +254,34 @@ def _inode(path: str) -> _Inode | None:
 
 T = TypeVar("T")
 
-BUSY_WITHIN = 5.0  # Seconds for which SQLite waits while another process writes.
-OPEN_WITHIN = 30.0  # Seconds that opening may take, because it checks all keys.
-BUSY_AGAIN = 0.01  # Seconds between two tries where SQLite doesn't wait by itself.
+BUSY_WITHIN = 5.0  # Maximum seconds for which SQLite waits while another process writes.
+OPEN_WITHIN = 30.0  # Maximum seconds for opening, which checks all keys.
+BUSY_AGAIN = 0.01  # Seconds between attempts where SQLite doesn't wait.
 
 _SCHEME = "sqlite:///"
 _PERMANENT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
-"""Errors of SQLite that waiting doesn't cure."""
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)  # Errors of the system that may pass.
+"""SQLite errors that don't go away by waiting."""
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)  # System errors that may go away.
 _SLASHES = f"an absolute path takes four slashes, {_SCHEME}/PATH"
-_MEND = f"Name a file, new or made by Headway, in an existing folder that may be written to; {_SLASHES}."
+_MEND = f"Name a new file, or one created by Headway, in an existing writable folder; {_SLASHES}."
 
 
 def existing(url: str) -> str:
-    """Return the URL if its file exists, or raise SettingError."""
+    """Return the URL if its file exists. Otherwise, raise SettingError."""
     path = url.removeprefix(_SCHEME)
     try:
         exists = Path(path).exists()
-    except OSError:  # Opening the file will say what is wrong.
+    except OSError:  # Opening the file will show what is wrong.
         exists = True
     if not exists:
-        hint = f"Name the ledger's file, which headway serve or headway keys create makes; {_SLASHES}."
+        hint = f"Name the ledger's file, which headway serve and headway keys create create; {_SLASHES}."
         raise SettingError("ledger", shown_url(url), f"no such file: {Path(path).absolute()}", hint)
     return url
 
 
 class SqliteStore:
-    """Store in an SQLite file, by a URL sqlite:///relative/path or sqlite:////absolute/path. The tables in `checked` are
-    checked for damage when the file is opened."""
+    """Store in an SQLite file. `url` is sqlite:///relative/path or sqlite:////absolute/path. When the file is opened, the tables
+    in `checked` are checked for damage."""
 
     def __init__(self, url: str, checked: Sequence[str] = ()) -> None:
         self.shown = shown_url(url)
@@ -309,9 +291,9 @@ class SqliteStore:
         self._reader = ConnectionThread("ledger reader", self._path, self._connected_and_checked)
 
     async def open(self) -> None:
-        """Create the file if need be, and bring its tables up to date, which only one of several processes does. Raises
-        SettingError if the file can't be a database, is damaged, or is a later version's, and StoreUnavailable if the file is
-        locked or its disk fails."""
+        """Create the file if necessary, and apply missing migrations; among several processes, only one does this. Raises
+        SettingError if the file isn't a database, is damaged, or is from a later version, and StoreUnavailable if it is locked or
+        its disk fails."""
         try:
             for thread in (self._writer, self._reader):
                 await thread.do(lambda connection: None, OPEN_WITHIN)
@@ -319,7 +301,7 @@ class SqliteStore:
             raise self._unusable(str(exc).removesuffix(f". {MEND}"), MEND) from exc
 
     async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a transaction, all or nothing. Raises StoreUnavailable if it failed or its outcome is unknown."""
+        """Run `work` in a transaction. Raises StoreUnavailable if it fails or its outcome is unknown."""
 
         def in_transaction(connection: sqlite3.Connection) -> T:
             with _transaction(connection):
@@ -328,7 +310,7 @@ class SqliteStore:
         return await self._do(self._writer, self._reader, in_transaction)
 
     async def _query(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work`, which only reads, on one snapshot of the file. Raises StoreUnavailable."""
+        """Run `work`, which only reads, on a snapshot of the file. Raises StoreUnavailable."""
 
         def on_snapshot(connection: sqlite3.Connection) -> T:
             with _transaction(connection, "BEGIN"):
@@ -339,7 +321,7 @@ class SqliteStore:
     async def _do(
         self, thread: ConnectionThread, other: ConnectionThread, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """Run `work` on a thread. If the file was replaced, the other thread must let go of it too, although it may be idle."""
+        """Run `work` on a thread. If the file was replaced, make the other thread release it too, even if that is idle."""
         moves = thread.moves
         outcome = await thread.do(work)
         if thread.moves != moves:
@@ -348,7 +330,7 @@ class SqliteStore:
         return outcome
 
     async def close(self) -> None:
-        """Close the file. A call that hangs is abandoned."""
+        """Close the file. Abandon a call that hangs."""
         await self._reader.end()
         await self._writer.end()
 
@@ -377,9 +359,9 @@ class SqliteStore:
         return connection
 
     def _make(self) -> None:
-        """Create the file. Only its owner may read it, because it contains everyone's requests."""
+        """Create the file. Only its owner can read it, because it contains everyone's requests."""
         if self._path.startswith((":memory:", "file:")):
-            raise self._unusable("it is no path")
+            raise self._unusable("it is not a path")
         try:
             make(self._path)
         except (OSError, ValueError) as exc:
@@ -389,7 +371,7 @@ class SqliteStore:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Turn lasting errors of SQLite into SettingError."""
+        """Turn permanent SQLite errors into SettingError."""
         try:
             yield
         except sqlite3.DatabaseError as exc:
@@ -402,7 +384,7 @@ class SqliteStore:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL mode. SQLite itself doesn't wait for other users of the file here."""
+    """Switch the file to WAL mode. SQLite doesn't wait for other users of the file here, so retry."""
     until = time.monotonic() + BUSY_WITHIN
     while True:
         try:
@@ -428,7 +410,7 @@ def _bring_up_to_date(connection: sqlite3.Connection, shown: str) -> None:
 
 
 def _version(connection: sqlite3.Connection) -> int | None:
-    """Return the number of the last step done, or None in a database without a table of steps."""
+    """Return the number of the last migration applied, or None if the database has no migrations table."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'headway_schema'").fetchone():
         return None
     [version] = connection.execute("SELECT coalesce(max(version), 0) FROM headway_schema").fetchone()
@@ -437,32 +419,32 @@ def _version(connection: sqlite3.Connection) -> int | None:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Run the block in a transaction. It is the only writer from its beginning, unless `begin` says otherwise."""
+    """Run the block in a transaction. By default, it excludes other writers from its start."""
     connection.execute(begin)
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself on some errors.
+        if connection.in_transaction:  # SQLite has already rolled back after some errors.
             connection.execute("ROLLBACK")
         raise
 
 
-_ALIKE = f"{SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
-_ADD = f"INSERT INTO headway_keys ({KEY_COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 14)})"  # noqa: S608
+_ALIKE = f"{shared.SELECT} WHERE id = ? OR (replaces = ? AND replaces <> '')"
+_ADD = f"INSERT INTO headway_keys ({shared.KEY_COLUMNS}, revision, changed_at) VALUES ({', '.join('?' * 14)})"  # noqa: S608
 _THERE = "SELECT 1 FROM headway_keys WHERE id = ?"
 _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
 """
 _EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
-"""SQL for all digits of a number. SQLite's JSON has only fifteen."""
+"""SQL that keeps all digits of a number. SQLite's JSON has only fifteen."""
 _VALUES = ", ".join(
-    "hex(digest)" if name == "digest" else _EXACT.format(name) if name in NUMBERS else name
-    for name in (*KEY_COLUMNS.split(", "), "revision", "mark")
+    "hex(digest)" if name == "digest" else _EXACT.format(name) if name in shared.NUMBERS else name
+    for name in (*shared.KEY_COLUMNS.split(", "), "revision", "mark")
 )
 _AFTER = f"""
 SELECT json_group_array(json_array({_VALUES}))
-FROM ({CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?)
+FROM ({shared.CHANGES} WHERE revision > ? ORDER BY revision LIMIT ?)
 """  # noqa: S608
 _Row = tuple[str, str, str, str, str, str, float | None, float | None, float, float | None, str, str, int, str]
 _KNOWN = "SELECT 1 FROM headway_key_changes WHERE revision = ? AND mark = ?"
@@ -482,12 +464,12 @@ class SqliteKeys(SqliteStore, KeyStore):
     async def add(self, key: ApiKey) -> None:
         def work(connection: sqlite3.Connection) -> None:
             check_new(key, _keys_of(connection.execute(_ALIKE, (key.id, key.replaces))))
-            connection.execute(_ADD, (*row_of(key), _next(connection), time.time()))
+            connection.execute(_ADD, (*shared.row_of(key), _next(connection), time.time()))
 
         await self._change(work)
 
     async def get(self, id: str) -> ApiKey | None:
-        rows = await self._keys(f"{SELECT} WHERE id = ?", id)
+        rows = await self._keys(f"{shared.SELECT} WHERE id = ?", id)
         return rows[0] if rows else None
 
     async def expire(self, id: str, at: float) -> bool:
@@ -500,7 +482,7 @@ class SqliteKeys(SqliteStore, KeyStore):
         return await self._change(work)
 
     async def keys(self) -> Sequence[ApiKey]:
-        return await self._keys(IN_ORDER)
+        return await self._keys(shared.IN_ORDER)
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         def work(connection: sqlite3.Connection) -> KeyChanges | None:
@@ -511,13 +493,13 @@ class SqliteKeys(SqliteStore, KeyStore):
                 exact = msgspec.json.decode(text, type=list[_Row], strict=False)
                 rows = [(row[0], bytes.fromhex(row[1]), *row[2:]) for row in exact]
             except (msgspec.MsgspecError, ValueError) as exc:
-                raise StoreCorrupted(f"the ledger's file is corrupted: the rows of keys are invalid. {MEND}") from exc
-            return changes_of(_keys_of(rows), rows, since, limit)
+                raise StoreCorrupted(f"the ledger's file is corrupted: the key rows are invalid. {MEND}") from exc
+            return shared.changes_of(_keys_of(rows), rows, since, limit)
 
         return await self._query(work)
 
     async def latest(self) -> KeyMark:
-        revision, mark = await self._query(lambda connection: connection.execute(LATEST).fetchone())
+        revision, mark = await self._query(lambda connection: connection.execute(shared.LATEST).fetchone())
         return KeyMark(revision, mark)
 
     async def remove_ended(self, before: float, limit: int) -> int:
@@ -528,22 +510,22 @@ class SqliteKeys(SqliteStore, KeyStore):
 
 
 def _next(connection: sqlite3.Connection) -> int:
-    [revision] = connection.execute(NEXT).fetchone()
-    connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, new_mark()))
-    connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - MARKS,))
+    [revision] = connection.execute(shared.NEXT).fetchone()
+    connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, shared.new_mark()))
+    connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - shared.MARKS,))
     return int(revision)
 
 
 def _keys_of(rows: Iterable[Any]) -> list[ApiKey]:
-    """Return the keys of rows. Raises StoreCorrupted if a row isn't a key, because the schema only admits keys."""
+    """Convert rows to keys. Raises StoreCorrupted if a row isn't a key, because only Headway writes to this table."""
     try:
-        return keys_of(rows)
+        return shared.keys_of(rows)
     except ValueError as exc:
         raise StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}") from None
 
 
-class SqliteBulkStore(SqliteStore, BulkRows):
-    """Store of bulk jobs in an SQLite file. See `headway.ports.BulkStore`."""
+class SqliteBulkStore(SqliteStore, shared.BulkRows):
+    """Bulk store in an SQLite file. See `headway.ports.BulkStore`."""
 
     now = "((julianday('now') - 2440587.5) * 86400.0)"
 
@@ -555,11 +537,11 @@ class SqliteBulkStore(SqliteStore, BulkRows):
 
 
 def _numbered(values: Sequence[object]) -> dict[str, object]:
-    """Number values from 1, because SQLite takes `$1` for a name."""
+    """Number values from 1, because to SQLite `$1` is a name."""
     return {str(number): value for number, value in enumerate(values, 1)}
 
 
-ROWS = 50  # Rows in a statement. Any SQLite takes 999 values.
+ROWS = 50  # Rows per statement. Any SQLite accepts 999 values.
 
 _NAMES = (
     "id", "user_id", "tenant", "tier", "model", "status", "created_at", "completed_at", "latency_ms", "batch_size",
@@ -567,7 +549,7 @@ _NAMES = (
 )  # fmt: skip
 _COLUMNS = ", ".join(_NAMES)
 _ALL = len(_NAMES)
-_WITHOUT_CONTENT = _ALL - 2  # Number of columns to write if neither input nor output is kept. Every value costs time.
+_WITHOUT_CONTENT = _ALL - 2  # Number of columns to write if neither input nor output is stored. Each value takes time.
 
 
 def _insert(rows: int, width: int) -> str:
@@ -577,7 +559,7 @@ def _insert(rows: int, width: int) -> str:
 
 _FULL = {width: _insert(ROWS, width) for width in (_WITHOUT_CONTENT, _ALL)}
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = ? ORDER BY completed_at DESC"  # noqa: S608
-_NOTE = f"INSERT OR REPLACE INTO headway_open_requests VALUES ({', '.join('?' * len(OPEN_COLUMNS))})"  # noqa: S608
+_NOTE = f"INSERT OR REPLACE INTO headway_open_requests VALUES ({', '.join('?' * len(shared.OPEN_COLUMNS))})"  # noqa: S608
 _FORGET = "DELETE FROM headway_open_requests WHERE id = ? AND tenant = ?"
 _FIND_OPEN = "SELECT * FROM headway_open_requests WHERE id = ?"
 _PRUNE_OPEN = "DELETE FROM headway_open_requests WHERE due_at < ?"
@@ -602,7 +584,7 @@ class SqliteLedger(SqliteStore, Ledger):
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany(_FORGET, [(_key(id), tenant) for tenant, id in ended])
-            connection.executemany(_NOTE, [(_key(record.id), *open_row(record)[1:]) for record in records])
+            connection.executemany(_NOTE, [(_key(record.id), *shared.open_row(record)[1:]) for record in records])
 
         await self._change(work)
 
@@ -614,8 +596,8 @@ class SqliteLedger(SqliteStore, Ledger):
         ended, waiting = await self._query(
             lambda connection: [connection.execute(sql, (key,)).fetchall() for sql in (_FIND, _FIND_OPEN)]
         )
-        still_open = [open_record((str(uuid.UUID(bytes=row[0])), *row[1:])) for row in waiting]
-        return together([_record(row) for row in ended], still_open)
+        still_open = [shared.open_record((str(uuid.UUID(bytes=row[0])), *row[1:])) for row in waiting]
+        return shared.together([_record(row) for row in ended], still_open)
 
     async def prune(self, before: float, limit: int) -> int:
         def work(connection: sqlite3.Connection) -> int:

@@ -1,4 +1,4 @@
-"""Figures behind the metrics, of one process and of the fleet. A single process exports the fleet's figures."""
+"""The numbers behind the metrics: those of one process and those of the fleet, which only one process exports."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headway.version import __version__
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """Figures of one process besides its counters, and its possible label values.
+    """The numbers of one process that aren't counters, and its possible label values.
 
-    A figure is None if the process lacks its source: `pending` and `promise` without a gateway, `slots` without batchers, and
+    A number is None if the process has no such part: `pending` and `promise` without a gateway, `slots` without batchers, and
     `leader` without a controller. Only `models` are exported. `promise` is the latency in seconds promised for 95 % of the
-    requests. `bulk_paused` counts jobs that are paused through no fault of their lines. `slots` has the busy share of each slot,
-    and `gpus` the figures of its GPU, by model and worker. `versions` are pairs of a model and a running version. `secure` names
-    the ports with TLS.
+    requests. `bulk_paused` counts jobs that are paused for reasons other than their lines. `slots` has the busy share of each slot,
+    and `gpus` the stats of its GPU, by model and worker. `versions` are pairs of a model and a running version. `secure` names the
+    ports with TLS.
     """
 
     tiers: Sequence[str]
@@ -45,10 +45,9 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """Figures of the whole fleet. `letters` counts the present dead letters of each model, and `letters_ever` counts
-    past ones as well. `expected` is the intended number of healthy workers, 0 if unknown. `memory` has two numbers: the
-    bytes that the broker's servers use, and the limit on these bytes (0 for none). `memory` is None for a broker in
-    this process."""
+    """The numbers of the whole fleet. `letters` counts each model's current dead letters, and `letters_ever` also counts past ones.
+    `expected` is the intended number of healthy workers, or 0 if unknown. `memory` is how many bytes the broker's servers use and
+    may use (0 for no limit), or None for a broker in this process."""
 
     depths: Sequence[TierDepth] = ()
     workers: Sequence[WorkerInfo] = ()
@@ -62,8 +61,7 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Figures that one process exports. `fleet` is None if another process exports the fleet's figures, or if the
-    broker did not answer."""
+    """What one process exports. `fleet` is None if another process exports the fleet's numbers, or the broker didn't answer."""
 
     counters: Counters
     own: ProcessFigures
@@ -74,7 +72,7 @@ class State(msgspec.Struct, frozen=True):
 async def collect(
     broker: Broker, letters: DeadLetters, fleet: Fleet, expected: int = 0, memory: tuple[int, int] | None = None
 ) -> FleetState:
-    """Read the fleet's figures. Raises BrokerUnavailable."""
+    """Read the fleet's numbers. Raises BrokerUnavailable."""
     (depths, bulk), (workers, letters_kept, letters_ever, capacities, members) = await asyncio.gather(
         asyncio.gather(broker.depths(), broker.bulk_queues()),
         asyncio.gather(broker.workers(), letters.counts(), letters.totals(), fleet.capacities(), fleet.members()),
@@ -83,5 +81,5 @@ async def collect(
 
 
 async def reach(fleet: Fleet) -> None:
-    """Make a cheap call to the broker. Raises BrokerUnavailable if it does not answer."""
+    """Make a cheap call to the broker. Raises BrokerUnavailable if it doesn't answer."""
     await fleet.members()

@@ -1,6 +1,6 @@
-"""The standard variables `OTEL_…` for traces that OpenTelemetry's SDK doesn't read correctly.
+"""Reads the standard trace variables `OTEL_…` that OpenTelemetry's SDK doesn't handle correctly.
 
-The SDK itself reads the variables for the process's description, header fields and TLS files. But its exporters mistake
+The SDK itself reads the variables for the resource attributes, header fields and TLS files. But its exporters mistake
 milliseconds for seconds, and one of them doesn't know the compression `none`.
 
 A variable with an unusable value is logged, and its default is used. The process still starts, because such variables are often
@@ -34,7 +34,7 @@ T = TypeVar("T", int, float)
 
 
 class Wrong(NamedTuple):
-    """Variable with an unusable `value`, here fit to be printed. `used` replaces it."""
+    """Variable with an unusable `value`, which is safe to print here. `used` is what replaces it."""
 
     name: str
     value: str
@@ -43,8 +43,8 @@ class Wrong(NamedTuple):
 
 
 class Collector(msgspec.Struct, frozen=True):
-    """Collector of spans. `protocol` is HTTP or GRPC. An HTTP `url` includes the path. `timeout` limits the seconds for all tries
-    of one message."""
+    """Span collector. `protocol` is HTTP or GRPC. An HTTP `url` includes the path. `timeout` is the limit in seconds for one message,
+    including retries."""
 
     protocol: str
     url: str
@@ -58,9 +58,9 @@ class Collector(msgspec.Struct, frozen=True):
 
 
 class TraceEnvironment(msgspec.Struct, frozen=True):
-    """Settings of traces. `off` names the variable that turns traces off; empty if they are on. `follows` is True to follow the
-    sampling decision of a client's trace. `ratio` is the sampled share of other traces. `delay` is the seconds between two
-    messages. `most_waiting` limits the waiting spans, `most_sent` the spans of a message, and `most_links` the links of a span."""
+    """Trace settings. `off` names the variable that turns tracing off, and is empty if tracing is on. If `follows`, the sampling
+    decision of a client's trace is followed. `ratio` is the share of other traces to sample. `delay` is the time between messages
+    in seconds. `most_waiting` limits the waiting spans, `most_sent` the spans per message, and `most_links` the links per span."""
 
     off: str
     ratio: float
@@ -74,13 +74,13 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
 
 
 def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
-    """Read the settings of traces from environment variables."""
+    """Read the trace settings from environment variables."""
     read = _Reader(environment)
     ratio, follows = _sampler(read)
     most_waiting = read.number("OTEL_BSP_MAX_QUEUE_SIZE", 2048, 1, 1 << 20)
     most_sent = read.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", min(512, most_waiting), 1, 1 << 16)
     if most_sent > most_waiting:
-        reason = "is more than may wait (OTEL_BSP_MAX_QUEUE_SIZE)"
+        reason = "is more than OTEL_BSP_MAX_QUEUE_SIZE"
         read.refuse("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", str(most_sent), reason, str(most_waiting))
         most_sent = most_waiting
     return TraceEnvironment(
@@ -105,7 +105,7 @@ class _Reader:
         return self._environment.get(name, "").strip()
 
     def otlp(self, name: str) -> tuple[str, str]:
-        """Return name and value of the exporters' variable for traces, or else of their variable for all signals."""
+        """Return the name and value of the exporter variable for traces or, if it isn't set, of the one for all signals."""
         for full in (f"{_OTLP}TRACES_{name}", f"{_OTLP}{name}"):
             if value := self.text(full):
                 return full, value
@@ -115,7 +115,7 @@ class _Reader:
         self.wrong.append(Wrong(name, value, reason, used))
 
     def of(self, name: str, value: str, default: T, read: Callable[[str], T], least: T, most: T, kind: str) -> T:
-        """Return the number that `read` makes of a value. Return the default for no value, or one outside `least` to `most`."""
+        """Parse a value with `read`. Return the default if there is no value, or it isn't a number from `least` to `most`."""
         if not value:
             return default
         try:
@@ -124,7 +124,7 @@ class _Reader:
                 return number
         except ValueError:
             pass
-        self.refuse(name, value[:100], f"is no {kind} from {least} to {most}", str(default))
+        self.refuse(name, value[:100], f"is not a {kind} from {least} to {most}", str(default))
         return default
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
@@ -148,14 +148,14 @@ def _off(read: _Reader) -> str:
         read.refuse("OTEL_TRACES_EXPORTER", ",".join(exporters)[:100], "is neither otlp nor none", "otlp")
     propagators = [name.strip() for name in read.text("OTEL_PROPAGATORS").split(",") if name.strip()]
     if propagators and "tracecontext" not in propagators:
-        read.refuse("OTEL_PROPAGATORS", ",".join(propagators)[:100], "is without tracecontext", "tracecontext")
+        read.refuse("OTEL_PROPAGATORS", ",".join(propagators)[:100], "does not include tracecontext", "tracecontext")
     return ""
 
 
 def _sampler(read: _Reader) -> tuple[float, bool]:
     name, variable = read.text("OTEL_TRACES_SAMPLER").lower(), "OTEL_TRACES_SAMPLER"
     if name and name not in _SAMPLERS:
-        read.refuse(variable, name[:100], f"is none of {', '.join(_SAMPLERS)}", _DEFAULT_SAMPLER)
+        read.refuse(variable, name[:100], f"is not one of {', '.join(_SAMPLERS)}", _DEFAULT_SAMPLER)
         name = ""
     ratio, follows = _SAMPLERS[name or _DEFAULT_SAMPLER]
     if ratio is not None:
@@ -187,7 +187,7 @@ def _url(read: _Reader, protocol: str) -> str:
         url = f"{'http' if plain else 'https'}://{value}"
     if value and not _is_url(url):
         hidden = value.rpartition("@")[2].partition("?")[0][:100]  # A password may be in it.
-        read.refuse(variable, hidden, "is no URL as http://HOST:PORT", _ENDPOINTS[protocol])
+        read.refuse(variable, hidden, "is not a URL such as http://HOST:PORT", _ENDPOINTS[protocol])
         url, own = _ENDPOINTS[protocol], False
     url = url or _ENDPOINTS[protocol]
     if protocol == GRPC or own:

@@ -1,12 +1,12 @@
 """Exporter of spans: a thread that sends the buffered spans through an exporter of OpenTelemetry's SDK.
 
-    services ──▶ SpanBuffer ──▶ this thread ──SDK: encode, send, try again──▶ collector
-                    │ full          │ no answer, after its tries
+    services ──▶ SpanBuffer ──▶ this thread ──SDK: encode, send, retry──▶ collector
+                    │ full          │ no answer after the retries
                     ▼               ▼
                  dropped         dropped
 
-No request waits for the exporter. It drops and counts spans that it can't send in time. At the end of the process, the last spans
-have CLOSE_WITHIN seconds. Import this module only while traces are on, because it needs the packages of the extra `otel`.
+No request waits for the exporter. It drops and counts spans that it can't send in time. When the process ends, it has CLOSE_WITHIN
+seconds to send the last spans. Import this module only if tracing is on, because it needs the packages of the extra `otel`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from headway.version import __version__
 
 log = get_logger(__name__)
 
-CLOSE_WITHIN = 1.5  # Most seconds that an ending process waits for its last spans to be sent.
-MOST_TEXT = 2048  # Most characters of an attribute or an error message.
+CLOSE_WITHIN = 1.5  # Maximum seconds that an ending process waits for its last spans to be sent.
+MOST_TEXT = 2048  # Maximum number of characters of an attribute or an error message.
 AT_ONCE = 4  # Spans to encode before other threads get a turn; about 0.3 ms.
-PAUSE = 0.0002  # Fewest seconds of that turn.
+PAUSE = 0.0002  # Minimum seconds of that turn.
 
 _KINDS = {kind: SpanKind[kind.name] for kind in own_spans.SpanKind}
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("headway", __version__)
-_MOST_STATES = 32  # Maximum number of members of a `tracestate`. The SDK would drop a longer one.
+_MOST_STATES = 32  # Maximum number of `tracestate` members. The SDK would drop a longer `tracestate`.
 
 
 class SpanExporter:
-    """Exporter of the spans in `buffer`, and a `headway.app.lifecycle.Resource`.
+    """Exports the spans in `buffer`. It is a `headway.app.lifecycle.Resource`.
 
-    The SDK's `resource`, which describes the process, is in every message. `make` makes the SDK's exporter. `dropped` counts
+    Every message contains the SDK's `resource`, which describes the process. `make` creates the SDK's exporter. `dropped` counts
     dropped spans by reason."""
 
     def __init__(
@@ -69,7 +69,7 @@ class SpanExporter:
         self._complaints = Complaints(self._thread)
         self._sdk: export.SpanExporter | None = None
         self._away = False
-        self._sending = 0  # Spans in the message that is being sent.
+        self._sending = 0  # Number of spans in the message that is being sent.
 
     async def open(self) -> None:
         self._thread.start()
@@ -85,7 +85,7 @@ class SpanExporter:
         self._ending.set()
         self._due.set()
         trouble = self._away or self._complaints.said
-        if self._sdk is not None and trouble:  # Shutting down ends its wait for the next try.
+        if self._sdk is not None and trouble:  # Shutting down ends its wait for the next retry.
             self._sdk.shutdown()
         await asyncio.to_thread(self._thread.join, CLOSE_WITHIN)
         if self._sdk is not None and not trouble:
@@ -93,14 +93,14 @@ class SpanExporter:
         sending, self._sending = self._sending, 0
         if unsent := len(self.buffer) + sending:
             self._dropped["export"] += unsent
-            log.warning("spans were not sent in time, as the process ends", spans=unsent)
+            log.warning("spans were not sent before the process ended", spans=unsent)
 
     def _run(self) -> None:
         hide_headers()
         try:
             self._sdk = sdk = self._make()
         except Exception as exc:  # Spans are then dropped and counted once too many wait.
-            log.error("no traces are sent", collector=self._environment.collector.shown, error=str(exc))
+            log.error("traces cannot be sent", collector=self._environment.collector.shown, error=str(exc))
             return
         self._complaints.listen()
         try:
@@ -115,7 +115,7 @@ class SpanExporter:
             self._due.wait(max(due - time.monotonic(), 0.0))
             self._due.clear()
             is_due = time.monotonic() >= due
-            # Before they are due, send only full messages, as a message costs as much as 50 spans.
+            # Before they are due, send only full messages, because a message costs as much as 50 spans.
             while (is_due or self._ending.is_set() or len(self.buffer) >= most) and (spans := self.buffer.take(most)):
                 self._send(sdk, spans)
                 if self._ending.is_set() and time.monotonic() >= self._until:
@@ -141,13 +141,13 @@ class SpanExporter:
         if sent:
             messages.clear()
             if self._away:
-                log.info("the trace collector takes spans again", collector=shown)
+                log.info("the trace collector accepts spans again", collector=shown)
         else:
             self._dropped["export"] += self._sending  # 0 if `close` has counted them already.
             if not self._away:
-                hint = "requests go on without their traces; dropped spans are counted in headway_trace_spans_dropped_total"
+                hint = "requests are served without traces; headway_trace_spans_dropped_total counts the dropped spans"
                 error = " ".join(dict.fromkeys((*messages[:1], *messages[-1:])))[:500]
-                log.warning("the trace collector takes no spans", collector=shown, error=error, hint=hint)
+                log.warning("the trace collector accepts no spans", collector=shown, error=error, hint=hint)
         self._away, self._sending = not sent, 0
 
 
@@ -157,7 +157,7 @@ def resource_of(attributes: Mapping[str, str | int]) -> Resource:
 
 
 def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
-    """Return a function that makes the SDK's exporter for a collector. It may fail, for example because of a certificate."""
+    """Return a function that creates the SDK's exporter for a collector. It may fail, for example because of a certificate."""
     url = collector.url
     if collector.protocol != GRPC:
         from opentelemetry.exporter.otlp.proto.http import Compression
@@ -180,10 +180,10 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
 
 class ReadableSpans(Sequence[ReadableSpan]):
-    """Sequence of spans in the SDK's form, each made when the SDK reads it, with at most `most_links` links.
+    """Sequence of spans in the SDK's format, with at most `most_links` links each. A span is converted when the SDK reads it.
 
     Iterating pauses after every few spans, until `hurried` returns True. Otherwise the SDK would encode a whole message without
-    a pause, and the event loop would wait as long for the interpreter's lock."""
+    a pause, and the event loop would have to wait for the interpreter's lock."""
 
     def __init__(
         self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
@@ -194,7 +194,7 @@ class ReadableSpans(Sequence[ReadableSpan]):
         return len(self._spans)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._readable(self._spans[index])  # The SDK takes no slices.
+        return self._readable(self._spans[index])  # The SDK uses no slices.
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         for number, span in enumerate(self._spans, 1):
@@ -207,7 +207,7 @@ class ReadableSpans(Sequence[ReadableSpan]):
         parent = SpanContext(_id(context.trace_id), _id(span.parent), span.remote) if span.parent else None
         links: Sequence[Link] = [_link(link) for link in span.links]
         if len(links) > self._most_links:
-            links = BoundedList.from_seq(self._most_links, links)  # It counts what it drops, for the collector.
+            links = BoundedList.from_seq(self._most_links, links)  # It tells the collector how many links it dropped.
         return ReadableSpan(
             name=_text(form.name),
             context=_context(context, remote=False),
@@ -243,7 +243,7 @@ def _id(content: bytes) -> int:
 
 
 def _text(text: str) -> str:
-    """Shorten a text, and replace characters that UTF-8 can't encode. One such character would make the SDK drop the message."""
+    """Shorten a string, and replace characters that UTF-8 can't encode. A single one would make the SDK drop the whole message."""
     cut = text[:MOST_TEXT]
     return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
 
@@ -259,8 +259,8 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that collects the messages of the SDK's exporters in one thread, which they would repeat on every retry.
-    `said` has the messages, oldest first. After a failure, the first tells the reason, and the last that the SDK has given up."""
+    """Logging filter that collects what the SDK's exporters log in one thread, because they repeat it on every retry. `said` has the
+    messages, oldest first. After a failure, the first message states the reason, and the last that the SDK has given up."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -273,7 +273,7 @@ class Complaints(logging.Filter):
         self.said: list[str] = []
 
     def listen(self) -> None:
-        """Start to collect messages, including warnings, at any level of the log."""
+        """Start collecting messages, including warnings, whatever the log level."""
         for logger in map(logging.getLogger, self._LOGGERS):
             logger.setLevel(logging.WARNING)
             logger.addFilter(self)

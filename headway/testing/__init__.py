@@ -35,7 +35,7 @@ _PATIENT: Mapping[str, Value] = {
     "max_connections": 1_000_000,
     "log_level": "warning",
 }
-"""Defaults with which tests pass even on a busy machine."""
+"""Defaults that let tests pass even on a busy machine."""
 
 __all__ = ["BatchedTarget", "batched"]
 
@@ -44,16 +44,16 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
     """Run a target with the real batcher in a `with` block. See `headway.testing` for an example.
 
     Arguments:
-        target: function, class, `functools.partial` of a class, other callable, or text as for `headway serve`. A text always runs
-            in a worker process.
-        process: True to run the target in a worker process, as in service. The worker imports the target by name, so a script must
-            make this call under `if __name__ == "__main__":`. If False, the target runs in a thread of this process. Any function
-            will then do, and a test can mock objects that the target uses, but a deadline cannot end the target.
+        target: function, class, `functools.partial` of a class, other callable, or string as for `headway serve`. A target named by
+            a string always runs in a worker process.
+        process: True to run the target in a worker process, as in production. The worker imports the target by name, so a script
+            must make this call under `if __name__ == "__main__":`. If False, the target runs in a thread of this process. Then it
+            can be any function, and a test can mock objects that it uses, but a deadline can't stop it.
         settings: settings by name. The environment and `headway.toml` are ignored, and time-outs default to 60 s.
 
     Raises:
         SettingError: a setting is unknown or wrong.
-        TargetError: the target cannot be loaded or breaks the rules. The block raises this when it begins.
+        TargetError: the target can't be loaded or breaks the rules. Raised on entering the block.
     """
     values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if "request_timeout_ms" in values:
@@ -78,7 +78,7 @@ def _subject(target: TargetLike, process: bool) -> Any:
 
 
 def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any]) -> type:
-    """Return a subclass of `cls` whose constructor takes no arguments and passes these to `cls`."""
+    """Return a subclass of `cls` whose constructor takes no arguments, and passes the given ones to `cls`."""
 
     def built(self: Any) -> None:
         cls.__init__(self, *arguments, **named)  # type: ignore[misc]
@@ -87,8 +87,8 @@ def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any
 
 
 class BatchedTarget:
-    """Target with the batcher, made by `batched`. Call it with an input inside a `with` block. `batches` has the inputs of each batch
-    in the order of the runs, without the warm-up batch. Inputs of a failed batch appear again in each further run."""
+    """A target with its batcher, returned by `batched`. Call it with an input inside a `with` block. `batches` lists the inputs of each
+    batch in run order, except for the warm-up batch. Inputs of a failed batch appear again whenever they are run again."""
 
     def __init__(self, settings: Settings, subject: Any) -> None:
         self.batches: list[list[Any]] = []
@@ -110,7 +110,7 @@ class BatchedTarget:
         self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
     ) -> list[Any]:
         """Return the outputs for several inputs that arrive together, in the same order. All have the same `parameters`. Raises the
-        first ApiError. With `return_errors`, the list has the errors in place of outputs."""
+        first ApiError or, if `return_errors`, puts errors into the list in place of outputs."""
         requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
         answers = self._service.call(self._ask(requests))
         outcomes = [read_result(answer).output if answer.status == 200 else read_error(answer) for answer in answers]

@@ -1,1 +1,1 @@
-"""Batchers, one loop for each GPU: claim, run, complete. Pools of batchers can grow and shrink."""
+"""Batchers: one loop per GPU that claims a batch, runs it and completes it. Pools of batchers can grow and shrink."""

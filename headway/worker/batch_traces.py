@@ -1,14 +1,14 @@
-"""Spans of batches and of the requests in them: the worker's part of their traces.
+"""Spans for batches and the requests in them: the worker's part of their traces.
 
-A batch with a sampled entry has its own trace, linked to its entries because a span can't have several parents:
+A batch that contains a sampled entry has its own trace. It is linked to its entries, because a span can't have several parents:
 
     CLIENT `poll MODEL` ── linked to the PRODUCER span of each sampled entry
       └─ CONSUMER `process MODEL`: the run
            └─ INTERNAL `run MODEL`, reported by the process that ran it; or CLIENT `call MODEL` for each try at a remote API
 
-Each sampled entry has a span `process MODEL` in its request's trace, linked to `poll MODEL`. A retry is another batch with
-a trace of its own, linked to the same entry. The poll is recorded at the claim, so that a worker killed with its batch may
-still have sent it.
+Each sampled entry has a span `process MODEL` in its request's trace, linked to `poll MODEL`. A retry is another batch, with
+its own trace that is linked to the same entry. The poll span is recorded when the batch is claimed, so it may still be sent
+even if the worker is killed during the batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headway.runtime.log import TRACE_ID
 from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 Member = tuple[int, Entry, CarriedTrace]
-"""Index of a sampled entry in its batch, the entry, and the trace that it carries."""
+"""Index of a sampled entry in its batch, the entry, and the trace context that it carries."""
 Facts = tuple[str, str, int, int, str, float, str]
-"""Model, worker, size, attempt, reason for the departure, fill, and version of the model, as spans have them."""
+"""Batch attributes that spans show: model, worker, size, attempt, reason for the departure, fill, and model version."""
 
 
 class BatchTraces:
@@ -36,9 +36,9 @@ class BatchTraces:
         self._forms = lru_cache(FORMS)(_forms)
 
     async def run(
-        self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
+        self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, claimed_at: float
     ) -> Sequence[ItemResult]:
-        """Run a batch, and record its spans if an entry is sampled. `asked_at` is the start of its claim."""
+        """Run a batch. If any entry is sampled, record the spans. `claimed_at` is when the claim started."""
         members = _sampled(lease.entries)
         if not members:
             return await run_batch()
@@ -48,7 +48,7 @@ class BatchTraces:
         poll, begun = recorder.sampler.apart(), recorder.clock()
         run = RunTrace(recorder, recorder.sampler.below(poll), lease.slot.model, begun)
         links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
-        recorder.add(Span(polled, poll, b"", run.unix(min(asked_at, begun)), run.unix(begun), (batch,), links))
+        recorder.add(Span(polled, poll, b"", run.unix(min(claimed_at, begun)), run.unix(begun), (batch,), links))
         token, named = RUN.set(run), TRACE_ID.set(poll.trace_id.hex())
         items: Sequence[ItemResult] = ()
         error, kind = "cut short", "cancelled"
@@ -64,10 +64,10 @@ class BatchTraces:
         finally:
             RUN.reset(token)
             TRACE_ID.reset(named)
-            self._tell_run(run, poll, ran, members, items, error, kind, batch)
+            self._record_run(run, poll, ran, members, items, error, kind, batch)
         return items
 
-    def _tell_run(
+    def _record_run(
         self,
         run: RunTrace,
         poll: TraceContext,
@@ -78,7 +78,7 @@ class BatchTraces:
         kind: str,
         batch: tuple[str, str],
     ) -> None:
-        """Record the run in the trace of the batch, and in the trace of each sampled entry."""
+        """Record the run in the batch's trace and in that of each sampled entry."""
         recorder = self._recorder
         begun, ended = run.unix(run.begun), run.unix(recorder.clock())
         failed: Attributes = (batch, ("error.type", kind)) if error else (batch,)

@@ -1,4 +1,4 @@
-"""The batcher: one loop per slot that claims a batch, runs it, and hands in its outcome.
+"""The batcher: one loop per slot that claims a batch, runs it, and sends its outcome to the broker.
 
     start ──ready──▶ claim ◀──────────────┐
       ▲                │ lease            │
@@ -8,15 +8,16 @@
       └──── release ◀──┘ failed
             (retry plan)
 
-The broker decides at the claim when a batch leaves and which entries it contains. A slot counts as capacity only while it is
-healthy: its backend is up and warm, and its breaker is closed.
+On each claim, the broker decides whether a batch may start and which entries it contains. A slot counts as capacity only while
+it is healthy: its backend is up and warm, and its breaker is closed.
 
-A slot whose GPU is lost stays out for good: its batch is released, its backend is ended, and no other is started.
+If a slot's GPU is lost, the slot is out of service for good: its batch is released, its backend is stopped, and no other is
+started.
 
-A slot that an operator drains (`hold`) claims nothing and starts no backend until the drain ends. It says so in its
-heartbeats even while its last batch still runs.
+While an operator drains a slot (`hold`), it doesn't claim batches or start a backend. Its heartbeats report the drain even while
+its last batch is still running.
 
-While the broker is out of reach the slot claims nothing. It hands in the outcome of its batch once the broker is back.
+While the broker is unreachable, the slot doesn't claim batches. It delivers the outcome of its last one when the broker is back.
 """
 
 from __future__ import annotations
@@ -76,29 +77,29 @@ from headway.worker.starting import Limits, StartState, probe_entry, start, warn
 
 log = get_logger(__name__)
 
-PROBE_EVERY = 0.05  # Seconds between two looks at a breaker that another slot is probing.
+PROBE_EVERY = 0.05  # Seconds between checks of a breaker while another slot is probing.
 CHECK_BREAKER_EVERY = 1.0
-"""Upper bound on the seconds between two looks at an open breaker, because another slot's success may close it."""
+"""Upper bound on the seconds between checks of an open breaker, because another slot's success may close it."""
 IN_DOUBT = 0.5
-"""Seconds for which a slot still counts as healthy while another probes, because the first probe usually succeeds."""
-PROBE_GRACE = 15.0  # Seconds beyond the longest run after which a probe without a result is given up.
+"""How many seconds a slot still counts as healthy while another is probing, because the first probe usually succeeds."""
+PROBE_GRACE = 15.0  # If a probe has no result this many seconds after the longest run, it is given up.
 BY_OPERATOR = "by an operator"  # Reason reported for a drained slot.
 TELLING = 3
-"""Number of batches after which their run times predict that of a full batch. The first few may have been held up."""
+"""Number of batches after which run times can predict that of a full batch. The first few may have been delayed."""
 LEAST_TIME_LEFT = 1.0
-"""Minimum seconds for which a slot goes on handing in an outcome while the broker is out of reach. Other entries of the batch may
+"""How many seconds a slot retries delivery of an outcome at least, while the broker is unreachable. The batch's other entries may
 have later deadlines than the first.
 """
 HELD_BACK = 0.1
-"""Seconds for which a slot that claims ahead keeps its next batch while the broker hasn't taken the last outcome."""
-LEASE_TRIES = 3  # Number of renewals that must fit into a lease. Each may take this fraction of the lease's length.
+"""How many seconds a slot that claims ahead keeps its next batch while the broker hasn't accepted the last outcome."""
+LEASE_TRIES = 3  # A renewal may take the lease's duration divided by this, so that several tries fit into one lease.
 
 T = TypeVar("T")
 
 
 class LeaseKeeper:
-    """Renews the lease of the batch that a slot runs, whatever other calls to the broker are waiting. `renewed_at` is the
-    instant of the last successful renewal."""
+    """Renews the lease of the batch that a slot is running, independently of its other calls to the broker. `renewed_at` is when
+    a renewal last succeeded."""
 
     def __init__(self, broker: WorkSource, clock: Callable[[], float]) -> None:
         self._broker, self._clock = broker, clock
@@ -109,7 +110,7 @@ class LeaseKeeper:
 
     @property
     def lease(self) -> Lease | None:
-        """Lease of the running batch; None while no batch runs."""
+        """Lease of the running batch; None if no batch is running."""
         return self._lease
 
     @lease.setter
@@ -119,8 +120,8 @@ class LeaseKeeper:
             self._granted.set()
 
     async def renew_on(self) -> None:
-        """Renew the lease twice a second until `end` is called. A renewal that takes too long is abandoned and tried again, on
-        another connection."""
+        """Renew the lease twice a second until `end` is called. A renewal that takes too long is abandoned and retried on another
+        connection."""
         self._ended = False
         while not self._ended:
             await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
@@ -134,28 +135,28 @@ class LeaseKeeper:
                             self.renewed_at = self._clock()
 
     def end(self) -> None:
-        """End the renewal loop, because the slot runs no more batches."""
+        """End the renewal loop, because the slot won't run any more batches."""
         self._ended = True
         self._granted.set()
 
 
 class Batcher:
-    """Batcher of one slot.
+    """The batcher of one slot.
 
     Arguments:
         make_backend: builds a backend that isn't started yet.
-        breaker: breaker of the backend; slots of one remote API share it.
-        rng: uniform in [0, 1), for pauses.
-        memory: returns the used share of the memory that the slot lives in. While it is scarce the slot goes on working
+        breaker: the backend's breaker; slots of one remote API share it.
+        rng: returns a random number in [0, 1), for pauses.
+        memory: returns the used share of the memory available to the slot. While memory is scarce, the slot keeps working
             but doesn't count as capacity.
-        gpu: its GPU, whose memory counts likewise; None if it has none that can be watched.
+        gpu: the slot's GPU, whose memory is treated the same way; None if there is none that can be monitored.
         failure_log: log of failed batches, shared by the slots of a process.
-        started: called after each start of a backend with its seconds, or with the text of the error.
-        read_report: reads the report on the model again before each start of a backend; None if it can't change.
+        started: called after each attempt to start a backend with the seconds it took, or with the error message.
+        read_report: rereads the model's report before each start of a backend; None if it can't change.
 
     Attributes:
-        lost: why its GPU is lost; empty while it isn't.
-        held: True while an operator drains it.
+        lost: why the GPU is lost; empty if it isn't.
+        held: True while an operator drains the slot.
     """
 
     def __init__(
@@ -198,21 +199,21 @@ class Batcher:
         self._kept_out_since: float | None = None
         self._pauses = RestartPauses()
         self._up_since = 0.0
-        self._asked = self._winding_down = self._interrupted = self._rests_held = self._warned_of_full = False
+        self._used = self._winding_down = self._interrupted = self._rests_held = self._warned_of_full = False
         self._restarts = -1
         self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
-        self._stirred_at = clock()  # Instant at which the status last changed or a batch last ended.
+        self._changed_at = clock()  # When the status last changed or a batch last finished.
         self.figures = SlotFigures(slot, memory, gpu)
         self.lost = ""
         self.held = False
-        # Task that ends the backend after its GPU was lost during a batch.
+        # Task that stops the backend after its GPU was lost during a batch.
         self._ending: asyncio.Task[None] | None = None
         self._counts = RunCounts(slot, counters, self.figures, limits.tiers)
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the target; None until it is loaded."""
+        """The target's signature; None until it is loaded."""
         return self._backend.signature if self._backend is not None else None
 
     async def start(self) -> None:
@@ -230,18 +231,18 @@ class Batcher:
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
-        """Start serving and sending heartbeats. Return the task that ends once the slot has wound down."""
+        """Start serving and sending heartbeats. Return the serving task; it finishes once the slot has wound down."""
         supervisor.start(f"heartbeat of {self.slot.worker}", self._heartbeat_on)
         supervisor.start(f"lease of {self.slot.worker}", self._keeper.renew_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
     def wind_down(self) -> None:
-        """Claim no more batches. The loop ends after the running batch."""
+        """Stop claiming batches. The loop ends after the running batch."""
         self._winding_down = True
         self._interrupt()
 
     async def hold(self, held: bool) -> None:
-        """Stop or resume claiming, and report it to the fleet. A backend that is starting finishes its start."""
+        """Stop or resume claiming, and report it to the fleet. If a backend is starting, its start is completed."""
         if held is self.held or self._winding_down:
             return
         self.held = held
@@ -251,8 +252,8 @@ class Batcher:
         await self._become(self._status)
 
     async def replace(self) -> None:
-        """Replace the backend once a fresh one is ready. Do nothing if the slot's GPU is lost. Raises TargetError if the fresh
-        backend failed to start, and keeps the present one."""
+        """Start a fresh backend, then replace the current one with it. Do nothing if the slot's GPU is lost. If the fresh backend
+        doesn't start, keep the current one and raise TargetError."""
         if self.lost:
             return
         fresh = await self._started_backend(fresh=True)
@@ -263,13 +264,13 @@ class Batcher:
         self._interrupt()
 
     async def tell_report(self) -> None:
-        """Report the model that the slot has run since `replace`. No more batches begin on the old backend."""
+        """Report the model that the slot runs since `replace`. The old backend gets no more batches."""
         if self.figures.runs != self._report:
             self.figures.runs = self._report
             await self._heartbeat()
 
     async def stop(self) -> None:
-        """Stop the backend and report the slot as offline, at once or by the heartbeat loop when the broker is back."""
+        """Stop the backend and report the slot as offline. If the broker is unreachable, the heartbeat loop reports it later."""
         for backend in (self._backend, self._fresh):
             if backend is not None:
                 await backend.stop()
@@ -281,7 +282,10 @@ class Batcher:
     async def _serve(self) -> None:
         while not self._winding_down:
             if self.lost:
-                await self._stay_out()
+                while self._backend is not None or self._fresh is not None:
+                    await self._swap()
+                if not self._winding_down:
+                    await self._idle(asyncio.Event().wait())
             elif self._backend is None and self.held:
                 await self._rest_held()
             elif self._backend is None and (pause := await self._try_to_start()):
@@ -290,14 +294,8 @@ class Batcher:
                 await self._serve_until_gone(self._backend)
                 await self._pause_after_idle_death()
 
-    async def _stay_out(self) -> None:
-        while self._backend is not None or self._fresh is not None:
-            await self._swap()
-        if not self._winding_down:
-            await self._idle(asyncio.Event().wait())
-
     async def _rest_held(self) -> None:
-        """Wait until the drain ends or the backend is gone, after reporting that no batch runs."""
+        """Report that no batch is running, then wait until the drain ends or the backend is gone."""
         self._interrupted, self._rests_held = False, True
         try:
             await self._heartbeat()
@@ -307,7 +305,7 @@ class Batcher:
             self._rests_held = False
 
     async def _try_to_start(self) -> float:
-        """Start the backend. Return the seconds until the next attempt if that failed, else 0."""
+        """Start the backend. Return 0, or if that failed, the seconds until the next attempt."""
         try:
             await self._idle(self.start())
         except (HeadwayError, OSError) as exc:
@@ -318,8 +316,8 @@ class Batcher:
         return 0.0
 
     async def _pause_after_idle_death(self) -> None:
-        """Wait before replacing a backend that repeatedly dies without having run a batch."""
-        if self._asked or self._winding_down or self._backend is not None:
+        """Wait before replacing a backend that keeps dying without having run a batch."""
+        if self._used or self._winding_down or self._backend is not None:
             return
         pause = self._pauses.died_idle(self._clock() - self._up_since)
         if pause:
@@ -327,11 +325,11 @@ class Batcher:
             await self._idle(asyncio.sleep(pause))
 
     async def _serve_until_gone(self, backend: Backend) -> None:
-        self._up_since, self._asked = self._clock(), False
+        self._up_since, self._used = self._clock(), False
         gone = asyncio.ensure_future(backend.gone())
-        # Once the next backend is starting, the end of this one must not interrupt it.
+        # Once the next backend is starting, this one must not interrupt it by exiting.
         gone.add_done_callback(lambda _: self._interrupt() if self._backend is backend else None)
-        self._retire = self._fresh is not None  # A replacement may have come while this backend was starting.
+        self._retire = self._fresh is not None  # A replacement may have become ready while this backend was starting.
         try:
             while not self._winding_down and not gone.done() and not self._retire:
                 await (self._rest_held() if self.held else self._serve_one(backend, gone))
@@ -356,7 +354,9 @@ class Batcher:
         lease = await self._claimed()
         late = False
         if self._handing_in is not None:
-            late = lease is not None and not (self._handing_in.done() or await self._in_time(self._handing_in))
+            # If the last outcome takes too long to hand in, another slot should run the next batch.
+            if lease is not None and not self._handing_in.done():
+                late = not (await asyncio.wait({self._handing_in}, timeout=HELD_BACK))[0]
             if not late:
                 await self._handed_in()
         if lease is None:
@@ -364,13 +364,13 @@ class Batcher:
         rests = self._breaker.state(self._clock()) is State.OPEN
         # All of these may have changed during the call.
         if self._winding_down or self.held or self._retire or late or rests or gone.done():
-            await self._tell(lease, lambda: self._broker.release(lease), self._clock())
+            await self._deliver(lease, lambda: self._broker.release(lease), self._clock())
             await self._handed_in()
         else:
             await self._run(backend, lease)
 
     async def _keep_out(self, now: float) -> None:
-        """Wait until the breaker should be asked again, and count the slot as degraded meanwhile."""
+        """Wait until the breaker should be checked again. The slot counts as degraded meanwhile."""
         since = self._kept_out_since = now if self._kept_out_since is None else self._kept_out_since
         barred = self._breaker.state(now) is State.OPEN or now - since >= IN_DOUBT
         if barred and self._status is not WorkerStatus.DEGRADED:
@@ -379,7 +379,7 @@ class Batcher:
         await self._idle(asyncio.sleep(pause))
 
     async def _claimed(self) -> Lease | None:
-        """Claim a batch that is due. Otherwise wait until another claim is worthwhile, and return None."""
+        """Claim a batch that is due. If there is none, wait until it is worth claiming again, and return None."""
         self._interrupted = False  # An interrupt during the claim finds no pause to cancel, so check the flag.
         try:
             claimed = await self.claims.claim()
@@ -395,10 +395,10 @@ class Batcher:
         return claimed if isinstance(claimed, Lease) else None
 
     async def _probe(self, backend: Backend) -> None:
-        """Test the backend with the warm-up input, because the failed batches may have failed for their inputs."""
+        """Test the backend with the warm-up input, because the earlier failures may have been caused by the inputs."""
         slot, timeout = self.slot, self._limits.gpu_timeout
-        self._asked = True
-        if (value := backend.signature.warm_up_input) is None:  # Without one, test by starting a fresh process.
+        self._used = True
+        if (value := backend.signature.warm_up_input) is None:  # If there is none, start a fresh process as the test.
             self._breaker.success(self._clock())
             self._retire = True
             await self._become(WorkerStatus.STARTING)
@@ -424,14 +424,14 @@ class Batcher:
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
         self._keeper.lease = lease
-        self._asked = True
+        self._used = True
         self._running_since = since = self._clock()
         self._counters.departures.left(lease)
         try:
             items = await self.claims.run(backend, lease, self._limits.gpu_timeout)
         except WorkerAbsent:
-            self._retire, self._asked = True, False
-            await self._tell(lease, lambda: self._broker.release(lease), since)
+            self._retire, self._used = True, False
+            await self._deliver(lease, lambda: self._broker.release(lease), since)
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
             places = exc.places if isinstance(exc, BatchRaised) else ()
@@ -453,13 +453,13 @@ class Batcher:
             await self._succeeded(lease, items, since)
         finally:
             if self._handing_in is None:
-                self._note_end(since)
+                self._record_end(since)
 
     def _claims_ahead(self, backend: Backend) -> bool:
-        """Return True if the next batch should be claimed along with the outcome of this one.
+        """Return True if the next batch should be claimed while the outcome of this one is being delivered.
 
-        This saves a round trip in which the GPU would be idle. But if a batch takes the same time at any size, an idle GPU only
-        makes the next batch larger, and claiming ahead gains nothing.
+        This saves a round trip during which the GPU would be idle. But if the run time doesn't depend on the batch size, idle
+        time only makes the next batch larger, and claiming ahead gains nothing.
         """
         if not self._broker.remote:
             return False
@@ -473,29 +473,25 @@ class Batcher:
         try:
             await self._succeeded(lease, items, since)
         finally:
-            self._note_end(since)
-
-    async def _in_time(self, handing_in: asyncio.Future[None]) -> bool:
-        """Wait until a batch is handed in. Return False if that takes so long that another slot should run the next batch."""
-        return bool((await asyncio.wait({handing_in}, timeout=HELD_BACK))[0])
+            self._record_end(since)
 
     async def _handed_in(self) -> None:
-        """Wait until the last batch is handed in, if the slot claims ahead of that."""
+        """If the slot claimed ahead, wait until the previous batch has been handed in."""
         handing_in, self._handing_in = self._handing_in, None
         if handing_in is not None:
             await handing_in
 
-    def _note_end(self, since: float) -> None:
-        """Note that a batch that began at instant `since` is over and handed in."""
+    def _record_end(self, since: float) -> None:
+        """Record that a batch that started at time `since` has been handed in."""
         self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
         self._keeper.lease = self._running_since = None
-        self._stirred_at = self._clock()
+        self._changed_at = self._clock()
 
     async def _succeeded(self, lease: Lease, items: Sequence[ItemResult], since: float) -> None:
         seconds, outages = self._clock() - since, self._availability.outages
         self._counters.departures.arrived(self.slot.worker, seconds)
         self.starting.cause = ""
-        settled = await self._tell(lease, lambda: self._broker.complete(lease, items), since)
+        settled = await self._deliver(lease, lambda: self._broker.complete(lease, items), since)
         self.figures.succeeded(lease, self._clock() - since if self._availability.outages == outages else seconds)
         self._breaker.success(self._clock())
         self._pauses.well()
@@ -509,8 +505,8 @@ class Batcher:
         self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "", ran: bool = True
     ) -> None:
         seconds = self._clock() - since
-        await self.figures.look_at_gpu()  # The effects of a lost GPU look like a bad input.
-        self._note_loss()
+        await self.figures.look_at_gpu()  # A lost GPU could be mistaken for a bad input.
+        self._check_gpu_loss()
         if self.lost:
             failure = BatchFailure(Cause.LEASE_LOST, self.lost, self.slot.worker, "the worker lost its GPU")
         self.starting.cause = failure.message
@@ -518,9 +514,9 @@ class Batcher:
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
             self._counts.failed(lease, failure, seconds)
-        # After most GPU errors the process can't run anything more, and the next input would be blamed for it.
+        # After most GPU errors, the process can't run anything else, and the next input would be blamed.
         erred = self.figures.gpu_erred() and not broken
-        # Suspects are expected to fail: that says little about the backend, unless the failure was its own.
+        # Suspects are expected to fail, so their failure says little about the backend unless the backend caused it.
         if erred or lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock(), certain=erred or not ran)
         if broken:
@@ -528,18 +524,18 @@ class Batcher:
             self._counters.departures.killed(self.slot.worker, failure.message)
             self._retire = True
             await self._become(WorkerStatus.STARTING)
-        await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
+        await self._deliver(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
-    async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch, and retry until the broker answers. Return None after giving up.
+    async def _deliver(self, lease: Lease, deliver: Callable[[], Awaitable[T]], since: float) -> T | None:
+        """Hand in the outcome of a batch, retrying until the broker answers. Return None after giving up.
 
-        Give up when the first entry's time is over. A slot that winds down also gives up when its lease expires, because
+        Give up at the deadline of the first entry. A slot that is winding down also gives up when its lease expires, because
         another slot then runs the batch.
         """
         least, failures = self._clock() + LEAST_TIME_LEFT, 0
         while True:
             try:
-                answer = await tell()
+                answer = await deliver()
             except BrokerUnavailable as error:
                 self._availability.failed(self._clock(), error)
                 failures += 1
@@ -558,7 +554,7 @@ class Batcher:
                 return answer
 
     async def _reached(self) -> None:
-        """Record that the broker answers. After an outage, send a heartbeat, because the broker may have forgotten the slot."""
+        """Record that the broker answered. If an outage is over, send a heartbeat, because the broker may have forgotten the slot."""
         if self._availability.over():
             await self._heartbeat()
 
@@ -577,7 +573,9 @@ class Batcher:
             if isinstance(exc, Exception):
                 starting.trouble = str(exc)
                 self._started(starting.trouble)
-            exc.__context__ = None  # A time-out as context holds this task, which holds `exc`: break the cycle.
+            exc.__context__ = (
+                None  # If this is a timeout, it references this task, which references `exc`: break the cycle.
+            )
             raise
         else:
             starting.took = seconds = self._clock() - since
@@ -590,7 +588,7 @@ class Batcher:
         return backend
 
     def _bounded(self, signature: Signature) -> Slot:
-        """Return the slot of a backend. If the target takes tensors, rows bound its batches unless a weight does."""
+        """Return the slot for a backend. If the target takes tensors and no maximum weight is set, the number of rows is limited."""
         rows = self.slot.max_batch if signature.takes is ValueKind.TENSORS else 0
         return msgspec.structs.replace(self.slot, max_weight=self._max_weight or rows, runs=self._report)
 
@@ -607,7 +605,7 @@ class Batcher:
             await old.stop()
 
     async def _idle(self, pause: Coroutine[Any, Any, object]) -> None:
-        """Run `pause` to its end or until an interrupt."""
+        """Run `pause` until it finishes or is interrupted."""
         self._pausing = task = asyncio.get_running_loop().create_task(pause)
         try:
             await task
@@ -625,7 +623,7 @@ class Batcher:
             self._pausing.cancel()
 
     async def _become(self, status: WorkerStatus) -> None:
-        self._status, self._stirred_at = status, self._clock()
+        self._status, self._changed_at = status, self._clock()
         if self.lost and status is not WorkerStatus.OFFLINE:
             self._status = WorkerStatus.DEGRADED
         shown, cause = self._status, self.starting.cause
@@ -635,25 +633,22 @@ class Batcher:
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:
-        """Send a heartbeat. Return False if the broker is out of reach."""
+        """Send a heartbeat. Return False if the broker is unreachable."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         self.figures.read()
-        self._note_loss()
-        self._look_at_full_batches()
-        status, reason = self._standing()
-        running, loading = self._running_since is not None, self.starting.seconds(self._clock())
+        self._check_gpu_loss()
+        self._check_full_batches()
+        status, reason = self._reported_status()
         replaced = self._fresh is not None and self.figures.runs == self._report
         worker = self.figures.worker_info(
             status,
             reason,
             self._fresh if replaced else self._backend,  # No more batches begin on the replaced one.
-            running=running,
+            self.starting,
+            self._clock(),
+            running=self._running_since is not None,
             restarts=max(self._restarts, 0),
-            loading=loading,
-            load_seconds=self.starting.took,
             every=self._every(),
-            start_failed=status is WorkerStatus.STARTING and bool(self.starting.trouble),
-            retry_in=self.starting.retry_in(self._clock()),
         )
         try:
             await self._broker.heartbeat(worker)
@@ -661,8 +656,8 @@ class Batcher:
             return False
         return True
 
-    def _look_at_full_batches(self) -> None:
-        """Warn once if the batches so far predict that a full one exceeds the GPU deadline."""
+    def _check_full_batches(self) -> None:
+        """Warn, once, if the batches so far predict that a full one would exceed the GPU deadline."""
         pace = self.figures.pace
         if self._warned_of_full or self.figures.batches < TELLING or not pace.items_per_second:
             return
@@ -671,13 +666,13 @@ class Batcher:
             self._warned_of_full = True
             warn_of_full(self.slot, seconds, pace.line, self._limits)
 
-    def _note_loss(self) -> None:
+    def _check_gpu_loss(self) -> None:
         """Take the slot out of service once its GPU is lost."""
         figures = self.figures.gpu_figures
         if self.lost or figures is None or not figures.lost:
             return
         self.lost = self.starting.cause = f"its GPU is lost: {figures.lost}"
-        hint = "reset the GPU or restart the machine, then start this process anew"
+        hint = "reset the GPU or restart the machine, then restart this process"
         log.error(
             "worker is taken out of service", worker=self.slot.worker, reason=self.lost, gpu=figures.uuid, hint=hint
         )
@@ -686,16 +681,16 @@ class Batcher:
             self._ending = asyncio.ensure_future(self._backend.stop())
         self._interrupt()
 
-    def _standing(self) -> tuple[WorkerStatus, str]:
+    def _reported_status(self) -> tuple[WorkerStatus, str]:
         """Return the status to report, and why the slot isn't healthy."""
-        status, reason = self._own_standing()
+        status, reason = self._own_status()
         if not self.held or status is WorkerStatus.OFFLINE:
             return status, reason
-        runs = f"{BY_OPERATOR}; its batch still runs" if self._running_since is not None else BY_OPERATOR
+        runs = f"{BY_OPERATOR}; its batch is still running" if self._running_since is not None else BY_OPERATOR
         return WorkerStatus.DRAINED, f"{runs}; {reason}" if reason else runs
 
-    def _own_standing(self) -> tuple[WorkerStatus, str]:
-        """Return the status and reason of the slot as if no operator had drained it."""
+    def _own_status(self) -> tuple[WorkerStatus, str]:
+        """Return the slot's status and reason, ignoring any drain."""
         if self.lost and self._status is not WorkerStatus.OFFLINE:
             return WorkerStatus.DEGRADED, self.lost
         if self._status is WorkerStatus.DEGRADED:
@@ -706,38 +701,40 @@ class Batcher:
         return self._status, self.starting.reason(self._clock(), self.held) if is_starting else ""
 
     def _every(self) -> float:
-        """Return the seconds between two heartbeats, which are more while the slot is idle."""
+        """Return the seconds between heartbeats. They are less frequent while the slot is idle."""
         settled = self.held or self._status is WorkerStatus.HEALTHY
         busy = self._running_since is not None or self._winding_down or not settled
-        return HEARTBEAT_EVERY if busy or self._clock() - self._stirred_at < REST_AFTER else REST_EVERY
+        return HEARTBEAT_EVERY if busy or self._clock() - self._changed_at < REST_AFTER else REST_EVERY
 
     async def _heartbeat_on(self) -> None:
-        """Send heartbeats twice a second, or once a second while the slot is idle, until a slot that winds down is offline."""
-        self.figures.note_utilisation(self._clock(), 0.0)
+        """Send heartbeats twice a second, or once a second while the slot is idle. Return once the slot has wound down."""
+        self.figures.update_utilisation(self._clock(), 0.0)
         while True:
             if await self._heartbeat() and self._winding_down and self._status is WorkerStatus.OFFLINE:
                 return
             await asyncio.sleep(until_tick(self._every()))
             now = self._clock()
-            self.figures.note_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)
+            self.figures.update_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)
 
 
 class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
-    """Serving batchers of a pool, each with its task."""
+    """The serving batchers of a pool and their tasks."""
 
     async def finish(self, batcher: Batcher) -> None:
-        """Wait for the batcher's last batch, then take its slot offline at once, without waiting for other slots."""
+        """Wait for the batcher's last batch, then take its slot offline, without waiting for other slots."""
         if (serving := self.get(batcher)) is not None:
-            await asyncio.shield(serving)  # The loop belongs to the supervisor: a cancelled caller must not end it.
+            await asyncio.shield(
+                serving
+            )  # The loop belongs to the supervisor, so cancelling the caller must not end it.
         await batcher.stop()
         self.pop(batcher, None)
 
 
 async def replace_all(batchers: Sequence[Batcher]) -> None:
-    """Replace every backend in turn. Stop at the first that fails to start.
+    """Replace the backends one after another. Stop if one fails to start.
 
-    The fleet learns of the new code only once all batchers run it. Until then, answers are shared as answers of the old
-    code, and no later request joins a batch that began on it.
+    The fleet is told about the new code only once all batchers run it. Until then, answers are shared as answers of the old
+    code, and no later request joins a batch that started on it.
     """
     try:
         for batcher in batchers:

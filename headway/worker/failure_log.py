@@ -1,7 +1,7 @@
-"""Log of failed batches that tells the story of each bad input once.
+"""Log of failed batches that reports each bad input only once.
 
-The search for the input that makes a batch fail causes further failures. Two of them are logged as warnings: the first, with
-its traceback, and the failure of the input that ran alone, with its request id. The others are logged at level debug.
+The search for the input that makes a batch fail causes further failures. Two of them are logged as warnings: the first one,
+with its traceback, and the one where the input ran alone, with its request id. The others are logged at debug level.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class FailureLog:
 
     def __init__(self, gpu_timeout: float) -> None:
         self._gpu_timeout = gpu_timeout
-        # Cause of each entry's last logged failure, by tenant and id, with True if the entry ran alone.
+        # Last logged failure of each entry, by tenant and id: its cause, and True if the entry ran alone.
         self._logged: dict[tuple[str, str], tuple[Cause, bool]] = {}
         self._logged_start = ""
 
     def not_started(self, worker: str, error: TargetError) -> None:
-        """Log an exception of user code at a worker's start, once for all workers and attempts."""
+        """Log an exception that user code raised when a worker started. Logged once, not for each worker and attempt."""
         if error.trace and error.trace != self._logged_start:
             self._logged_start = error.trace
             log.error("the target raised while it started", worker=worker, error=str(error), exception=error.trace)
 
     def failed(self, worker: str, lease: Lease, failure: BatchFailure, trace: str = "") -> None:
-        """Log a failed batch, with the traceback of user code's exception if it raised."""
+        """Log a failed batch. `trace` is the traceback if user code raised an exception."""
         alone = len(lease.entries) == 1
         story = (failure.cause, alone)
         known = [self._logged.get((entry.tenant, entry.id)) for entry in lease.entries]
@@ -43,7 +43,8 @@ class FailureLog:
             fields["request_id"] = f"req_{lease.entries[0].id}"
         fields |= trace_field(next((entry.trace for entry in lease.entries if entry.trace), b""))
         if failure.cause is Cause.TIMEOUT:
-            fields["hint"] = self._hint(len(lease.entries))
+            hint = f"raise --gpu-timeout-ms ({self._gpu_timeout * 1000:g}) if the model needs longer"
+            fields["hint"] = hint if alone else f"{hint}, or lower --max-batch-size"
         if again:
             log.debug("batch failed again", worker=worker, **fields, reason=lease.reason)
             return
@@ -54,7 +55,3 @@ class FailureLog:
         if trace and not any(known):
             fields["exception"] = trace
         log.warning("batch failed", worker=worker, **fields, reason=lease.reason)
-
-    def _hint(self, size: int) -> str:
-        limit = f"raise --gpu-timeout-ms ({self._gpu_timeout * 1000:g}) if the model needs longer"
-        return limit if size == 1 else f"{limit}, or lower --max-batch-size"

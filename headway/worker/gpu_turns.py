@@ -1,13 +1,13 @@
-"""Turn-taking between the batchers that share one GPU: one batch runs at a time, and the turns are chosen across all models.
+"""Turn-taking between the batchers that share a GPU. One batch runs at a time, and all models compete for the next turn.
 
     free ──a claim gets a batch──▶ running ──complete or release──▶ choosing ──▶ ask the waiting batchers in order
       ▲                                                                          │ first with a batch due ──▶ running
       └────────────────────────────── no batch is due ───────────────────────────┘
 
-Each batcher gets a `TurnedSource` as its broker. A claim from it returns nothing while another model has the turn. A
-wait ends with the batcher's turn while the GPU is busy, and with the broker's wake-up while the GPU is free. If several
-models could go next, the broker is asked what is queued while a finished batch is handed in. A batcher that doesn't use
-its turn soon, for example because its process just died, is passed over.
+Each batcher gets a `TurnedSource` as its broker. Claiming from it returns nothing while another model has the turn. While
+the GPU is busy, waiting for work lasts until it is the batcher's turn; while the GPU is free, until the broker wakes the
+batcher. If several models could go next, the broker is asked what each has queued, concurrently with delivery of the
+finished batch. A batcher that doesn't use its turn promptly, for example because its process just died, is skipped.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ from headway.model import BatchFailure, Completion, ItemResult, Lease, NoWork, S
 from headway.ports import WorkSource
 from headway.runtime.race import race
 
-TURN = 0.02  # Seconds within which a batcher must use its turn, and the broker must say what is queued.
+TURN = 0.02  # Time limit in seconds for a batcher to use its turn, and for the broker to say what is queued.
 NOT_ITS_TURN = NoWork(None)  # Result of a claim that never reached the broker, because another model has the turn.
 
 
 class GpuTurns:
-    """Turns of the models on one GPU. `name` is the GPU's name in heartbeats.
+    """Decides which model on a GPU may claim and run a batch.
 
-    `contenders` asks the broker about the next batch of each given slot. `share` returns the share of the GPU that a
-    model can have. `load_seconds` returns how long a model is expected to take to load. `evicted` has the models that
-    were evicted and haven't been loaded again. `absent` changes the heartbeat of a worker with such a model, to say
-    that the model can be loaded.
+    Arguments:
+        name: the GPU's name in heartbeats.
+        contenders: asks the broker about the next batch of each slot.
+        share: returns the share of the GPU that is available to a model.
+        load_seconds: returns how long a model is expected to take to load.
+        absent: changes an offline worker's heartbeat to report that its evicted model can be loaded.
+
+    `evicted` holds the models that were evicted and haven't been loaded again.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class GpuTurns:
         self._running: str | None = None
         self._since = 0.0
         self._turn: str | None = None  # Model that may claim next.
-        self._asks = False
+        self._asks = False  # True while that model is claiming.
         self._order: list[str] = []  # Models to ask next, in order, if the current turn yields no batch.
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._free: dict[str, asyncio.Future[None]] = {}  # Models that wait for work while the GPU is free.
@@ -65,11 +69,11 @@ class GpuTurns:
 
     @property
     def busy(self) -> bool:
-        """True while a batch runs, a turn is given, or the next turn is being chosen."""
+        """True while a batch is running, a model has the turn, or the next turn is being decided."""
         return self._running is not None or self._turn is not None or self._choosing is not None
 
     def begin(self, slot: Slot) -> bool:
-        """Let a slot claim. Return False while another model has the turn or a batch runs."""
+        """Let a slot claim, and return True. Return False if a batch is running or another model has the turn."""
         if not slot.helps or slot.model not in self._slots:
             self._slots[slot.model] = slot
         if self._running is not None or self._choosing is not None or self._turn not in (None, slot.model):
@@ -88,13 +92,13 @@ class GpuTurns:
                 taken.set_result(None)
 
     def passed(self, model: str) -> None:
-        """Record that the model's claim got no batch, and ask the next model."""
+        """Record that the model's claim got no batch, and let the next model claim."""
         if self._turn == model:
             self._turn, self._asks = None, False
             self._give_turn()
 
     def ended(self, model: str) -> None:
-        """Record that the model's batch is over. Then ask all waiting models in order, including this model."""
+        """Record that the model's batch has finished. Then let all waiting models, including this one, claim in turn."""
         if self._running != model:
             return
         self._running = None
@@ -106,13 +110,13 @@ class GpuTurns:
             self._give_turn()
 
     async def _choose(self, last: str) -> None:
-        """Choose the order in which to ask the waiting models and `last`, whose batch just ended."""
+        """Decide the order in which the waiting models and `last`, whose batch just finished, may claim."""
         known: dict[str, Contender] = {}
         try:
             async with asyncio.timeout(TURN):
                 slots = [self._slots[model] for model in {*self._waiting, last}]
                 known = {contender.model: contender for contender in await self._contenders(slots)}
-        except (BrokerUnavailable, TimeoutError):  # Then the order rests on past GPU time alone.
+        except (BrokerUnavailable, TimeoutError):  # Then the order depends only on past GPU time.
             pass
         finally:
             self._choosing = None
@@ -144,18 +148,18 @@ class GpuTurns:
                 del waits[model]
 
     def _give_turn(self) -> None:
-        """Give the turn to the next model in order. After the last, let all waiting models look for work."""
+        """Give the turn to the next model in order. If there is none, wake all waiting models."""
         self._stop_timer()
         self._turn = None
         if self._order:
             self._turn, self._asks = self._order.pop(0), False
             self._timer = asyncio.get_running_loop().call_later(TURN, self._pass_over, self._turn)
-            self._tell(self._turn)
+            self._wake(self._turn)
             return
         for model in tuple(self._waiting):
-            self._tell(model)
+            self._wake(model)
 
-    def _tell(self, model: str) -> None:
+    def _wake(self, model: str) -> None:
         waiter = self._waiting.get(model)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -171,16 +175,16 @@ class GpuTurns:
 
 
 class TurnedSource(WorkSource):
-    """Broker as a batcher on a shared GPU sees it."""
+    """The broker, as seen by a batcher on a shared GPU."""
 
     def __init__(self, broker: WorkSource, turns: GpuTurns, model: str) -> None:
         self._broker = broker
         self._turns = turns
         self._model = model
-        self._claimed = False  # True if the last claim reached the broker, which then knows that this slot is idle.
+        self._claimed = False  # True if the last claim reached the broker, so that it knows that this slot is idle.
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim, but get nothing while another model has the turn. After helping, the slot keeps its turn for its own queue."""
+        """Claim a batch, or return NOT_ITS_TURN while another model has the turn. A slot that helped keeps its turn for its own queue."""
         self._claimed = self._turns.begin(slot)
         if not self._claimed:
             return NOT_ITS_TURN
@@ -205,7 +209,7 @@ class TurnedSource(WorkSource):
             work.result()
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        self._turns.ended(self._model)  # The GPU is free while the broker takes the results.
+        self._turns.ended(self._model)  # The GPU is free while the results are sent to the broker.
         return await self._broker.complete(lease, items)
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:

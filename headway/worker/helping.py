@@ -1,8 +1,8 @@
-"""Help of a slot for versions of its model that no worker serves any more.
+"""Lets slots help with versions of their model that no worker serves any more.
 
-Each version has its own queue. Entries left behind in it by the version's last worker would wait for ever, so slots of
-other versions claim from their own queue and from such queues in turn. An entry pinned to the abandoned version doesn't
-run but fails, because no worker can answer it.
+Each version has its own queue. Entries that remain in it after the version's last worker has left would wait forever. So slots
+of other versions alternate between their own queue and such queues. An entry pinned to the abandoned version isn't run; it
+fails, because no worker can answer it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from headway.worker.gpu_turns import NOT_ITS_TURN
 if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
 
-FIND_UNSERVED_EVERY = 1.0  # Seconds between two searches for unserved queues when a process is alone in the fleet.
+FIND_UNSERVED_EVERY = 1.0  # Seconds between searches for unserved queues if this process is the only one in the fleet.
 LOOKS = 50
-"""Upper bound on searches per second in the whole fleet. With more workers, each process searches less often."""
+"""Upper bound on searches per second in the whole fleet. The more workers there are, the less often each process searches."""
 COMES_BACK = 5.0
-"""Seconds for which a restarting or resting worker still counts as serving its queue. Entries there may not live longer."""
+"""How many seconds a restarting or resting worker still counts as serving its queue. Its entries may not live longer than that."""
 
 
 class Claims:
-    """Claims of one slot, from its own queue and from the queues where it helps."""
+    """Claims a slot's batches, from its own queue and from the queues that it helps with."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Claims:
     ) -> None:
         self.slot, self._broker, self._policy = slot, broker, policy
         self._clock, self._traces = clock, traces
-        self._asked_at = 0.0  # Start of the last claim.
+        self._claimed_at = 0.0  # When the last claim started.
         self._strays: Sequence[Slot] = ()
         self._helped = self._barred = False
         self._waiting: asyncio.Future[None] | None = None
@@ -59,8 +59,8 @@ class Claims:
             self._waiting.cancel()
 
     async def claim(self) -> Lease | NoWork:
-        """Claim a batch that is due, or return when to claim again."""
-        self._asked_at = self._clock()
+        """Claim a batch that is due. Otherwise return when to claim again."""
+        self._claimed_at = self._clock()
         claimed = await self._claim_in_turn()
         self._barred = claimed is NOT_ITS_TURN
         return claimed
@@ -83,11 +83,11 @@ class Claims:
         """Run the claimed batch; see `run_batch`."""
         if self._traces is None:
             return await run_batch(backend, lease, timeout)
-        return await self._traces.run(partial(run_batch, backend, lease, timeout), lease, self._asked_at)
+        return await self._traces.run(partial(run_batch, backend, lease, timeout), lease, self._claimed_at)
 
     async def wait(self, until: float | None) -> None:
         """Return when another claim is worthwhile; see `WorkSource.wait_for_work`."""
-        if not self.slot.version:  # Without versions there is none to help.
+        if not self.slot.version:  # Without versions there are no other queues to help with.
             await self._broker.wait_for_work(self.slot, until)
             return
         self._waiting = waiting = asyncio.ensure_future(self._broker.wait_for_work(self.slot, until))
@@ -104,8 +104,8 @@ class Claims:
 
 
 async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
-    """Run a batch and return one item per entry; see `Backend.run`. In a batch of another version, entries pinned to that
-    version fail without running."""
+    """Run a batch and return one item per entry; see `Backend.run`. If the batch is from another version's queue, entries pinned
+    to that version fail without running."""
     if not lease.slot.helps or not any(entry.pinned for entry in lease.entries):
         return await backend.run(lease.entries, timeout)
     runnable = [place for place, entry in enumerate(lease.entries) if not entry.pinned]
@@ -114,23 +114,23 @@ async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[
     except BatchRaised as exc:
         exc.places = tuple(runnable[place] for place in exc.places)  # Translate them to places in the lease.
         raise
-    named = f"version {version!r} of the model" if (version := lease.slot.version) else "the version that was asked for"
+    named = f"version {version!r} of the model" if (version := lease.slot.version) else "the requested version"
     elsewhere = ItemResult(None, f"no worker runs {named} any more", elsewhere=True)
     return [elsewhere if entry.pinned else next(items) for entry in lease.entries]
 
 
 _COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
-"""Statuses of a worker that will claim again unless it has been silent for long."""
+"""Statuses of workers that are expected to claim again, unless their last heartbeat is too old."""
 
 
 class StrayWatcher(PeriodicResource):
-    """Periodic search of one process for queues that no worker serves. `claims` returns the claims of its slots."""
+    """Searches periodically for queues that no worker serves. `claims` returns the `Claims` of this process's slots."""
 
     def __init__(self, claims: Callable[[], Iterable[Claims]], registry: Registry, clock: Callable[[], float]) -> None:
         self._claims, self._registry, self._clock = claims, registry, clock
         super().__init__(Periodic("strays", self._look_in_turn, clock, every=FIND_UNSERVED_EVERY))
         self._next_at = 0.0
-        self._healthy_at: dict[QueueName, float] = {}  # Instant at which each queue last had a healthy worker.
+        self._healthy_at: dict[QueueName, float] = {}  # When each queue last had a healthy worker.
 
     async def _look_in_turn(self) -> None:
         if self._clock() >= self._next_at:
@@ -151,7 +151,7 @@ class StrayWatcher(PeriodicResource):
         return len(workers)
 
     def _served(self, workers: Sequence[WorkerInfo]) -> set[QueueName]:
-        """Return the queues with a healthy worker, or with a worker that was healthy lately and says that it will be again."""
+        """Return the queues that have a healthy worker, or one that was healthy recently and is recovering."""
         now, newest = self._clock(), max((worker.last_heartbeat for worker in workers), default=0.0)
         healthy = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
         lately = {queue: at for queue, at in self._healthy_at.items() if now - at <= COMES_BACK}

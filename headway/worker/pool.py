@@ -1,9 +1,9 @@
-"""Pools of batchers that can grow and shrink while they serve, with one batcher per slot, and all pools of a process together.
+"""Pools of batchers, one per slot, that can grow and shrink while serving; and the collection of a process's pools.
 
     run ──▶ slot 0, slot 1, … ── grow ──▶ a new slot, which starts its own backend
                               ── shrink ─▶ the last slot stops claiming, finishes its batch, goes offline
 
-Removing a slot loses no request. Its running batch is answered, and unclaimed entries wait for the other slots.
+No request is lost when a slot is removed: its running batch is answered, and entries not yet claimed wait for other slots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class Places:
-    """Slot numbers that several pools share. When one becomes free, all `takers` are called in order, to let a pool take it."""
+    """Slot numbers shared by several pools. When one becomes free, the `takers` are called in order, so that a pool can take it."""
 
     def __init__(self, most: int) -> None:
         self._most, self._free = most, set(range(most))
@@ -51,11 +51,11 @@ class Places:
 
 
 class WorkerPool:
-    """Batchers of one process over one broker, oldest first.
+    """A process's batchers for one broker, oldest first.
 
-    `make` builds the batcher for a slot number, counted from 0. Pools may share `slots`, the set with the ids of their slots,
-    and `places`. While other pools hold the places, the pool has fewer slots than `wanted`. While an operator drains the whole
-    process, it is `held`. `drains` names all drains of the fleet. A drained new slot starts no backend.
+    `make` builds the batcher for a slot number, starting at 0. Pools may share `places` and `slots`, the set of their slot ids.
+    A pool has fewer than `wanted` slots while other pools occupy the places. `held` is True while an operator drains the whole
+    process. `drains` names everything being drained in the fleet. A new slot that is drained doesn't start a backend.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class WorkerPool:
 
     @property
     def serving(self) -> bool:
-        """True while the pool serves and can be resized."""
+        """True while the pool is serving and can be resized."""
         return self._supervisor is not None and not self._winding_down
 
     @property
     def items_per_second(self) -> float:
-        """Measured throughput of all slots in full batches."""
+        """Measured throughput of all slots, running full batches."""
         return sum(batcher.figures.pace.items_per_second for batcher in self.batchers)
 
     @property
@@ -105,22 +105,22 @@ class WorkerPool:
         await start_all(batcher.start() for batcher in self.batchers)
 
     def run(self, supervisor: Supervisor) -> None:
-        """Start serving. Batchers without a backend start one, and retry until that succeeds."""
+        """Start serving. Batchers without a backend start one, retrying until it succeeds."""
         self._supervisor = supervisor
         for batcher in self.batchers:
             self._serving[batcher] = batcher.run(supervisor)
 
     async def resize(self, size: int) -> None:
-        """Grow or shrink the pool to `size` slots. Do nothing once it winds down.
+        """Grow or shrink the pool to `size` slots. Do nothing once the pool is winding down.
 
-        The newest slots leave first, and the call returns once their batches are done. New slots start their backends in
-        the background, as slot numbers become free. Raises ValueError if `size` is out of range, or the pool doesn't serve
+        The newest slots are removed first; the call returns once their batches have finished. New slots start their backends
+        in the background, as slot numbers become free. Raises ValueError if `size` is out of range or the pool isn't serving
         yet.
         """
         if not 0 <= size <= self.most:
             raise ValueError(f"{size} slots: must lie between 0 and {self.most}")
         if self._supervisor is None:
-            raise ValueError("a pool that does not serve yet cannot be resized")
+            raise ValueError("the pool is not serving yet, so it cannot be resized")
         async with self._resizing:
             if self._winding_down or size == self.wanted:
                 return
@@ -155,7 +155,7 @@ class WorkerPool:
         await replace_all(tuple(self.batchers))
 
     async def wind_down(self) -> None:
-        """Claim no more batches. Return once the running batches are done and all slots are offline."""
+        """Stop claiming batches. Return once the running batches have finished and all slots are offline."""
         self._winding_down = True
         everyone = [*self.batchers, *self._leaving]
         for batcher in everyone:
@@ -169,7 +169,7 @@ class WorkerPool:
 
 
 class WorkerPools:
-    """All pools of one process by model. Models that share GPUs have one pool. `slots` has the ids of all slots."""
+    """All pools of a process by model. Models that share GPUs share one pool. `slots` holds the ids of all slots."""
 
     def __init__(self, of_models: Mapping[str, WorkerPool | SharedGpus], slots: set[str]) -> None:
         self.of_models = of_models
@@ -181,7 +181,7 @@ class WorkerPools:
 
     @property
     def items_per_second(self) -> float:
-        """Throughput of the only model in full batches. It is 0 for several models, because their rates don't add up."""
+        """Throughput of the only model, running full batches. 0 if there are several models, because their rates can't be added."""
         return next(iter(self.of_models.values())).items_per_second if len(self.of_models) == 1 else 0.0
 
     @property
@@ -210,7 +210,8 @@ Workers = WorkerPool | WorkerPools | SharedGpus
 
 
 async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
-    """Hold the slots of a process that are drained, and let its other slots claim. `names` has all drains of the fleet."""
+    """Stop the drained slots of a process from claiming, and let its other slots claim. `names` holds the names of everything
+    being drained in the fleet."""
     whole = process in names
     for of_model in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
         if isinstance(of_model, WorkerPool):

@@ -1,9 +1,9 @@
-"""Loads and evicts the models of GPUs that hold several models each, as `core.locality` decides.
+"""Loads and evicts models on GPUs that hold several models each, as `core.locality` decides.
 
     look, twice a second ──▶ placement ──▶ move: wind down the evicted model's batcher ──▶ stop it ──▶ start the new one
 
-Each batcher starts its process and restarts it when it dies. If a start fails, the batcher gives up its place, and the GPU's
-other models go on serving.
+Each batcher starts its process and restarts it if it dies. If a start fails, the batcher gives up its place, and the GPU's
+other models keep serving.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from headway.worker.starting import start_all
 
 log = get_logger(__name__)
 
-CHECK_LOADS_EVERY = 0.5  # Seconds between two looks at which models to load.
-COLD_EVERY = 4  # Number of looks between two heartbeats for the models that are loaded nowhere.
+CHECK_LOADS_EVERY = 0.5  # Seconds between checks of which models to load.
+COLD_EVERY = 4  # Number of checks between heartbeats for models that are loaded nowhere.
 
-CLAIMED = 5.0  # Upper bound on the seconds until a load's heartbeats tell other processes of it.
+CLAIMED = 5.0  # Upper bound on the seconds until heartbeats tell other processes about a load.
 
 Started = Callable[[float | str], None]
-"""Function called after each start of a batcher's process with its seconds or with the text of the error."""
+"""Called after each start of a batcher's process with the seconds it took, or with the error message."""
 
 
 class MakeBatcher(Protocol):
@@ -54,8 +54,8 @@ class MakeBatcher(Protocol):
 class SharedModel(msgspec.Struct, frozen=True):
     """One of the models that share the GPUs. At least `min_warm` copies of it stay loaded.
 
-    `worker` returns the id of its worker on a GPU, by number. `read_report` reads the report again after the model's code has
-    changed. Its batchers claim from the queue for `version`, or if that is empty from the queue for any version.
+    `worker` returns the id of its worker on a GPU, given the GPU's number. `read_report` rereads the report after the model's
+    code has changed. Its batchers claim from the queue for `version` or, if that is empty, from the queue for any version.
     """
 
     make: MakeBatcher
@@ -66,11 +66,117 @@ class SharedModel(msgspec.Struct, frozen=True):
     read_report: Callable[[], Awaitable[ModelReport]] | None = None
 
 
-class SharedGpus:
-    """Workers of several models on the GPUs of one process, with the interface of a `WorkerPool`.
+class AbsentModels:
+    """Heartbeats for models that aren't loaded. They tell gateways that clients can ask for these models.
 
-    One GPU has room for at most `room` models. `may_load` asks the fleet for the right to load a model for some seconds. It is
-    None if no other process has workers.
+    `batchers` are those of the loaded models, by GPU and model; the pool adds and removes them. Models whose last load failed
+    have an entry in `faults`, the error. Set `ended` once the process won't load any more models.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        models: Mapping[str, SharedModel],
+        batchers: Mapping[tuple[str, str], Batcher],
+        placement: Placement,
+        broker: Broker,
+        clock: Callable[[], float],
+        slots: set[str],
+    ) -> None:
+        self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
+        self._models, self._batchers, self._placement = models, batchers, placement
+        self._broker, self._clock, self._slots = broker, clock, slots
+        self.faults: dict[str, str] = {}
+        self.ended = False
+        self._reported = set[tuple[str, str]]()  # GPUs and models that heartbeats have reported as cold or failed.
+        self._last: dict[str, str] = {}  # GPU that each model left last.
+        # Report on each model, from its last load or the last change of its files.
+        self._reports = {name: model.report for name, model in models.items()}
+        self._sending = asyncio.Lock()
+
+    @property
+    def held(self) -> bool:
+        """True while an operator drains every model that is loaded in this process."""
+        return bool(self._batchers) and all(batcher.held for batcher in self._batchers.values())
+
+    def added(self, gpu: str, model: str) -> None:
+        """Record that a model is being loaded on a GPU."""
+        self._reported.discard((gpu, model))
+
+    def left(self, gpu: str, model: str, batcher: Batcher) -> None:
+        """Record that a model leaves a GPU, where `batcher` ran it."""
+        self._reported.add((gpu, model))
+        self._last[model] = gpu
+        if model not in self.faults:  # A model that failed to load still counts as a missing slot.
+            self._slots.discard(batcher.slot.worker)
+            self._reports[model] = batcher.figures.runs
+
+    async def report(self, models: Iterable[str]) -> None:
+        """Send heartbeats for models from the GPUs that they left or failed to load on. A model that is loaded nowhere and
+        hasn't left a GPU is reported from the first one."""
+        loaded = {model for _, model in self._batchers}
+        for model in models:
+            gpus = [gpu for gpu, other in self._reported if other == model]
+            if model not in loaded:
+                gpus = gpus or [self._last.get(model) or next(iter(self._numbers))]
+            for gpu in gpus:
+                async with self._sending:  # When the process ends, its last heartbeats must come after this one.
+                    if not self.ended and (gpu, model) not in self._batchers:
+                        self._reported.add((gpu, model))
+                        worker = self._offline_info(gpu, model)
+                        (self._slots.add if model in self.faults else self._slots.discard)(worker.worker_id)
+                        await self._broker.heartbeat(self.heartbeat(worker))
+
+    async def report_new_code(self) -> None:
+        """Report the new code of models that aren't loaded. A model that failed to load its old code becomes cold."""
+        for name, model in self._models.items():
+            if model.read_report is None or name in {loaded for _, loaded in self._batchers}:
+                continue
+            report = await model.read_report()
+            if report != self._reports[name]:
+                self._reports[name] = report
+                self.faults.pop(name, None)
+                with contextlib.suppress(BrokerUnavailable):  # The model's next heartbeat reports it.
+                    await self.report([name])
+
+    async def report_offline(self) -> None:
+        """Report all of them as offline, because the process ends."""
+        async with self._sending:
+            with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
+                for gpu, model in sorted(self._reported):
+                    await self._broker.heartbeat(self._offline_info(gpu, model))
+                self._reported.clear()
+
+    def heartbeat(self, worker: WorkerInfo) -> WorkerInfo:
+        """Return the heartbeat for an offline worker whose model can be loaded again: it is cold, drained, or failed to load."""
+        if self.held:
+            return replace(worker, status=WorkerStatus.DRAINED, reason=BY_OPERATOR)
+        fault = self.faults.get(worker.model)
+        if fault is None:
+            return replace(worker, status=WorkerStatus.COLD)
+        rest = self._placement.rest(worker.model, self._clock())
+        again = f"it is tried again in {rest:.0f} s" if rest >= 1.0 else "it is tried again on the next request for it"
+        reason = f"{fault.rstrip('.')}; {again}"
+        return replace(worker, status=WorkerStatus.FAILED, reason=reason, retry_in=rest)
+
+    def _offline_info(self, gpu: str, model: str) -> WorkerInfo:
+        shared = self._models[model]
+        return WorkerInfo(
+            worker_id=shared.worker(self._numbers[gpu]),
+            model=model,
+            status=WorkerStatus.OFFLINE,
+            runs=self._reports[model],
+            gpu=gpu,
+            version=shared.version,
+            load_seconds=self._placement.load_seconds(model),
+        )
+
+
+class SharedGpus:
+    """A process's workers for several models that share its GPUs, with the interface of a `WorkerPool`.
+
+    A GPU has room for at most `room` models. `may_load` asks the fleet for the right to load a model within a number of seconds.
+    It is None if no other process has workers.
     """
 
     def __init__(
@@ -93,20 +199,14 @@ class SharedGpus:
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
+        self._on: dict[tuple[str, str], Batcher] = {}  # By GPU and model.
+        self._absent = absent = AbsentModels(gpus, models, self._on, self._placement, broker, clock, slots)
+        load_seconds = self._placement.load_seconds
         self._turns = {
-            gpu: GpuTurns(
-                gpu, clock, broker.contenders, partial(self._share, gpu), self._placement.load_seconds, self._absent
-            )
+            gpu: GpuTurns(gpu, clock, broker.contenders, partial(self._share, gpu), load_seconds, absent.heartbeat)
             for gpu in gpus
         }
-        self._on: dict[tuple[str, str], Batcher] = {}
-        self._last: dict[str, str] = {}
-        self._reported = set[tuple[str, str]]()  # GPUs and models that heartbeats have reported as cold or failed.
-        # Report on each model, from its last load or the last change of its files.
-        self._reports = {name: model.report for name, model in models.items()}
-        self._faults: dict[str, str] = {}  # Error text of each model whose last load failed.
         self._others_begun: dict[str, float] = {}
-        self._telling = asyncio.Lock()
         self._serving = ServingBatchers()
         self._moving = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
@@ -120,7 +220,7 @@ class SharedGpus:
 
     @property
     def items_per_second(self) -> float:
-        """Always 0, because rates of several models don't add up."""
+        """Always 0, because the rates of several models can't be added."""
         return 0.0
 
     @property
@@ -130,12 +230,12 @@ class SharedGpus:
         return next((batcher.signature for batcher in batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Load as many models as fit. If one fails, cancel the others and raise its TargetError. The other models are reported
-        to the fleet first, so gateways know them once this process is ready."""
+        """Load as many models as fit. If one fails, cancel the others and raise its TargetError. Models that don't fit are
+        reported to the fleet first, so that gateways know about them once this process is ready."""
         with contextlib.suppress(BrokerUnavailable):
             if self._may_load is not None:
                 await self._spread(self._may_load)
-            await self._tell_absent(self._models)
+            await self._absent.report(self._models)
         await start_all(batcher.start() for batcher in self.batchers)
 
     async def _spread(self, may_load: Callable[[str, float], Awaitable[bool]]) -> None:
@@ -150,7 +250,7 @@ class SharedGpus:
                 elsewhere[wanted[0]] += 1
 
     def _plan(self, elsewhere: Mapping[str, int]) -> Sequence[str]:
-        """Plan the first loads, given the copies in other processes. Return their models."""
+        """Plan the first loads, given the number of copies in other processes. Return the models to load."""
         self._on.clear()
         self.slots.difference_update(*(map(model.worker, self._numbers.values()) for model in self._models.values()))
         moves = self._placement.first(elsewhere)
@@ -165,41 +265,29 @@ class SharedGpus:
         supervisor.start("look at what is to be loaded", self._look_on)
 
     async def replace(self) -> None:
-        """Replace every backend as `replace_all` does, and report the new code of models that aren't loaded."""
+        """Replace every backend; see `replace_all`. Report the new code of models that aren't loaded."""
         try:
             await replace_all(self.batchers)
         finally:
-            await self._tell_changed()
-
-    async def _tell_changed(self) -> None:
-        """Report the new code of models that aren't loaded. A model that failed to load its old code becomes cold."""
-        for name, model in self._models.items():
-            if model.read_report is None or name in {loaded for _, loaded in self._on}:
-                continue
-            report = await model.read_report()
-            if report != self._reports[name]:
-                self._reports[name] = report
-                self._faults.pop(name, None)
-                with contextlib.suppress(BrokerUnavailable):  # The model's next heartbeat reports it.
-                    await self._tell_absent([name])
+            await self._absent.report_new_code()
 
     async def wind_down(self) -> None:
-        """Claim no more batches and load nothing. Return once the running batches are done and all slots are offline."""
+        """Stop claiming batches and loading models. Return once the running batches have finished and all slots are offline."""
         self._end()
         for batcher in self.batchers:
             batcher.wind_down()
         await asyncio.gather(*map(self._serving.finish, self.batchers), *self._moving)
-        await self._tell_gone()
+        await self._absent.report_offline()
 
     async def stop(self) -> None:
         self._end()
         await end(*self._moving, tidies=TIDIES)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
-        await self._tell_gone()
+        await self._absent.report_offline()
 
     def _end(self) -> None:
-        """Begin nothing more. Models that leave a GPU become offline, because this process won't load them again."""
-        self._winding_down = True
+        """Start no more loads. Models that leave a GPU become offline, because this process won't load them again."""
+        self._winding_down = self._absent.ended = True
         for turns in self._turns.values():
             turns.evicted.clear()
 
@@ -208,7 +296,7 @@ class SharedGpus:
 
     def _add(self, gpu: str, model: str) -> Batcher:
         self._turns[gpu].evicted.discard(model)
-        self._reported.discard((gpu, model))
+        self._absent.added(gpu, model)
         source = TurnedSource(self._broker, self._turns[gpu], model)
         batcher = self._models[model].make(self._numbers[gpu], source, partial(self._started, gpu, model))
         self._on[gpu, model] = batcher
@@ -216,16 +304,16 @@ class SharedGpus:
         return batcher
 
     def _started(self, gpu: str, model: str, outcome: float | str) -> None:
-        """Record the load time of a started process. A model whose start failed gives up its place."""
+        """Record the load time of a process that was started. If the start failed, the model gives up its place."""
         if (gpu, model) not in self._on:
             return  # It is leaving.
         if not isinstance(outcome, str):
             self._placement.loaded(gpu, model, outcome, self._clock())
-            if self._faults.pop(model, None):
-                self._begin(self._tell_absent([model]))
+            if self._absent.faults.pop(model, None):
+                self._begin(self._absent.report([model]))
         elif self._supervisor is not None and not self._winding_down:
             self._placement.failed(gpu, model, self._clock())
-            self._faults[model] = outcome
+            self._absent.faults[model] = outcome
             self._begin(self._leave(gpu, model))
 
     async def _look_on(self) -> None:
@@ -243,8 +331,8 @@ class SharedGpus:
             model: _asked(loads.get(queue), waiting[model], elsewhere.get(model, (0.0, False)))
             for queue, model in self._queues.items()
         }
-        if self._held:  # While it is drained, this process loads nothing that others could load.
-            await self._tell_absent(self._models)
+        if self._absent.held:  # While it is drained, this process loads nothing that others could load.
+            await self._absent.report(self._models)
             return
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
         if self._winding_down:
@@ -257,13 +345,10 @@ class SharedGpus:
             else:
                 self._placement.undo(move)
         held = {model for _, model in self._on} if self._looks % COLD_EVERY == 0 else self._models
-        await self._tell_absent([model for model in self._models if model not in held or model in self._faults])
+        await self._absent.report(
+            [model for model in self._models if model not in held or model in self._absent.faults]
+        )
         self._looks += 1
-
-    @property
-    def _held(self) -> bool:
-        """True while an operator drains every model that is loaded in this process."""
-        return bool(self._on) and all(batcher.held for batcher in self._on.values())
 
     async def _is_first(self, move: Move) -> bool:
         if self._may_load is None:
@@ -299,68 +384,22 @@ class SharedGpus:
         batcher = self._on.get((move.gpu, move.evicts))
         seconds = batcher.starting.seconds(self._clock()) if batcher is not None else 0.0
         self._placement.given_up(move.gpu, move.evicts, self._clock())
-        self._faults[move.evicts] = f"its load was given up after {seconds:.0f} s, as {move.model} needed its place"
-        log.warning("a load that is overdue is given up", model=move.evicts, gpu=move.gpu, seconds=round(seconds, 1))
+        self._absent.faults[move.evicts] = (
+            f"its load was given up after {seconds:.0f} s because {move.model} needed its place"
+        )
+        log.warning("giving up an overdue load", model=move.evicts, gpu=move.gpu, seconds=round(seconds, 1))
 
     async def _leave(self, gpu: str, model: str) -> None:
         batcher = self._on.pop((gpu, model))
         self._turns[gpu].evicted.add(model)
-        self._reported.add((gpu, model))
-        self._last[model] = gpu
+        self._absent.left(gpu, model, batcher)
         self._placement.left(gpu, model)
-        if model not in self._faults:  # A model that failed to load still counts as a missing slot.
-            self.slots.discard(batcher.slot.worker)
-            self._reports[model] = batcher.figures.runs
         batcher.wind_down()
         await self._serving.finish(batcher)
         self._turns[gpu].leave(model)
 
-    async def _tell_absent(self, models: Iterable[str]) -> None:
-        """Send heartbeats for models from the GPUs that they left or failed to load on, or from any GPU if they are nowhere.
-        These heartbeats make a cold model known to gateways, so clients can ask for it."""
-        held = {model for _, model in self._on}
-        for model in models:
-            places = [gpu for gpu, other in self._reported if other == model]
-            if model not in held:
-                places = places or [self._last.get(model) or next(iter(self._turns))]
-            for gpu in places:
-                async with self._telling:  # The farewell of a process that ends must come after this heartbeat.
-                    if not self._winding_down and (gpu, model) not in self._on:
-                        self._reported.add((gpu, model))
-                        worker = self._offline_info(gpu, model)
-                        (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)
-                        await self._broker.heartbeat(self._absent(worker))
-
-    async def _tell_gone(self) -> None:
-        async with self._telling:
-            with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
-                for gpu, model in sorted(self._reported):
-                    await self._broker.heartbeat(self._offline_info(gpu, model))
-                self._reported.clear()
-
-    def _offline_info(self, gpu: str, model: str) -> WorkerInfo:
-        shared, runs = self._models[model], self._reports[model]
-        worker = shared.worker(self._numbers[gpu])
-        status, version = WorkerStatus.OFFLINE, shared.version
-        load = self._placement.load_seconds(model)
-        return WorkerInfo(
-            worker_id=worker, model=model, status=status, runs=runs, gpu=gpu, version=version, load_seconds=load
-        )
-
-    def _absent(self, worker: WorkerInfo) -> WorkerInfo:
-        """Return the heartbeat of a model that can be loaded on the GPU again: it is cold, drained, or failed to load."""
-        if self._held:
-            return replace(worker, status=WorkerStatus.DRAINED, reason=BY_OPERATOR)
-        fault = self._faults.get(worker.model)
-        if fault is None:
-            return replace(worker, status=WorkerStatus.COLD)
-        rest = self._placement.rest(worker.model, self._clock())
-        again = f"it is tried again in {rest:.0f} s" if rest >= 1.0 else "it is tried again when it is asked for"
-        reason = f"{fault.rstrip('.')}; {again}"
-        return replace(worker, status=WorkerStatus.FAILED, reason=reason, retry_in=rest)
-
     def _waiting(self, depths: Iterable[TierDepth], workers: Iterable[WorkerInfo]) -> Counter[str]:
-        """Return the number of queued entries for each model, including those for other versions that no worker serves."""
+        """Return the number of queued entries for each model, including those for versions that no worker serves."""
         served = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY} - self._queues.keys()
         waiting = Counter[str]()
         for depth in depths:
@@ -369,11 +408,11 @@ class SharedGpus:
         return waiting
 
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
-        """Return the GPUs that other processes give each model, and True if one of them is loading it in time."""
+        """Return how many GPUs each model has in other processes, and True if one of them is loading it and isn't overdue."""
         others = [worker for worker in workers if worker.worker_id not in self.slots and worker.queue in self._queues]
         now, begun = self._clock(), self._others_begun
         starting = [worker for worker in others if worker.status is WorkerStatus.STARTING]
-        # A worker that dies at each start would otherwise begin its load time again and again, and never be overdue.
+        # Otherwise, a worker that dies during each start would always appear to have just begun, and never be overdue.
         begun = {worker.worker_id: begun.get(worker.worker_id, now - worker.loading) for worker in starting}
         self._others_begun = begun
         capacities: dict[str, tuple[float, bool]] = {}
@@ -386,7 +425,7 @@ class SharedGpus:
 
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
-    """Return the demand for a model, from its load at the broker and the capacity and loads in other processes."""
+    """Return the demand for a model, given its load at the broker and what `_elsewhere` returns for it."""
     capacity, loads = elsewhere
     if load is None:
         return Asked(waiting=waiting, capacity=capacity, loads=loads)

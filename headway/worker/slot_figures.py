@@ -1,4 +1,4 @@
-"""Figures of one slot for its heartbeats: utilisation, memory, speed, and the state of its GPU."""
+"""Stats of a slot for its heartbeats: utilisation, memory, speed, and the state of its GPU."""
 
 from __future__ import annotations
 
@@ -6,51 +6,43 @@ import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from headway.core import health
-from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_factors import DECAY, SlotPace
 from headway.core.values import as_json
-from headway.model import (
-    ALL_PARAMETERS,
-    BatchFailure,
-    GpuFigures,
-    ItemResult,
-    Lease,
-    Octets,
-    RowsTogether,
-    Slot,
-    Value,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import BatchFailure, GpuFigures, ItemResult, Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Gpu
 from headway.runtime.counters import BULK, ITEM, OK, WorkerCounts
 from headway.runtime.logger import get_logger
+from headway.worker.starting import StartState
 
 log = get_logger(__name__)
 
 MOST_EXAMPLE = 500  # Longest example, in characters or octets, that heartbeats include.
 FAILED_INPUTS = 200.0
-"""Number of inputs over which the share that failed is averaged. Older inputs count less and less."""
-BUSY_TIME = 2.87  # Time constant in seconds of the utilisation. The last half second weighs 0.16, the last second 0.3.
+"""Number of inputs over which the failure rate is averaged, with exponentially decreasing weight."""
+BUSY_TIME = (
+    2.87  # Time constant of the utilisation in seconds. The last half second has a weight of 0.16, the last second 0.3.
+)
 _OUTPUT = attrgetter("output")
 
 
 def _shown(example: Value | None) -> str:
-    """Return the JSON text of a short example, or "" if it is too long."""
+    """Return a short example as JSON, or "" if it is too long."""
     if example is None or len(example.content if isinstance(example, Octets) else example) > MOST_EXAMPLE:
         return ""
     return as_json(example).decode()
 
 
 class SlotFigures:
-    """Figures of one slot. `memory` returns the used share of the memory that the slot lives in.
+    """Stats of a slot. `memory` returns the used share of the memory available to the slot.
 
     Attributes:
         batches: number of batches that returned outputs.
-        utilisation: recent share of time spent running batches, 0 to 1.
-        memory: used share of memory at the last reading, 0 to 1.
-        failed: share of the last inputs whose runs failed, 0 to 1.
+        utilisation: recent share of time spent running batches, from 0 to 1.
+        memory: used share of memory at the last reading, from 0 to 1.
+        failed: share of recent inputs that failed, from 0 to 1.
     """
 
     def __init__(self, slot: Slot, memory: Callable[[], float], gpu: Gpu | None = None) -> None:
@@ -67,14 +59,14 @@ class SlotFigures:
         self._slot, self.runs = slot, slot.runs
         self._memory, self._gpu = memory, gpu
         self._busy = 0.0
-        self._noted_at: float | None = None
-        self._noted_busy = 0.0
+        self._updated_at: float | None = None
+        self._busy_before = 0.0
 
     def ran(self, seconds: float) -> None:
         self._busy += seconds
 
     def succeeded(self, lease: Lease, seconds: float) -> None:
-        """Record a batch that returned outputs after holding the slot for `seconds`, without the broker's outages."""
+        """Record a batch that returned outputs and occupied the slot for `seconds`, not counting broker outages."""
         self.pace.observe(lease.size, seconds)
         self.batches += 1
         self._entries = self._entries * DECAY + len(lease.entries)
@@ -86,36 +78,36 @@ class SlotFigures:
 
     @property
     def items_per_second(self) -> float:
-        """Entries per second in full batches, at the recent mean entry size, or 0 until known."""
+        """Entries per second, running full batches of entries of the recent mean size. 0 until known."""
         return self.pace.items_per_second * (self._entries / self._sizes if self._sizes else 1.0)
 
-    def note_utilisation(self, now: float, running: float) -> None:
+    def update_utilisation(self, now: float, running: float) -> None:
         """Update the utilisation. The current batch has been running for `running` seconds."""
         busy = self._busy + running
-        if self._noted_at is not None:
-            elapsed = max(now - self._noted_at, 1e-9)
-            share = (busy - self._noted_busy) / elapsed
+        if self._updated_at is not None:
+            elapsed = max(now - self._updated_at, 1e-9)
+            share = (busy - self._busy_before) / elapsed
             weight = 1.0 - math.exp(-elapsed / BUSY_TIME)
             self.utilisation += weight * (min(max(share, 0.0), 1.0) - self.utilisation)
-        self._noted_at, self._noted_busy = now, busy
+        self._updated_at, self._busy_before = now, busy
 
     @property
     def scarce(self) -> str:
-        """Message about memory that was scarce at the last reading, or "" if there was enough."""
+        """Message saying which memory was scarce at the last reading, or "" if there was enough."""
         if self._gpu_scarce and self.gpu_figures is not None:
             return f"{self.gpu_figures.memory_share:.0%} of the GPU's memory is in use"
         return f"{self.memory:.0%} of the memory is in use" if self._scarce else ""
 
     def read(self) -> None:
-        """Read memory use and the GPU. Log GPU errors and changes between scarce and ample memory."""
+        """Read memory usage and GPU stats. Log GPU errors, and log when memory becomes scarce or ample again."""
         self.memory = self._memory()
-        self._scarce = self._judged("memory", self.memory, self._scarce)
+        self._scarce = self._is_scarce("memory", self.memory, self._scarce)
         if self._gpu is not None:
-            self._note_gpu(self._gpu, self._gpu.figures())
+            self._record_gpu(self._gpu, self._gpu.figures())
 
     async def look_at_gpu(self) -> None:
         if self._gpu is not None:
-            self._note_gpu(self._gpu, await self._gpu.look())
+            self._record_gpu(self._gpu, await self._gpu.look())
 
     def loaded(self) -> None:
         self._erred = False
@@ -123,15 +115,15 @@ class SlotFigures:
             self._gpu.loaded()
 
     def gpu_erred(self) -> bool:
-        """Return True if the GPU has reported errors since the last call or since the model was loaded."""
+        """Return True if the GPU has reported errors since the last call or since the model was loaded, whichever is later."""
         erred, self._erred = self._erred, False
         return erred
 
-    def _note_gpu(self, gpu: Gpu, figures: GpuFigures | None) -> None:
+    def _record_gpu(self, gpu: Gpu, figures: GpuFigures | None) -> None:
         self.gpu_figures = figures
         if figures is None:
             return
-        self._gpu_scarce = self._judged("GPU memory", figures.memory_share, self._gpu_scarce, gpu.settled)
+        self._gpu_scarce = self._is_scarce("GPU memory", figures.memory_share, self._gpu_scarce, gpu.settled)
         if news := [xid for xid, count in figures.xids.items() if count > self._xids.get(xid, 0)]:
             log.warning(
                 "the GPU reports errors",
@@ -141,7 +133,7 @@ class SlotFigures:
             )
             self._xids, self._erred = figures.xids, True
 
-    def _judged(self, what: str, used: float, before: bool, settled: float = 0.0) -> bool:
+    def _is_scarce(self, what: str, used: float, before: bool, settled: float = 0.0) -> bool:
         scarce = health.scarce(used, before, settled)
         if scarce is not before:
             say = log.warning if scarce else log.info
@@ -153,67 +145,65 @@ class SlotFigures:
         status: WorkerStatus,
         reason: str,
         backend: Backend | None,
+        starting: StartState,
+        now: float,
         *,
         running: bool,
         restarts: int,
-        loading: float = 0.0,
-        load_seconds: float = 0.0,
-        every: float = HEARTBEAT_EVERY,
-        start_failed: bool = False,
-        retry_in: float = 0.0,
+        every: float,
     ) -> WorkerInfo:
-        """Return the heartbeat of the slot.
-
-        `reason` says why it isn't healthy. A backend has been starting for `loading` seconds. The last successful start took
-        `load_seconds`. If the slot is starting, `start_failed` is True after a failed attempt. The next heartbeat comes in
-        `every` seconds.
-        """
-        signature = backend.signature if backend is not None else None
-        return WorkerInfo(
+        """Return the slot's heartbeat. `reason` says why it isn't healthy. The next heartbeat follows after `every` seconds."""
+        worker = WorkerInfo(
             worker_id=self._slot.worker,
             model=self._slot.model,
             status=status,
             utilisation=self.utilisation,
             in_flight=int(running),
             restarts=restarts,
-            pid=backend.pid if backend is not None else 0,
             memory=self.memory,
             reason=reason,
             items_per_second=self.items_per_second,
             estimated=self.pace.estimated,
-            warm_up=tuple(backend.warm_up) if backend is not None else (),
-            takes=signature.takes.value if signature is not None else "",
-            gives=signature.gives.value if signature is not None else "",
-            example=_shown(signature.example) if signature is not None else "",
-            weight=signature.weight if signature is not None else None,
             runs=self.runs,
             version=self._slot.version,
-            loading=loading,
-            load_seconds=load_seconds,
-            start_failed=start_failed,
-            retry_in=retry_in,
+            loading=starting.seconds(now),
+            load_seconds=starting.took,
+            start_failed=status is WorkerStatus.STARTING and bool(starting.trouble),
+            retry_in=starting.retry_in(now),
             failed=self.failed,
             every=every,
             gpu_figures=self.gpu_figures,
             scarce=bool(reason) and reason == self.scarce,
-            inputs=signature.inputs if signature is not None else (),
-            outputs=signature.outputs if signature is not None else (),
-            together=signature.together if signature is not None else RowsTogether.ANY,
-            sees=signature.sees if signature is not None else ALL_PARAMETERS,
-            per_call=signature.per_call if signature is not None else (),
-            cost=signature.cost if signature is not None else None,
+        )
+        if backend is None:
+            return worker
+        signature = backend.signature
+        return replace(
+            worker,
+            pid=backend.pid,
+            warm_up=tuple(backend.warm_up),
+            takes=signature.takes.value,
+            gives=signature.gives.value,
+            example=_shown(signature.example),
+            weight=signature.weight,
+            inputs=signature.inputs,
+            outputs=signature.outputs,
+            together=signature.together,
+            sees=signature.sees,
+            per_call=signature.per_call,
+            cost=signature.cost,
         )
 
 
 class RunCounts:
-    """Counts a slot's batches and the results of their inputs. Failed bulk entries are counted separately. A file may hold
-    anything, so its failures say nothing about the worker's health. Bulk entries have a tier of at least `tiers`."""
+    """Counts a slot's batches and the results of their inputs. Bulk entries, whose tier is at least `tiers`, are counted
+    separately: a file may contain anything, so its failures say nothing about the worker's health."""
 
     def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:
         self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers
 
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
-        """Count a batch that returned after `seconds`. Inputs that are pinned to another version didn't run, and don't count."""
+        """Count a batch that returned after `seconds`. Inputs pinned to another version aren't counted, because they didn't run."""
         if lease.entries[-1].tier >= self._tiers:
             items = self._came_back_with_bulk(lease, items)
         else:
@@ -227,7 +217,7 @@ class RunCounts:
         self._fared(len(items) - elsewhere, failed, ITEM)
 
     def _came_back_with_bulk(self, lease: Lease, items: Sequence[ItemResult]) -> Sequence[ItemResult]:
-        """Count a batch's bulk entries, record how full the other entries made it, and return the results of these."""
+        """Count a batch's bulk entries. Record how full the batch is without them, and return the results of the other entries."""
         count = self._bulk(lease)
         others, bulk_items = items[:-count], items[-count:]
         self._fared(count, [*map(_OUTPUT, bulk_items)].count(None), BULK)
@@ -236,10 +226,12 @@ class RunCounts:
         return others
 
     def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
-        """Count a batch that failed. If one of several calls raised, only its inputs count, because the others run again."""
+        """Count a failed batch. If only one of its calls raised, count only that call's inputs, because the others run again."""
         cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
-        why = BULK if bulk else cause  # Other entries run again without the bulk entries before any are suspected.
+        why = (
+            BULK if bulk else cause
+        )  # The other entries are retried without the bulk entries before any of them is suspected.
         if bulk < count:
             self._counters.batch_fill[self._slot.model].observe(lease.fill * (count - bulk) / count)
         if not bulk:
@@ -253,7 +245,7 @@ class RunCounts:
             self._counters.bulk_kills[self._slot.worker] += 1
 
     def _bulk(self, lease: Lease) -> int:
-        """Return the number of a batch's bulk entries, which come last in it."""
+        """Return the number of bulk entries in a batch. They come last."""
         return sum(entry.tier >= self._tiers for entry in lease.entries)
 
     def _ran(self, lease: Lease, seconds: float) -> None:
@@ -264,7 +256,7 @@ class RunCounts:
         counters.gpu_seconds[model, self._slot.worker].observe(seconds)
 
     def _fared(self, count: int, failed: int, why: str) -> None:
-        """Count the results of inputs, with `why` as the outcome of the failed ones."""
+        """Count the results of inputs; `why` is the outcome of those that failed."""
         inputs, model, version = self._counters.inputs, self._slot.model, self._slot.runs.version
         inputs[model, version, OK] += count - failed
         if failed:

@@ -1,8 +1,8 @@
-"""Start of a slot's backend: load it, run its warm-up batch, and check that a batch fits its deadline.
+"""Starts a slot's backend: loads it, runs the warm-up batch, and checks that batches can meet their deadline.
 
-A model that needs longer than `gpu_timeout` for one input would load well but answer nobody, because each batch would be
-killed. Such a model is refused. The first batch may be slow because kernels are compiled or caches filled, so a second
-batch decides.
+A model that needs longer than `gpu_timeout` for one input would load but never answer, because each of its batches would be
+killed. Such a model is refused. The first batch may be slow because it compiles kernels or fills caches, so a second batch
+decides.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from headway.runtime.race import TIDIES, end
 
 log = get_logger(__name__)
 
-_EXAMPLE = "give the target an attribute named example: an input that it takes"
+_EXAMPLE = "give the target an attribute named example, with an input that it accepts"
 _SIZES = "the remote model's metadata leave an axis beside the first free; name its size there, if it takes only one"
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Time limits in seconds of a batch's run, of a request's life, and of its wait for the first run. Limits that only other
-    processes know are infinite. Bulk entries have a tier of at least `tiers`."""
+    """Time limits in seconds, for running a batch, for a whole request, and for the wait until its first run. Limits that only
+    other processes know are infinite. Bulk entries have a tier of at least `tiers`."""
 
     gpu_timeout: float
     request_timeout: float = math.inf
@@ -40,27 +40,19 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> float:
-        """Longest batch, in seconds, whose requests can still be answered."""
+        """Longest time in seconds that a batch may take if its requests are still to be answered."""
         return min(self.gpu_timeout, self.request_timeout)
-
-    @property
-    def in_ms(self) -> dict[str, float]:
-        return {
-            "gpu_timeout_ms": self.gpu_timeout * 1000,
-            "queue_timeout_ms": self.queue_timeout * 1000,
-            "request_timeout_ms": self.request_timeout * 1000,
-        }
 
 
 class StartState(msgspec.Struct):
-    """State of the starts of a slot's backend.
+    """Attempts to start a slot's backend.
 
     Attributes:
-        since: start of the attempt that is under way.
-        trouble: error text of the last attempt, or "" if it succeeded.
-        cause: error text of the last batch, or "" if it succeeded.
-        took: seconds that the last successful start took.
-        again_at: instant of the next attempt after a failed one.
+        since: when the current attempt began; None if there is none.
+        trouble: error message of the last attempt, or "" if it succeeded.
+        cause: error message of the last batch, or "" if it succeeded.
+        took: how many seconds the last successful start took.
+        again_at: time of the next attempt after a failed one.
     """
 
     since: float | None = None
@@ -70,38 +62,38 @@ class StartState(msgspec.Struct):
     again_at: float = 0.0
 
     def seconds(self, now: float) -> float:
-        """Return the seconds that the current attempt has taken, or 0 without one."""
+        """Return how many seconds the current attempt has taken so far, or 0 if there is none."""
         return now - self.since if self.since is not None else 0.0
 
     def retry_in(self, now: float) -> float:
-        """Return the seconds until the next attempt after a failed one, or 0 while an attempt is under way."""
+        """Return the seconds until the next attempt after a failed one. 0 while an attempt is in progress."""
         return max(self.again_at - now, 0.0) if self.trouble and self.since is None else 0.0
 
     def reason(self, now: float, held: bool = False) -> str:
-        """Return why the slot isn't up. While an operator drains it, it is `held`, and no backend starts."""
+        """Return why the slot isn't up. `held` is True while an operator drains it; no backend is started then."""
         if self.since is None:
-            anew = "starts anew once it is undrained" if held else "starts anew"
-            return self.trouble or (self._after(anew) if self.cause else "")
+            again = "restarts once it is undrained" if held else "restarts"
+            return self.trouble or (self._after(again) if self.cause else "")
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
-    def rests(self, asked: float) -> str:
-        """Return the reason why a slot rests. `asked` is the seconds of rest that the remote API asked for, or 0 if it
-        asked for none."""
-        return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
+    def rests(self, seconds: float) -> str:
+        """Return the reason why a slot is resting. `seconds` is the pause that the remote API requested, or 0 if it didn't."""
+        return self._after(
+            f"rests for {seconds:.0f} s, as the API requested" if seconds else "rests after failed batches"
+        )
 
     def _after(self, activity: str) -> str:
-        """Return a message with the slot's activity and its last error, if there is one."""
         error = self.trouble or self.cause
         return f"{activity}; the last error: {excerpt(error)}" if error else activity
 
 
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
-    """Return an entry with a warm-up input, to try a backend with."""
+    """Return an entry with a warm-up input, for testing a backend."""
     return Entry(WARM_UP, slot.model, value, 0, "", "", timeout, timeout)
 
 
 async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run these starts concurrently. If one fails, cancel the others, wait for them to end, and raise its error."""
+    """Run these starts concurrently. If one fails, cancel the others, wait until they have finished, and raise its error."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         await asyncio.gather(*tasks)
@@ -111,10 +103,10 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
-    """Start a backend, and check its speed if it is `fresh`. Return True if this has warned that full batches take too long.
+    """Start a backend, and if it is `fresh`, check its speed. Return True if this warned that full batches take too long.
 
-    Raises TargetError if the target doesn't load, fails its warm-up batch, or is too slow for its deadlines. The caller stops
-    the backend, also if this raises.
+    Raises TargetError if the target doesn't load, fails its warm-up batch, or is too slow for its deadlines. The caller must stop
+    the backend, even if this raises.
     """
     log.info("loading", worker=slot.worker)
     begun = clock()
@@ -130,7 +122,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
     log.info("loaded", worker=slot.worker, seconds=round(loaded, 2), **fields)
     if backend.signature.warm_up_input is None:
         log.warning(
-            "starts without a warm-up batch, as no input is known to fit",
+            "starting without a warm-up batch, because no valid input is known",
             worker=slot.worker,
             takes=backend.signature.takes.value,
             hint=_EXAMPLE if backend.pid else _SIZES,
@@ -142,7 +134,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
         warn_of_full(slot, full, line, limits)
     elif (slowest := again or warm_up) > limits.queue_timeout and fresh:
         log.warning(
-            "a batch takes longer than the queue deadline; requests that wait for one to end get 504",
+            "a batch takes longer than the queue deadline; requests that wait for one to finish will get 504",
             worker=slot.worker,
             batch_ms=round(slowest * 1000, 1),
             queue_timeout_ms=round(limits.queue_timeout * 1000, 1),
@@ -152,7 +144,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
 
 
 def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) -> None:
-    """Warn that a full batch takes `full` seconds, more than the GPU deadline. `line` is the run time by batch size."""
+    """Warn that a full batch takes `full` seconds, which exceeds the GPU deadline. `line` is the run time by batch size."""
     fits = int((limits.gpu_timeout - line.alpha) / line.beta) if line.beta > 0.0 else 0
     smaller = f"Start with --max-batch-size {fits}. Or: " if 0 < fits < slot.max_batch else ""
     log.warning(
@@ -168,8 +160,8 @@ def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) ->
 async def _again(
     backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float, full: float
 ) -> float | None:
-    """Run a second batch of one input if the first, of `warm_up` seconds, was too slow. Return the seconds of the
-    second batch, or None if it wasn't needed. `full` is the run time in seconds of the slowest larger batch, or 0."""
+    """Run a second batch of one input if the first, which took `warm_up` seconds, was too slow. Return how many seconds the
+    second batch took, or None if it wasn't needed. `full` is the run time in seconds of the slowest larger batch, or 0."""
     if warm_up <= min(limits.longest, limits.queue_timeout):
         return None
     most, begun = limits.longest, clock()
@@ -186,21 +178,23 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest
-    batch, or 0 if unknown."""
+    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest batch, or 0 if
+    unknown."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
     return TargetError(
-        f"the target takes {seconds * 1000:.0f} ms for one input, longer than {which}: no request would get its answer. "
+        f"the target takes {seconds * 1000:.0f} ms for one input, longer than {which}: no request would be answered. "
         f"{_mend(max(seconds, full), limits)}"
     )
 
 
 def _mend(seconds: float, limits: Limits) -> str:
-    """Return advice on settings for batches that take so many seconds."""
+    """Return advice on settings for batches that take this many seconds."""
     if seconds * 1000 >= deadlines.MOST_MS:
         return f"Make the model faster: no deadline may exceed {deadlines.MOST_MS} ms."
-    mend = f"Start with {deadlines.flags(seconds, limits.in_ms)}, or make the model faster."
+    others = {"queue_timeout_ms": limits.queue_timeout * 1000, "request_timeout_ms": limits.request_timeout * 1000}
+    in_ms = {"gpu_timeout_ms": limits.gpu_timeout * 1000, **others}
+    mend = f"Start with {deadlines.flags(seconds, in_ms)}, or make the model faster."
     if not math.isfinite(limits.request_timeout):
         own = {"queue_timeout_ms": 0.0, "request_timeout_ms": 0.0}
         mend += f" The gateways need at least {deadlines.flags(seconds, own)}."

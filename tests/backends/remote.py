@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def served(handler: Handler, path: str = "/batch") -> AsyncIterator[str]:
+async def served(handler: Handler, path: str = "/batch", tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """URL at which `handler` answers POST and GET requests."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post(path, handler)
@@ -23,8 +24,8 @@ async def served(handler: Handler, path: str = "/batch") -> AsyncIterator[str]:
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}{path}"
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{runner.addresses[0][1]}{path}"
     finally:
         await runner.cleanup()
 
@@ -33,7 +34,7 @@ Raw = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def served_raw(talk: Raw, path: str = "/batch") -> AsyncIterator[str]:
+async def served_raw(talk: Raw, path: str = "/batch", scheme: str = "http") -> AsyncIterator[str]:
     """URL at which `talk` is had with each connection, which is reset after it."""
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -52,7 +53,7 @@ async def served_raw(talk: Raw, path: str = "/batch") -> AsyncIterator[str]:
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{path}"
+        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}{path}"
     finally:
         server.close()
         for task in tasks:
@@ -66,9 +67,22 @@ def faulty(read: Callable[[bytes], list[str]], write: Callable[[list[Any]], web.
 
     async def handle(request: web.Request) -> web.StreamResponse:
         inputs = read(await request.read())
-        wrong = next((text for text in inputs if text in _BATCH), None)
-        answer = [output_of(text) for text in inputs] if wrong is None else await _BATCH[wrong](request, inputs)
-        return write(answer) if isinstance(answer, list) else answer
+        for text in inputs:
+            match text:
+                case "raise":
+                    return web.Response(status=400, text="what is\nthis")
+                case "exit":
+                    assert request.transport is not None
+                    request.transport.abort()
+                case "hang":
+                    await asyncio.Event().wait()
+                case "short" | "long":
+                    return write(["one"] * (len(inputs) + (1 if text == "long" else -1)))
+                case "dict":
+                    return web.json_response(dict.fromkeys(inputs, "one"))
+                case "text":
+                    return web.json_response("x" * len(inputs))
+        return write([output_of(text) for text in inputs])
 
     return handle
 
@@ -77,45 +91,3 @@ def output_of(text: str) -> Any:
     """Output for a text, which may be none that a remote API may give."""
     given = NO_TEXT.get(text, text.upper())
     return None if isinstance(given, bytes | Exception) else given
-
-
-async def _raise(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    return web.Response(status=400, text="what is\nthis")
-
-
-async def _exit(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
-async def _hang(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def _short(request: web.Request, inputs: list[str]) -> list[str]:
-    return ["one"] * (len(inputs) - 1)
-
-
-async def _long(request: web.Request, inputs: list[str]) -> list[str]:
-    return ["one"] * (len(inputs) + 1)
-
-
-async def _dict(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    return web.json_response(dict.fromkeys(inputs, "one"))
-
-
-async def _text(request: web.Request, inputs: list[str]) -> web.StreamResponse:
-    return web.json_response("x" * len(inputs))
-
-
-_BATCH: dict[str, Callable[[web.Request, list[str]], Awaitable[web.StreamResponse | list[str]]]] = {
-    "raise": _raise,
-    "exit": _exit,
-    "hang": _hang,
-    "short": _short,
-    "long": _long,
-    "dict": _dict,
-    "text": _text,
-}

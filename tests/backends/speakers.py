@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from headway.core.tensors import join_elements, split_elements
 from headway.dialects import AUTO
 from headway.dialects.dialect import Remote
 from headway.dialects.table import reach
@@ -87,7 +88,7 @@ def _wrong_numbers(member: str, output: dict[str, Any]) -> tuple[tuple[Any, str]
 def tensor(outputs: Sequence[Any], **other: Any) -> tuple[Any, bytes]:
     """Answer of one tensor; what is no text becomes octets that are none. `other`: members that are otherwise."""
     elements = [output.encode() if isinstance(output, str) else b"\xff" for output in outputs]
-    data = b"".join(len(one).to_bytes(4, "little") + one for one in elements)
+    data = join_elements(elements)
     named = {"name": "OUTPUT", "datatype": "BYTES", "shape": [len(outputs)]}
     said = {**named, "parameters": {"binary_data_size": len(data)}, **other}
     return {"model_name": "m", "outputs": [said]}, data
@@ -96,11 +97,7 @@ def tensor(outputs: Sequence[Any], **other: Any) -> tuple[Any, bytes]:
 def read_tensor(body: bytes) -> Any:
     """JSON of a request, with the texts of its tensor as its `texts`."""
     head, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
-    data, texts = body[end:], []
-    while data:
-        length = int.from_bytes(data[:4], "little")
-        texts.append(data[4 : 4 + length].decode())
-        data = data[4 + length :]
+    texts = [text.decode() for text in split_elements(body[end:])]
     return {**head, "texts": texts, "k": head.get("parameters", {}).get("k")}
 
 
@@ -115,17 +112,17 @@ _TENSORS: tuple[tuple[Any, str], ...] = (
     (tensor(["a", "b", "c"]), "3 outputs for 2 inputs"),
     (tensor(["a"], shape=[2]), "1 outputs for 2 inputs"),
     (tensor(["a", "b", "c"], shape=[2]), "5 bytes of binary data more than 2 outputs"),
-    (tensor(["a", "b"], datatype="FP32"), "an output of another datatype than BYTES"),
+    (tensor(["a", "b"], datatype="FP32"), "an output of a datatype other than BYTES"),
     (tensor(["a", "b"], shape=[2, 2]), "an output of 2 dimensions"),
-    (tensor(["a", "b"], shape=[]), "an output of a shape that cannot be"),
-    (tensor(["a", "b"], shape=[-1]), "an output of a shape that cannot be"),
+    (tensor(["a", "b"], shape=[]), "an output of an impossible shape"),
+    (tensor(["a", "b"], shape=[-1]), "an output of an impossible shape"),
     (tensor(["a", "b"], shape=[1] * 33), "an output that is not a tensor"),
     (tensor(["a", "b"], shape=[10**4000]), "an output that is not a tensor"),
-    (tensor(["a", "b"], parameters={}), "10 bytes of binary data, and it says nothing"),
-    (tensor(["a", "b"], parameters={"binary_data_size": 9}), "10 bytes of binary data, and it says 9"),
+    (tensor(["a", "b"], parameters={}), "10 bytes of binary data, but does not say"),
+    (tensor(["a", "b"], parameters={"binary_data_size": 9}), "10 bytes of binary data, but announces 9"),
     (tensor(["a", "b"], parameters={"binary_data_size": 10**4000}), "an output that is not a tensor"),
-    ((tensor(["a", "b"])[0], tensor(["a", "b"])[1][:-1]), "9 bytes of binary data, and it says 10"),
-    ((tensor(["a", "b"])[0], b"\xff" * 10), "binary data that ends within an output"),
+    ((tensor(["a", "b"])[0], tensor(["a", "b"])[1][:-1]), "9 bytes of binary data, but announces 10"),
+    ((tensor(["a", "b"])[0], b"\xff" * 10), "binary data that ends in the middle of an output"),
     (({"outputs": []}, b""), "no object with one member in its outputs"),
     (({"outputs": tensor(["a"])[0]["outputs"] * 2}, b""), "no object with one member in its outputs"),
     ((None, b""), "no object with one member in its outputs"),

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from headway.backends.process import child, frames
+from headway.backends.process import frames, run_batch
 from headway.backends.process.arena import Pieces
 from headway.backends.process.array_kind import ARRAY, LIST, NAMED, column, tensor_of
-from headway.backends.process.child import Weighing
 from headway.backends.process.frames import Failed, Outputs, Run
+from headway.backends.process.run_batch import Weighing
 from headway.backends.process.usercode import Refusal, Target, UserLoop
 from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.core.values import as_json
@@ -44,13 +44,13 @@ def kinds_of(loaded: Target) -> tuple[ValueKind, ValueKind]:
 
 
 def ran(loaded: Target, *values: Value, most: int = 0, parameters: list[bytes] | None = None) -> Outputs:
-    word = child.run(loaded, Run(1, list(values), parameters), most_rows=most)
+    word = run_batch.run(loaded, Run(1, list(values), parameters), most_rows=most)
     assert isinstance(word, Outputs), word
     return word
 
 
 def failed(loaded: Target, *values: Value) -> Failed:
-    word = child.run(loaded, Run(1, list(values)))
+    word = run_batch.run(loaded, Run(1, list(values)))
     assert isinstance(word, Failed), word
     return word
 
@@ -125,11 +125,8 @@ class TestForms:
 
         loaded = target(call, example=ROW)
         assert loaded.signature.inputs == (TensorSpec("INPUT", "FP32", (-1,)),)
-        three = arrays(INPUT=np.array([[1, 2, 3]], "f4"))
-        assert shown(ran(loaded, three, arrays(INPUT=np.array([[1, 2], [3, 4]], "f4")))) == [
-            [[2.0, 3.0]],
-            [[2.0], [4.0]],
-        ]
+        one, two = arrays(INPUT=np.array([[1, 2, 3]], "f4")), arrays(INPUT=np.array([[1, 2], [3, 4]], "f4"))
+        assert shown(ran(loaded, one, two)) == [[[2.0, 3.0]], [[2.0], [4.0]]]
 
     @pytest.mark.parametrize(
         ("takes", "gives", "call", "value", "shown_as"),
@@ -220,7 +217,7 @@ class TestInputs:
             return x
 
         for values in ([b"[1,2]"], [b"[1,2]", b"[3,4]"]):
-            assert "change a copy, as by x = x.copy()" in failed(target(call, example=ROW), *values).message
+            assert "change a copy, for example x = x.copy()" in failed(target(call, example=ROW), *values).message
 
     def test_an_entry_alone_is_not_copied_and_several_are_once(self) -> None:
         seen = []
@@ -286,14 +283,12 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("annotation", "refusal"),
         [
-            (list[str], "this model takes text, and the input is of type tensors"),
-            (list[bytes], "this model takes octets, and the input is tensors"),
+            (list[str], "this model takes text, but the input is of type tensors"),
+            (list[bytes], "this model takes bytes, but the input is a set of tensors"),
             (list[Any], ""),
         ],
     )
-    def test_targets_of_texts_and_octets_refuse_arrays_and_one_of_json_gets_lists(
-        self, annotation: Any, refusal: str
-    ) -> None:
+    def test_texts_and_octets_refuse_arrays_and_json_gets_lists(self, annotation: Any, refusal: str) -> None:
         def call(inputs: Any) -> Any:
             return inputs
 
@@ -347,9 +342,7 @@ class TestOutputs:
             (list[Output[list[float]]], [[1, 2]], ("FP64", (-1,))),
         ],
     )
-    def test_an_annotation_of_a_list_says_the_datatype(
-        self, annotation: Any, result: Any, spec: tuple[str, tuple[int, ...]]
-    ) -> None:
+    def test_annotations_say_datatypes(self, annotation: Any, result: Any, spec: tuple[str, tuple[int, ...]]) -> None:
         def call(x: Any) -> Any:
             return result
 
@@ -373,13 +366,13 @@ class TestOutputs:
     @pytest.mark.parametrize(
         ("given", "declared", "part"),
         [
-            (np.array([1]), "FP32", r"an array of INT64, and declares FP32; give it one, as by .astype\(np.float32\)"),
-            (np.array([1.0]), "INT64", "and declares INT64"),
-            (np.array([True]), "UINT8", "and declares UINT8"),
-            (np.array([300]), "UINT8", "out of the range of UINT8"),
-            (np.array([-1]), "UINT8", "out of the range of UINT8"),
-            (np.array([1e5]), "FP16", "out of the range of FP16"),
-            (np.array([3.4e38]), "BF16", "out of the range of BF16"),
+            (np.array([1]), "FP32", r"an array of INT64, but declares FP32; convert it with .astype\(np.float32\)"),
+            (np.array([1.0]), "INT64", "but declares INT64"),
+            (np.array([True]), "UINT8", "but declares UINT8"),
+            (np.array([300]), "UINT8", "out of range for UINT8"),
+            (np.array([-1]), "UINT8", "out of range for UINT8"),
+            (np.array([1e5]), "FP16", "out of range for FP16"),
+            (np.array([3.4e38]), "BF16", "out of range for BF16"),
             (np.array(["a"]), "FP32", "an array of BYTES"),
             (np.array([[1.0]]), "FP64", r"shape \[1, 1\]; it declares \[-1\]"),
             ({"y": np.ones(1), "z": np.ones(1)}, "FP64", "`z`, which it does not declare"),
@@ -388,8 +381,8 @@ class TestOutputs:
             (np.float64(1), "FP64", r"shape \[\] for 1 rows"),
             ([1.0, 2.0], "FP64", "2 outputs for 1 rows"),
             ({}, "FP64", "a dict of 0 arrays"),
-            (None, "FP64", "NoneType, expected an array with 1 rows; end it with return"),
-            (iter(()), "FP64", "iterator, .* in place of yielding"),
+            (None, "FP64", "NoneType, expected an array with 1 rows; end it by returning"),
+            (iter(()), "FP64", "iterator, .* instead of yielding"),
             ("a", "FP64", "str, expected an array"),
             (np.array([1j]), "FP64", "dtype complex128"),
             (np.array(["2020-01-01"], "M8[D]"), "FP64", "dtype datetime64"),
@@ -436,7 +429,7 @@ class TestOutputs:
         assert word.outputs[0] is not None and word.outputs[1] is None
         assert word.errors[1][1] and "the limit is 400" in word.errors[1][0]
         monkeypatch.setattr(frames, "MAX_OUTPUTS", 300)
-        over = child.bounded(ran(loaded, b"[1,2]", b"[1,2]"), 0)
+        over = run_batch.bounded(ran(loaded, b"[1,2]", b"[1,2]"), 0)
         assert isinstance(over, Outputs) and list(over.crowded) == [1]
 
 
@@ -574,7 +567,7 @@ class TestAttributes:
     @pytest.mark.parametrize(
         ("annotation", "attributes", "part"),
         [
-            (Array, {}, "Give it an attribute example, as in example = np.zeros(4, np.float32), or inputs, as in"),
+            (Array, {}, "Add an attribute example, such as example = np.zeros(4, np.float32), or inputs, such as"),
             (Array, {"inputs": {"x": "FP32"}}, "write a datatype and the shape of a row"),
             (Array, {"inputs": {"x": ("FLOAT", [1])}}, "has the datatype 'FLOAT'"),
             (Array, {"inputs": {"x": ("JSON", [1])}}, "has the datatype 'JSON'"),
@@ -586,20 +579,20 @@ class TestAttributes:
             (list[Array], {"example": {"a": ROW, "b": ROW}}, "write inputs: dict[str, np.ndarray]"),
             (Array, {"example": np.array([1j])}, "attribute example is an array of dtype complex128"),
             (Array, {"example": {}}, "attribute example is empty"),
-            (Array, {"example": object()}, "is object; give it an array"),
-            (Array, {"example": ROW, "shapes": [3]}, "as in shapes = [None]"),
-            (Array, {"example": ROW, "shapes": 3}, "as in shapes = [None]"),
-            (Array, {"example": ROW, "shapes": [None, None]}, "as in shapes = [None]"),
+            (Array, {"example": object()}, "is object; set it to an array"),
+            (Array, {"example": ROW, "shapes": [3]}, "for example shapes = [None]"),
+            (Array, {"example": ROW, "shapes": 3}, "for example shapes = [None]"),
+            (Array, {"example": ROW, "shapes": [None, None]}, "for example shapes = [None]"),
             (dict[str, Array], {"example": {"a": ROW}, "shapes": {"b": [2]}}, "names 'b'"),
             (dict[str, Array], {"inputs": X, "example": {"x": np.zeros(3, "f4")}}, "does not fit its attribute inputs"),
-            (dict[str, Array], {"inputs": X, "example": {"x": np.zeros(2, "i4")}}, "INT32, and declares FP32"),
+            (dict[str, Array], {"inputs": X, "example": {"x": np.zeros(2, "i4")}}, "INT32, but declares FP32"),
             (Array, {"example": ROW, "pad": 0}, "Write dict[str, np.ndarray]"),
             (dict[str, Array], {"inputs": X, "pad": 0}, "has none|have none"),
-            (dict[str, Array], {"inputs": {"x": ("FP32", [-1])}, "pad": "0"}, "write a number, as in pad = 0"),
+            (dict[str, Array], {"inputs": {"x": ("FP32", [-1])}, "pad": "0"}, "write a number, for example pad = 0"),
             (dict[str, Array], {"inputs": {"x": ("INT8", [-1])}, "pad": 1.5}, "which does not fit the INT8"),
             (dict[str, Array], {"inputs": {"x": ("UINT8", [-1])}, "pad": -1}, "which does not fit the UINT8"),
             (dict[str, Array], {"inputs": {"x": ("INT8", [-1])}, "pad": float("nan")}, "which does not fit the INT8"),
-            (dict[str, Array], {"inputs": {"x": ("FP32", [-1]), "x_lengths": ("FP32", [])}, "pad": 0}, "name it otherwise"),
+            (dict[str, Array], {"inputs": {"x": ("FP32", [-1]), "x_lengths": ("FP32", [])}, "pad": 0}, "rename it"),
         ],
     )  # fmt: skip
     def test_a_wrong_attribute_is_refused(self, annotation: Any, attributes: Mapping[str, Any], part: str) -> None:

@@ -5,15 +5,15 @@ production.
 """
 
 import asyncio
-import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import uvloop
+from aiohttp import web
 
 from headway.backends.grpc import IDLE as IDLE_CHANNEL
 from headway.backends.grpc import GrpcBackend
@@ -24,7 +24,8 @@ from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import TlsCounts
 from tests.authority import Authority
 from tests.backends.entries import batch
-from tests.backends.grpc_remote import answer, served_grpc, texts_of
+from tests.backends.grpc_remote import answer, served_grpc, server_credentials, texts_of
+from tests.backends.remote import served
 from tests.servers.proxy import ChaosProxy
 
 LONG = 20.0
@@ -52,34 +53,19 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Api:
-    """Remote API over HTTP: keeps the texts that it was asked, and closes a connection when it is told to."""
+    """Remote API over HTTP: keeps the texts that it was asked, and its connections."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.connections: list[asyncio.StreamWriter] = []
+        self.connections: list[asyncio.Transport] = []
 
-    @contextlib.asynccontextmanager
-    async def served(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-        server = await asyncio.start_server(self._talk, "127.0.0.1", 0, ssl=tls)
-        try:
-            yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/batch"
-        finally:
-            server.close()
-            for writer in self.connections:
-                writer.close()
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections.append(writer)
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-                body = await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r\n")[0]))
-                self.asked.append(body.decode())
-                said = body.upper()
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said)
-                )
-                writer.write(said)
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        if request.transport not in self.connections:
+            self.connections.append(request.transport)
+        texts = await request.json()
+        self.asked += texts
+        return web.json_response([text.upper() for text in texts])
 
 
 def of_client(authority: Authority) -> dict[str, Any]:
@@ -106,30 +92,9 @@ async def runs(backend: HttpBackend | GrpcBackend, text: str) -> None:
     assert await backend.run(batch(text), LONG) == [ItemResult(text.upper())]
 
 
-def test_a_connection_given_up_over_http_is_closed_before_the_next_batch_without_a_pause(
-    runner: asyncio.Runner, secured: Secured, ended: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        api = Api()
-        async with api.served(secured[0]) as url:
-            backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1, **secured[1])
-            now = asyncio.get_running_loop().time()
-            monkeypatch.setattr(backend._connections, "_clock", lambda: now)
-            await backend.start()
-            await runs(backend, "a")
-            assert len(api.connections) == 1
-            now += IDLE + 0.1
-            await runs(backend, "b")
-            assert len(api.connections) == 2
-            await backend.stop()
-        assert api.asked == ['["warm-up"]', '["a"]', '["b"]']
-
-    runner.run(main())
-    assert ended == [0, 0]
-
-
-def test_a_connection_that_an_api_over_http_closed_costs_no_try(
-    runner: asyncio.Runner, secured: Secured, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("closed_by", ["us", "the API"])
+def test_an_idle_connection_over_http_costs_neither_a_try_nor_a_pause(
+    runner: asyncio.Runner, secured: Secured, closed_by: str, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard, forget = asyncio.Event(), Sockets._forget
 
@@ -141,20 +106,27 @@ def test_a_connection_that_an_api_over_http_closed_costs_no_try(
 
     async def main() -> None:
         api = Api()
-        async with api.served(secured[0]) as url:
+        async with served(api.handle, tls=secured[0]) as url:
             backend = HttpBackend(RemoteTarget(url), start_timeout=LONG, max_tries=1, **secured[1])
+            now = asyncio.get_running_loop().time()
+            monkeypatch.setattr(backend._connections, "_clock", lambda: now)
             await backend.start()
             await runs(backend, "a")
-            heard.clear()
-            api.connections[0].close()
-            async with asyncio.timeout(LONG):
-                await heard.wait()
+            assert len(api.connections) == 1
+            if closed_by == "us":
+                now += IDLE + 0.1
+            else:
+                heard.clear()
+                api.connections[0].close()
+                async with asyncio.timeout(LONG):
+                    await heard.wait()
             await runs(backend, "b")
             await backend.stop()
-        assert api.asked == ['["warm-up"]', '["a"]', '["b"]']
+        assert api.asked == ["warm-up", "a", "b"]
         assert len(api.connections) == 2
 
     runner.run(main())
+    assert ended == ([0, 0] if closed_by == "us" else [0])
 
 
 @pytest.mark.parametrize("closed_by", ["us", "the API"])
@@ -190,9 +162,7 @@ def test_an_idle_channel_costs_no_try(
     credentials, settings = None, dict[str, Any]()
     if tls:
         authority = Authority(tmp_path)
-        certificate, key = authority.issue("api")
-        pair = key.read_bytes(), certificate.read_bytes()
-        credentials = grpc.ssl_server_credentials([pair], authority.file.read_bytes(), require_client_auth=True)
+        credentials = server_credentials(authority)
         settings = of_client(authority)
     runner.run(main(credentials, settings))
     assert [texts for texts, _ in asked] == [["warm-up"], ["a"], ["b"]]

@@ -40,12 +40,8 @@ def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
     assert run.inputs == ["small", None, None, None, "", None]
     take_inputs(arena, run, lend=False)
     assert run.inputs == values
-    word = Outputs(
-        7,
-        ValueKind.TEXT,
-        [one if isinstance(one, str) else None for one in values],
-        {3: ("no", False), 5: ("no", False)},
-    )
+    errors = dict.fromkeys((3, 5), ("no", False))
+    word = Outputs(7, ValueKind.TEXT, [one if isinstance(one, str) else None for one in values], errors)
     place_outputs(arena, run, word)
     assert [one is None for one in word.outputs] == [False, True, True, True, False, True]
     done(take_outputs(arena, run, word, count))
@@ -85,6 +81,7 @@ def test_outputs_do_not_lie_on_inputs_and_the_next_batch_takes_the_same_memory(a
     run = asked(arena, "x" * LARGE)
     assert run.placed[0].place == Place(0, LARGE, 7)
     place_outputs(arena, run, word := Outputs(7, ValueKind.JSON, [b"y" * LARGE], {}))
+    assert word.outputs == [None]
     take_inputs(arena, run, lend=False)
     assert run.inputs == ["x" * LARGE]
     done(take_outputs(arena, run, word, count))

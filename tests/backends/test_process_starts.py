@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headway.backends.process import child, frames
+from headway.backends.process import frames, run_batch
 from headway.backends.process.usercode import Refusal, SourceLoader, Target, UserLoop, import_from_source, load
 from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import StartKilled, TargetError
 from headway.model import ALL_PARAMETERS, ItemResult, PerCall, Value
 from tests.backends.entries import batch
-from tests.backends.recorder import Recorder
-from tests.backends.worker_process import LONG, alive, build, kind, started, without_collector
+from tests.backends.worker_process import LONG, Recorder, alive, build, kind, started
 from tests.targets import kinds
 
 pytestmark = pytest.mark.processes
@@ -31,7 +28,7 @@ REFUSED = [
     ("tests.targets.nowhere:f", "", "there is no module 'tests.targets.nowhere'"),
     ("nowhere.at.all:f", "", "there is no module 'nowhere'"),
     ("tests.targets.lacks:f", "", "importing it raised ModuleNotFoundError: No module named 'no_such"),
-    ("tests.targets.lacks:f", "", f"Headway runs on {sys.executable}; install there what it imports"),
+    ("tests.targets.lacks:f", "", f"Headway runs on {sys.executable}; install what it imports there"),
     ("tests.targets.kinds:plian", "", "Did you mean 'plain'?"),
     ("tests.targets.kinds:plain.deeper", "", "has no 'deeper'"),
     ("tests.targets.kinds:NOT_CALLABLE", "", "it is of type int"),
@@ -39,11 +36,11 @@ REFUSED = [
     ("tests.targets.kinds:NeedsArguments", "", "be built without arguments: missing a required argument: 'path'"),
     ("tests.targets.kinds:NeedsArguments", "paht='canary'", "be built with (paht=…): missing a required argument"),
     ("tests.targets.kinds:NeedsArguments", "path=None", "with (path=…) raised TypeError: path must be a str"),
-    ("tests.targets.kinds:plain", "n=1", "it is not a class, and only a class takes arguments"),
+    ("tests.targets.kinds:plain", "n=1", "it is not a class, but only a class takes arguments"),
     ("tests.targets.kinds:BadSetup", "", "raised RuntimeError: no GPU here"),
     ("tests.targets.kinds:needs_two", "", "its signature is (inputs: 'list[str]', other: 'str')"),
     ("tests.targets.kinds:takes_none", "", "its signature is ()"),
-    ("tests.targets.kinds:one_text", "", "its parameter text is annotated str, and a target gets a list of inputs."),
+    ("tests.targets.kinds:one_text", "", "its parameter text is annotated str, but a target gets a list of inputs."),
     ("tests.targets.kinds:one_text", "", "Write text: list[str],"),
     ("tests.targets.kinds:one_object", "", "Write value: list[dict[str, typing.Any]]"),
     ("tests.targets.kinds:OneText", "", "Write text: list[str], and return a list"),
@@ -90,7 +87,7 @@ def test_a_relative_import_of_a_file_is_refused_with_the_name_of_its_module(tmp_
         (kind("wants_a_parameter"), "'temperature'. A warm-up batch has no parameters, and a request may have none"),
         (
             kind("TakesListForMapping"),
-            "no attribute 'get'. Its arguments are lists, and parameters has one object for each input; annotate it as in parameters: Mapping[",
+            "no attribute 'get'. Its arguments are lists, and parameters has one object for each input; to get one mapping for the call, write parameters: Mapping[",
         ),
         (kind("gives_numbers"), "returned int for this input"),
         (kind("gives_none"), "returned NoneType, expected a list of 1 outputs"),
@@ -132,55 +129,34 @@ async def test_a_target_that_does_not_take_the_largest_batch_is_refused() -> Non
         await backend.stop()
 
 
-async def test_a_target_that_is_not_ready_in_time_is_refused_and_killed() -> None:
-    backend = build(kind("HangingSetup"), Recorder(), start_timeout=0.1)
-    with pytest.raises(TargetError, match=r"not ready within 0\.1 s.*raise start_timeout_ms"):
-        await backend.start()
-    assert not alive(backend.pid)
-
-
-async def test_a_kill_from_outside_while_it_starts_is_told_from_a_target_that_does_not_load() -> None:
-    backend = build(kind("HangingSetup"), Recorder())
-    starting = asyncio.ensure_future(backend.start())
-    await asyncio.sleep(0)
-    os.kill(backend.pid, signal.SIGKILL)
-    with pytest.raises(StartKilled, match="died of SIGKILL"):
-        await starting
-
-
-async def test_a_start_that_is_cancelled_leaves_no_process() -> None:
-    log = Recorder()
-    backend = build(kind("HangingSetup"), log)
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [
+        ("late", TargetError, r"not ready within 0\.1 s.*raise start_timeout_ms"),
+        ("killed", StartKilled, "died of SIGKILL"),
+        ("cancelled", asyncio.CancelledError, None),
+    ],
+)
+async def test_a_hanging_start_says_how_it_ended_and_is_gone(
+    how: str, error: type[BaseException], says: str | None
+) -> None:
+    backend = build(kind("HangingSetup"), Recorder(), start_timeout=0.1 if how == "late" else LONG)
     starting = asyncio.ensure_future(backend.start())
     await asyncio.sleep(0)
     assert alive(backend.pid)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    if how == "killed":
+        os.kill(backend.pid, signal.SIGKILL)
+    elif how == "cancelled":
+        starting.cancel()
+    with pytest.raises(error, match=says) as caught:
         await starting
+    assert isinstance(caught.value, StartKilled) == (how == "killed")
     assert not alive(backend.pid)
 
 
 async def test_a_target_that_turns_down_the_warm_up_text_is_served() -> None:
     async with started(kind("refuses_each")) as (backend, _):
         assert await backend.run(batch("a"), LONG) == [ItemResult(None, "ValueError: not my kind of text")]
-
-
-def test_a_start_that_failed_leaves_nothing_for_the_garbage_collector() -> None:
-    async def main() -> None:
-        backend = build(kind("refuses_all"), Recorder())
-        starting = asyncio.ensure_future(backend.start())
-        await asyncio.sleep(0)
-        child = backend._child
-        assert child is not None
-        left = weakref.ref(child)
-        with contextlib.suppress(TargetError):
-            await starting
-        del starting, child
-        await backend.stop()
-        await asyncio.sleep(0)
-        assert left() is None
-
-    without_collector(main)
 
 
 async def outputs(target: ModuleTarget | FileTarget, *inputs: Value, **settings: Any) -> list[Value | None]:
@@ -201,8 +177,7 @@ async def outputs(target: ModuleTarget | FileTarget, *inputs: Value, **settings:
 )
 def test_a_function_is_served(target: Callable[..., Any], answers: list[str], sees: PerCall) -> None:
     loaded = Target(target, "t", "", UserLoop())
-    word = child.run(loaded, frames.Run(1, ["a", "b"], [b'{"k":1}', b""]))
-    assert isinstance(word, frames.Outputs)
+    word: Any = run_batch.run(loaded, frames.Run(1, ["a", "b"], [b'{"k":1}', b""]))
     assert word.outputs == answers
     assert {type(output) for output in word.outputs} == {str}
     assert loaded.signature.sees == sees

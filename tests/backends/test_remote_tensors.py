@@ -11,7 +11,6 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway import protos
 from headway.backends.grpc import GrpcBackend
 from headway.backends.http import HttpBackend
 from headway.backends.remote.backend import rows_of_each
@@ -22,15 +21,11 @@ from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs
 from headway.dialects.table import reach
 from headway.model import ItemResult, Tensors, TensorSpec, Value, ValueKind
 from tests.backends.entries import batch
-from tests.backends.grpc_remote import served_grpc
+from tests.backends.grpc_remote import ANSWER, ASKED, Specs, metadata, served_grpc
 from tests.backends.remote import served
 
 LONG = 30.0
 DATATYPES = tuple(one for one in SIZES if one != JSON)
-ASKED, ANSWER = protos.message_classes(protos.OPEN_INFERENCE, "ModelInfer")
-METADATA = protos.message_classes(protos.OPEN_INFERENCE, "ModelMetadata")[1]
-
-Specs = Sequence[tuple[str, str, Sequence[int]]]
 
 
 def json_metadata(inputs: Specs, outputs: Specs) -> bytes:
@@ -40,18 +35,10 @@ def json_metadata(inputs: Specs, outputs: Specs) -> bytes:
     ).encode()
 
 
-def grpc_metadata(inputs: Specs, outputs: Specs) -> bytes:
-    said = METADATA(name="m")
-    for place, specs in ((said.inputs, inputs), (said.outputs, outputs)):
-        for name, datatype, shape in specs:
-            place.add(name=name, datatype=datatype, shape=shape)
-    return bytes(said.SerializeToString())
-
-
 def known(way: str, inputs: Specs, outputs: Specs) -> Any:
     if way == "http":
         return reach("http://h/v2/models/m/infer").dialect.learn(json_metadata(inputs, outputs))
-    return reach("grpc://h:1/m").dialect.learn(grpc_metadata(inputs, outputs))
+    return reach("grpc://h:1/m").dialect.learn(metadata(inputs, outputs))
 
 
 def http_echo(body: bytes, length: int) -> tuple[bytes, int]:
@@ -189,15 +176,15 @@ def test_metadata_say_a_models_kinds(way: str, inputs: Specs, outputs: Specs, ta
         (
             [("x", "FP32", (1, 4))],
             [],
-            r"`x` .* has the shape \[1, 4\], which has no place for a batch. .*-1 as its first axis",
+            r"`x` .* has the shape \[1, 4\], which has no axis for the batch. .*-1 as its first axis",
         ),
-        ([("x", "FP32", ())], [], r"has the shape \[\], which has no place"),
+        ([("x", "FP32", ())], [], r"has the shape \[\], which has no axis"),
         (
             [("x", "STRING", (-1,))],
             [],
             "has the datatype `STRING`, which cannot be sent. Serve it there with one of BOOL",
         ),
-        ([], [("y", "STRING", (-1,))], r"gives 1 outputs \(`y`\), of which none can be read"),
+        ([], [("y", "STRING", (-1,))], r"returns 1 outputs \(`y`\), none of which can be read"),
         ([(f"x{n}", "FP32", (-1,)) for n in range(65)], [], "takes 65 inputs; at most 64"),
     ],
 )
@@ -208,13 +195,13 @@ def test_a_model_that_cannot_be_asked_is_refused(way: str, inputs: Specs, output
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"datatype": "FP64"}, "another datatype than FP32"),
+    ({"datatype": "FP64"}, "a datatype other than FP32"),
     ({"shape": [2, 3]}, r"an output of shape \[2, 3\]; the metadata says \[-1, 2\]"),
     ({"shape": [2]}, r"an output of shape \[2\]; the metadata says \[-1, 2\]"),
     ({"shape": [3, 2]}, "3 outputs for 2 inputs"),
-    ({"shape": [-2, 2]}, "a shape that cannot be"),
-    ({"shape": []}, "a shape that cannot be"),
-    ({"name": "z"}, "another name than the model's metadata has"),
+    ({"shape": [-2, 2]}, "an impossible shape"),
+    ({"shape": []}, "an impossible shape"),
+    ({"name": "z"}, "whose name is not in the model's metadata"),
 ]
 
 
@@ -236,12 +223,12 @@ def test_an_answer_of_other_tensors_is_refused_whole(way: str, other: dict[str, 
 @pytest.mark.parametrize(
     ("sizes", "data", "what"),
     [
-        ([8, 8], 15, "15 bytes of binary data, and it says 16"),
-        ([8, None], 16, "16 bytes of binary data, and it says nothing of an output's"),
-        ([-8, 24], 16, "16 bytes of binary data, and it says 16"),
-        ([4, 12], 16, "4 bytes of data, but its shape calls for 8"),
-        ([8], 8, "no output `b`, which the model's metadata has|another name"),
-        ([8, 8, 8], 24, "an output twice"),
+        ([8, 8], 15, "15 bytes of binary data, but announces 16"),
+        ([8, None], 16, "16 bytes of binary data, but does not say how many belong to an output"),
+        ([-8, 24], 16, "16 bytes of binary data, but announces 16"),
+        ([4, 12], 16, "4 bytes of data, but its shape requires 8"),
+        ([8], 8, "no output `b`, which the model's metadata has|whose name is not"),
+        ([8, 8, 8], 24, "the same output twice"),
     ],
 )
 def test_an_answer_of_other_binary_data_is_refused_whole(sizes: list[int | None], data: int, what: str) -> None:
@@ -261,17 +248,19 @@ def test_an_answer_of_other_binary_data_is_refused_whole(sizes: list[int | None]
 
 
 def test_typed_contents_are_the_numbers_that_they_say() -> None:
-    outputs = [("a", "INT16", (-1, 2)), ("b", "BOOL", (-1,)), ("c", BYTES, (-1, 1)), ("d", "UINT8", (-1,))]
+    rows = [("b", "BOOL", (-1,)), ("d", "UINT8", (-1,)), ("e", "FP64", (-1,))]
+    outputs: Specs = [*rows, ("a", "INT16", (-1, 2)), ("c", BYTES, (-1, 1))]
     dialect = known("grpc", [("in", *FP32)], outputs)
     answer = ANSWER()
     answer.outputs.add(name="a", datatype="INT16", shape=[2, 2]).contents.int_contents.extend([1, -2, 3, -4])
     answer.outputs.add(name="c", datatype=BYTES, shape=[2, 1]).contents.bytes_contents.extend([b"x", b"\xff"])
     answer.outputs.add(name="b", datatype="BOOL", shape=[2]).contents.bool_contents.extend([True, False])
+    answer.outputs.add(name="e", datatype="FP64", shape=[2]).contents.fp64_contents.extend([-2.5, 1e30])
     last = answer.outputs.add(name="d", datatype="UINT8", shape=[2])
     last.contents.uint_contents.extend([255, 0])
     first, second = dialect.decode(answer.SerializeToString(), 2)
-    assert as_json(first.output) == b'{"a":[1,-2],"b":true,"c":["x"],"d":255}'
-    assert contents(second.output)[2] == (TensorHead("c", BYTES, (1, 1)), join_elements([b"\xff"]))
+    assert as_json(first.output) == b'{"b":true,"d":255,"e":-2.5,"a":[1,-2],"c":["x"]}'
+    assert contents(second.output)[4] == (TensorHead("c", BYTES, (1, 1)), join_elements([b"\xff"]))
     last.contents.uint_contents[0] = 256
     with pytest.raises(NoOutputs, match="out of the range of UINT8"):
         dialect.decode(answer.SerializeToString(), 2)
@@ -302,7 +291,7 @@ class Calls:
         served_at = (
             served(self.http, "/v2/models/m{infer:(/infer)?}")
             if way == "http"
-            else served_grpc(self.grpc, grpc_metadata(self.inputs, self.outputs))
+            else served_grpc(self.grpc, metadata(self.inputs, self.outputs))
         )
         async with served_at as url:
             kind = HttpBackend if way == "http" else GrpcBackend

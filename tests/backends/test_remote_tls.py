@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import uvloop
 from aiohttp import web
@@ -29,22 +28,19 @@ from headway.runtime.counters import TlsCounts
 from headway.runtime.tls_transport import TlsPort
 from tests.authority import Authority
 from tests.backends.entries import batch
-from tests.backends.grpc_remote import answer, served_grpc, texts_of
+from tests.backends.grpc_remote import answer, served_grpc, server_credentials, texts_of
 from tests.backends.remote import served, served_raw
 
 LONG = 30.0
 
 
 class Api:
-    """API that asks for a certificate of its authority, and notes the serial numbers; `held` is released by each request that
-    waits for `hold`."""
+    """API that asks for a certificate of its authority, and notes the serial numbers; `came` is released by each request."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
         self.serials: list[str] = []
-        self.hold = asyncio.Event()
-        self.hold.set()
-        self.held = asyncio.Semaphore(0)
+        self.came = asyncio.Semaphore(0)
         certificate, key = self.authority.issue("api")
         self._certificates = Certificates(str(certificate), str(key), str(self.authority.file), TlsCounts())
 
@@ -67,42 +63,51 @@ class Api:
     async def _handle(self, request: web.Request) -> web.Response:
         assert request.transport is not None
         self.serials.append(request.transport.get_extra_info("ssl_object").getpeercert()["serialNumber"])
-        self.held.release()
-        texts = await request.json()
-        await self.hold.wait()
-        return web.json_response([text.upper() for text in texts])
+        self.came.release()
+        return web.json_response([text.upper() for text in await request.json()])
 
 
 def backend_for(
     url: str, ca: object, shown: tuple[object, object] = ("", "")
-) -> tuple[HttpBackend, RemoteCertificates]:
+) -> tuple[HttpBackend | GrpcBackend, RemoteCertificates]:
     certificates = RemoteCertificates(str(ca), str(shown[0]), str(shown[1]), TlsCounts())
-    made = HttpBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2, rng=lambda: 0.0)
+    kind = GrpcBackend if url.startswith("grpc") else HttpBackend
+    made = kind(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2, rng=lambda: 0.0)
     return made, certificates
 
 
 Shown = Callable[[Authority, Authority], tuple[Path, tuple[Any, Any]]]
 
 
+ENDED = "it ended the handshake, and gRPC does not say why. It may ask for a certificate"
+
+
+async def let_in(asked: Any, context: Any) -> bytes:
+    raise AssertionError("it was let in")
+
+
 @pytest.mark.parametrize(
-    ("host", "told", "shown"),
+    ("place", "told", "shown"),
     [
-        ("127.0.0.1", "it asks for a certificate. Name one with remote_cert", lambda by, other: (by.file, ("", ""))),
-        ("127.0.0.1", "it refuses the certificate of remote_cert", lambda by, other: (by.file, other.issue("stranger"))),
-        ("127.0.0.1", "it refuses the certificate of remote_cert", lambda by, other: (by.file, by.issue("old", days=-1))),
-        ("127.0.0.1", "Name the authority that issued it with remote_ca", lambda by, other: (other.file, by.issue("client"))),
-        ("127.0.0.2", "its certificate is of another host", lambda by, other: (by.file, by.issue("client"))),
+        ("https://127.0.0.1", "it asks for a certificate. Name one with remote_cert", lambda by, other: (by.file, ("", ""))),
+        ("https://127.0.0.1", "it refuses the certificate of remote_cert", lambda by, other: (by.file, other.issue("stranger"))),
+        ("https://127.0.0.1", "it refuses the certificate of remote_cert", lambda by, other: (by.file, by.issue("old", days=-1))),
+        ("https://127.0.0.1", "Name the authority that issued it with remote_ca", lambda by, other: (other.file, by.issue("client"))),
+        ("https://127.0.0.2", "its certificate is for another host", lambda by, other: (by.file, by.issue("client"))),
+        ("grpcs://127.0.0.1", ENDED, lambda by, other: (by.file, ("", ""))),
+        ("grpcs://127.0.0.1", ENDED, lambda by, other: (by.file, other.issue("stranger"))),
+        ("grpcs://127.0.0.1", "Name the authority that issued it with remote_ca", lambda by, other: (other.file, by.issue("client"))),
     ],
-    ids=["none shown", "of a stranger", "ended", "not trusted", "another host"],
 )  # fmt: skip
-async def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, host: str, told: str, shown: Shown) -> None:
-    api = Api(tmp_path)
-    async with api.served(host) as url:
-        backend, _ = backend_for(url, *shown(api.authority, Authority(tmp_path, "other")))
+async def test_a_start_says_which_certificate_will_not_do(tmp_path: Path, place: str, told: str, shown: Shown) -> None:
+    api, other = Api(tmp_path), Authority(tmp_path, "other")
+    over_grpc = served_grpc(let_in, tls=server_credentials(api.authority))
+    async with over_grpc if place.startswith("grpcs") else api.served(place[8:]) as url:
+        backend, _ = backend_for(url, *shown(api.authority, other))
         with pytest.raises(TargetError, match=r"failed at try 2") as raised:
             await backend.start()
     assert told in str(raised.value)
-    assert f"https://{host}" in str(raised.value)
+    assert place in str(raised.value)
     assert not api.serials
 
 
@@ -150,38 +155,12 @@ async def test_certificates_change_under_load_without_a_failed_request(tmp_path:
             for _ in range(2):
                 await certificates.look()
             while len(set(api.serials)) <= number:
-                await api.held.acquire()
+                await api.came.acquire()
         stop.set()
         assert all(await asyncio.gather(*load))
         assert len(set(api.serials)) == 3
         for slot in slots:
             await slot.stop()
-
-
-async def test_a_request_under_way_ends_on_the_former_connections_and_they_are_closed_then(tmp_path: Path) -> None:
-    api = Api(tmp_path)
-    async with api.served() as url:
-        backend, certificates = backend_for(url, api.authority.file, api.authority.issue("client"))
-        await backend.start()
-        connections = backend._connections
-        former = connections.current
-        assert former is not None
-        await api.held.acquire()
-        api.hold.clear()
-        first = asyncio.create_task(backend.run(batch("a"), LONG))
-        await api.held.acquire()
-        api.authority.issue("client")
-        await certificates.reread()
-        second = asyncio.create_task(backend.run(batch("b"), LONG))
-        await api.held.acquire()
-        assert connections.retired == [former]
-        closed = [former.content.session.closed]
-        api.hold.set()
-        assert [(await one)[0].output for one in (first, second)] == ["A", "B"]
-        assert [*closed, former.content.session.closed] == [False, True]
-        assert not connections.retired
-        assert len(set(api.serials)) == 2
-        await backend.stop()
 
 
 @pytest.mark.parametrize(
@@ -194,9 +173,7 @@ async def test_a_request_under_way_ends_on_the_former_connections_and_they_are_c
         (500, "The SSL certificate error", ""),
     ],
 )
-async def test_an_answer_in_which_a_proxy_refuses_a_certificate_blames_no_input(
-    status: int, title: str, told: str
-) -> None:
+async def test_a_proxy_that_refuses_a_certificate_blames_no_input(status: int, title: str, told: str) -> None:
     """As nginx says it."""
 
     async def handle(request: web.Request) -> web.Response:
@@ -263,17 +240,6 @@ def test_a_backend_that_stops_waits_for_connections_that_had_failed(
             open_ends.enter_context(one)
 
 
-def server_credentials(authority: Authority) -> Any:
-    certificate, key = authority.issue("api")
-    pair = (key.read_bytes(), certificate.read_bytes())
-    return grpc.ssl_server_credentials([pair], authority.file.read_bytes(), require_client_auth=True)
-
-
-def grpc_backend_for(url: str, ca: object, shown: object, key: object) -> tuple[GrpcBackend, RemoteCertificates]:
-    certificates = RemoteCertificates(str(ca), str(shown), str(key), TlsCounts())
-    return GrpcBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2), certificates
-
-
 async def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     seen: list[tuple[str, bytes]] = []
@@ -283,7 +249,7 @@ async def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_p
         return answer([text.upper() for text in texts_of(asked)])
 
     async with served_grpc(handle, tls=server_credentials(authority)) as url:
-        backend, certificates = grpc_backend_for(url, authority.file, *authority.issue("client"))
+        backend, certificates = backend_for(url, authority.file, authority.issue("client"))
         try:
             await backend.start()
             assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
@@ -297,56 +263,17 @@ async def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_p
     assert before[0] != after[0] and before[1] != after[1]
 
 
-ENDED = "it ended the handshake, and gRPC does not tell why. It may ask for a certificate"
-
-
-@pytest.mark.parametrize(
-    ("told", "files"),
-    [
-        (ENDED, lambda by, other: (by.file, "", "")),
-        (ENDED, lambda by, other: (by.file, *other.issue("stranger"))),
-        ("Name the authority that issued it with remote_ca", lambda by, other: (other.file, *by.issue("client"))),
-    ],
-    ids=["shows none", "shows a stranger's", "trusts another"],
-)
-async def test_a_start_over_grpc_says_which_certificate_will_not_do(
-    tmp_path: Path, told: str, files: Callable[[Authority, Authority], tuple[object, object, object]]
-) -> None:
-    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
-
-    async def handle(asked: Any, context: Any) -> bytes:
-        raise AssertionError("it was let in")
-
-    async with served_grpc(handle, tls=server_credentials(authority)) as url:
-        backend, _ = grpc_backend_for(url, *files(authority, other))
-        with pytest.raises(TargetError, match=r"check host and port, the certificates") as raised:
-            await backend.start()
-    assert told in str(raised.value)
-
-
-async def test_a_grpc_port_without_tls_is_named(tmp_path: Path) -> None:
-    async def handle(asked: Any, context: Any) -> bytes:
-        raise AssertionError("it was let in")
-
-    async with served_grpc(handle) as url:
-        backend, _ = grpc_backend_for(url.replace("grpc:", "grpcs:"), Authority(tmp_path).file, "", "")
-        with pytest.raises(TargetError, match=r"does not speak TLS on this port\. Write grpc://"):
-            await backend.start()
-
-
 @pytest.mark.parametrize(
     ("said", "told"),
     [
         ("CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "its certificate is not valid now: certificate has expired."),
-        ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: OK", "its certificate is not valid now"),
-        ("CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "its certificate is not trusted: self signed certificate."),
         ("CERTIFICATE_VERIFY_FAILED", "its certificate is not trusted"),
         (
             "CERTIFICATE_VERIFY_FAILED: authority and subject key identifier mismatch: OK",
             "its certificate is not trusted: authority and subject key identifier mismatch.",
         ),
-        ("CERTIFICATE_VERIFY_FAILED: Hostname mismatch, certificate is not valid for 'a'.", "its certificate is of another host"),
-        ("UNAUTHENTICATED: Hostname Verification Check failed.", "its certificate is of another host"),
+        ("CERTIFICATE_VERIFY_FAILED: Hostname mismatch, certificate is not valid for 'a'.", "its certificate is for another host"),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", "its certificate is for another host"),
         ("SSL_ERROR_SSL: OPENSSL_internal:WRONG_VERSION_NUMBER", "it does not speak TLS on this port. Write grpc://"),
         ("Unwrap failed (TSI_DATA_CORRUPTED)", ENDED),
         ("Failed to connect to remote host: connect: Connection refused (111)", ""),
@@ -373,7 +300,5 @@ def test_the_c_library_is_silent() -> None:
         "try: channel.unary_unary('/a/b')(b'', timeout=5)\n"
         "except grpc.RpcError: pass\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=LONG
-    )
-    assert (done.returncode, done.stderr) == (0, ""), "the environment of others is as it was"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=LONG)
+    assert (done.returncode, done.stderr) == (0, b""), "the environment of others is as it was"

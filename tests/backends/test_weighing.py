@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headway.backends.process import child, frames
-from headway.backends.process.child import Weighing
+from headway.backends.process import frames, run_batch
+from headway.backends.process.run_batch import Weighing
 from headway.backends.process.usercode import Refusal, Target, UserLoop
 from headway.model import ValueKind
 
@@ -47,7 +47,7 @@ def weighing(call: Any, function: str = "words", most: int = 4, **module: object
 
 def run(call: Any, *inputs: str, most: int = 4) -> Any:
     loaded, by = weighing(call, most=most)
-    return child.run(loaded, frames.Run(7, list(inputs)), by)
+    return run_batch.run(loaded, frames.Run(7, list(inputs)), by)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,6 @@ def test_errors_keep_their_places_over_the_parts_and_a_part_that_raises_fails_th
     assert answer.outputs == ["a b c", None, "e", None]
     assert sorted(answer.errors) == [1, 3]
     answer = run(refusing, "a b c", "bad", "b c d")
-    assert isinstance(answer, frames.Failed)
     assert answer.message == "ValueError: a bad one"
 
 
@@ -94,8 +93,7 @@ def test_parameters_go_with_their_parts() -> None:
 
     loaded, by = weighing(Cut())
     given = [b'{"n": 1}', b'{"n": 2}', b'{"n": 3}', b'{"n": 9}']
-    answer = child.run(loaded, frames.Run(7, ["abcd", "odd", "a b c d", "abcd"], given), by)
-    assert isinstance(answer, frames.Outputs)
+    answer: Any = run_batch.run(loaded, frames.Run(7, ["abcd", "odd", "a b c d", "abcd"], given), by)
     assert answer.outputs == ["a", None, "a b", "abcd"]
 
 
@@ -106,7 +104,7 @@ def test_an_input_without_a_weight_fails_alone() -> None:
     assert answer.weights == [1, 0, 0, 1]
     assert answer.errors == {
         1: ("the weight function words raised ValueError: no words", False),
-        2: ("the weight function words returned int, expected a number from 0 on", True),
+        2: ("the weight function words returned int, expected a number of at least 0", True),
     }
     assert model.runs == [["a", "b"]]
     assert run(model, "odd").outputs == [None]
@@ -119,7 +117,7 @@ def test_the_parts_of_json_outputs_make_one_answer() -> None:
 
     loaded, by = weighing(lengths, words=lambda text: 3)
     assert loaded.signature.gives is ValueKind.JSON
-    assert child.run(loaded, frames.Run(7, ["a", "bc"]), by) == frames.Outputs(
+    assert run_batch.run(loaded, frames.Run(7, ["a", "bc"]), by) == frames.Outputs(
         7, ValueKind.JSON, [b"[1]", b"[2]"], {}, [3, 3]
     )
 
@@ -138,7 +136,9 @@ def test_a_function_may_be_the_targets_the_modules_or_async() -> None:
 
 @pytest.mark.parametrize("odd", [None, "3", True, -0.5, math.nan, math.inf, [3]], ids=str)
 def test_what_is_no_weight_is_refused_when_the_target_loads(odd: object) -> None:
-    with pytest.raises(Refusal, match=r"expected a number from 0 on for the warm-up input 'warm-up'\. Fix it") as told:
+    with pytest.raises(
+        Refusal, match=r"expected a number of at least 0 for the warm-up input 'warm-up'\. Fix it"
+    ) as told:
         weighing(lambda inputs: inputs, words=lambda text: odd)
     assert not told.value.trace
 
@@ -155,14 +155,15 @@ def test_a_function_that_raises_for_the_warm_up_input_is_refused_with_its_traceb
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("word", "neither it nor its module has that; there is 'words'"),
-        ("zebra", "neither it nor its module has that. Write def zebra(input) -> int"),
+        ("word", "neither the target nor its module has it; there is 'words'"),
+        ("zebra", "neither the target nor its module has it. Write def zebra(input) -> int"),
         ("number", "number is of type int there"),
         ("pair", "its signature is (a, b)"),
     ],
 )
 def test_a_function_that_is_none_is_refused(function: str, says: str) -> None:
     with pytest.raises(
-        Refusal, match=re.escape(f"target m.py:model: --weight {function} names a function of it, and {says}")
+        Refusal,
+        match=re.escape(f"target m.py:model: --weight {function} must name a function of the target, but {says}"),
     ):
         weighing(Model(), function, number=3, pair=lambda a, b: 1)

@@ -2,17 +2,42 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, ModuleTarget
-from tests.backends.recorder import Recorder
 
 LONG = 30.0
 FAULTS = ModuleTarget("tests.targets.faults", "answer")
+
+
+class Recorder:
+    """Takes the place of a structlog logger, and remembers its lines. `until` can wait for one."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._more = asyncio.Event()
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
+        self._more.set()
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.info(event, **fields)
+
+    def lines(self, stream: str) -> list[str]:
+        return [fields["line"] for fields in self.of("worker output") if fields["stream"] == stream]
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self.events if name == event]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        while not holds():
+            self._more.clear()
+            await self._more.wait()
 
 
 def kind(name: str, arguments: str = "") -> ModuleTarget:
@@ -42,14 +67,6 @@ async def started(target: ModuleTarget | FileTarget, **settings: Any) -> AsyncIt
 
 def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def without_collector(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    gc.disable()
-    try:
-        asyncio.run(main())
-    finally:
-        gc.enable()
 
 
 def descriptors() -> int:

@@ -57,16 +57,12 @@ _Key = tuple[str, int, int]
 
 
 class FakeRunner:
-    """Runner that answers each line after a while: `RAISE` in an input fails.
+    """Runner that answers each line after a while: `RAISE` in an input fails, and others come back in capitals, or as
+    `answer`.
 
-    Attributes:
-        ran: how often each line has gone to it, by job, number and part.
-        order: tenants in the order of their lines.
-        withdrawn: numbers of the lines of each withdrawal; none for all of a job.
-        why: why nothing runs; empty while it does.
-        waiting: why lines wait, and for how many seconds.
-        answer: output of every line; empty: its input in capitals.
-        full_of: tenant of which no more may be offered; empty for none.
+    `ran` counts by job, number and part; `order` has the tenants of the lines; `withdrawn` the numbers of the lines of
+    each withdrawal, none for all of a job. Nothing runs for as long as there is a `why`, and no more may be offered of
+    the tenant in `full_of`.
     """
 
     def __init__(self, seats: int = 10, seconds: float = 0.1) -> None:
@@ -156,14 +152,8 @@ class PlainForm:
 
 
 class Disk:
-    """Disk of a folder.
-
-    Attributes:
-        full: whether nothing can be written or read.
-        steps: what has been asked of it.
-        dies_at: step at which whoever asks is killed.
-        died: set then.
-        buried: whether what is left of the process only tidies up, which reaches nothing.
+    """Disk of a folder: `full`, or one on which whoever asks dies at a step; what is `buried` of a process only tidies
+    up, in vain.
     """
 
     def __init__(self) -> None:

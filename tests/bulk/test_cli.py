@@ -49,7 +49,7 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
         assert told.err.rstrip().endswith(f"headway bulk fetch {other} --errors")
         assert code_of(["bulk", "submit", str(lines), "--model", "defualt", "--wait"]) == 1
         told = capsys.readouterr()
-        assert told.out == "" and "no model named 'defualt' is served here; there is: default" in told.err
+        assert told.out == "" and "no model named 'defualt' is served here; available: default" in told.err
         assert code_of(["bulk", "status", other, "--wait", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
         assert code_of(["bulk", "list"]) == 0
@@ -58,7 +58,7 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
             [id, "completed"],
         ]
         assert code_of(["bulk", "cancel", other]) == 1
-        assert "has ended already" in capsys.readouterr().err
+        assert "has already ended" in capsys.readouterr().err
         assert code_of(["bulk", "list", "--url", service.admin_url]) == 1
         assert "Is this the service's public port (--url)? (404)" in capsys.readouterr().err
         assert code_of(["bulk", "status", "batch_0", "--url", "http://127.0.0.1:9"]) == 1

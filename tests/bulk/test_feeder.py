@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from headway.bulk.job_run import AHEAD, LEASE, AnswerLog, Record
 from headway.bulk.jobs import BITE, STRAYS_EVERY, BulkJobs
 from headway.config import Settings
-from headway.model.bulk import BulkFile, JobStatus
+from headway.model.bulk import BulkFile, JobDelay, JobStatus
 from tests.bulk.stand import FakeRunner, Stand
 from tests.scenes import Played
 from tests.virtual_time import run
@@ -60,35 +60,32 @@ async def test_each_line_has_its_record(stand: Stand) -> None:
     assert [one.id for one in stand.ended] == [job.id]
 
 
-async def test_a_job_ends_with_what_is_done_when_its_key_is_not_valid_any_more(stand: Stand) -> None:
-    job = await stand.submit(["a"] * 1000)
+@pytest.mark.parametrize(("allowed", "code"), [(None, "key_not_valid"), (("other",), "model_not_allowed")])
+async def test_a_job_ends_with_what_is_done_when_its_key_may_ask_for_it_no_more(
+    stand: Stand, allowed: tuple[str, ...] | None, code: str
+) -> None:
+    job = await stand.submit(["a"] * 1000, models=("default", "other"))
     await asyncio.sleep(3.0)
-    stand.allowed, at = lambda job: None, stand.clock()
+    stand.allowed, at = lambda job: allowed, stand.clock()
     found = await stand.until_ended(job)
     assert stand.clock() - at < 5.0
-    assert (found.status, [one.code for one in found.faults]) == (JobStatus.FAILED, ["key_not_valid"])
+    assert (found.status, [one.code for one in found.faults]) == (JobStatus.FAILED, [code])
     assert 0 < found.completed < 1000
     assert len(stand.records(found.output_file)) == found.completed
     assert [*stand.path.glob("jobs/*")] == []
 
 
-async def test_a_job_whose_key_is_not_valid_when_it_begins_runs_no_line(stand: Stand) -> None:
+async def test_a_job_runs_on_without_a_model_that_it_has_no_line_for_and_not_at_all_without_a_key(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000, models=("default", "other"))
+    await asyncio.sleep(3.0)
+    stand.allowed = lambda job: ("default",)
+    found = await stand.until_ended(job)
+    assert (found.status, found.models) == (JobStatus.COMPLETED, ("default",))
+    stand.runner.ran.clear()
     stand.allowed = lambda job: None
     found = await stand.until_ended(await stand.submit(["a"] * 10))
     assert (found.status, found.faults[0].code, found.output_file) == (JobStatus.FAILED, "key_not_valid", "")
     assert not stand.runner.ran
-
-
-@pytest.mark.parametrize("lost", [True, False])
-async def test_a_job_goes_by_the_models_that_its_key_may_ask_now(stand: Stand, lost: bool) -> None:
-    job = await stand.submit(["a"] * 1000, models=("default", "other"))
-    await asyncio.sleep(3.0)
-    stand.allowed = lambda job: ("other",) if lost else ("default",)
-    found = await stand.until_ended(job)
-    if lost:
-        assert (found.status, [one.code for one in found.faults]) == (JobStatus.FAILED, ["model_not_allowed"])
-    else:
-        assert (found.status, found.models) == (JobStatus.COMPLETED, ("default",))
 
 
 async def test_what_is_no_job_fails_as_a_whole(stand: Stand) -> None:
@@ -285,7 +282,7 @@ async def test_a_folder_that_is_away_is_no_file_that_is_lost(stand: Stand) -> No
     job = await stand.submit(["a"] * 1000)
     move(stand.path, stand.path / "away")
     await asyncio.sleep(10.0)
-    assert "No such file" in (await stand.job(job)).paused
+    assert "No such file" in (await stand.job(job)).delay.paused
     move(stand.path / "away", stand.path)
     assert (await stand.until_ended(job)).completed == 1000
 
@@ -296,12 +293,12 @@ async def test_a_full_disk_pauses_a_job_that_goes_on_by_itself(stand: Stand) -> 
     stand.disk.full = True
     await asyncio.sleep(30.0)
     before, told = sum(stand.runner.ran.values()), await stand.job(job)
-    assert told.paused == stand.feeder.folder_trouble == "the disk of the folder of bulk jobs is full"
+    assert told.delay.paused == stand.feeder.folder_trouble == "the disk of the bulk folder is full"
     await asyncio.sleep(30.0)
     assert sum(stand.runner.ran.values()) == before
     stand.disk.full = False
     found = await stand.until_ended(job)
-    assert (found.completed, found.paused) == (1000, "")
+    assert (found.completed, found.delay.paused) == (1000, "")
     assert set(stand.runner.ran.values()) == {1}
 
 
@@ -324,15 +321,15 @@ async def test_a_job_says_what_its_lines_wait_for_and_until_when(stand: Stand) -
     job = await stand.submit(["a"] * 10)
     await asyncio.sleep(3.0)
     found = await stand.job(job)
-    assert (found.paused, found.waits) == ("", "requests came of late")
-    assert found.waits_until - stand.wall() == pytest.approx(27.0, abs=2.0)
+    assert (found.delay.paused, found.delay.waits) == ("", "requests came of late")
+    assert found.delay.until - stand.wall() == pytest.approx(27.0, abs=2.0)
     stand.runner.why = "lines rest"
     await asyncio.sleep(3.0)
-    assert ((found := await stand.job(job)).paused, found.waits, found.waits_until) == ("lines rest", "", 0.0)
+    assert (await stand.job(job)).delay == JobDelay("lines rest")
     stand.runner.waiting = None
     stand.runner.go_on()
     found = await stand.until_ended(job)
-    assert (found.waits, found.waits_until) == ("", 0.0)
+    assert found.delay == JobDelay()
 
 
 async def test_a_line_of_which_nobody_can_tell_yet_is_waited_for(stand: Stand) -> None:
@@ -340,7 +337,7 @@ async def test_a_line_of_which_nobody_can_tell_yet_is_waited_for(stand: Stand) -
     job = await stand.submit(["a"] * 10)
     await asyncio.sleep(20.0)
     found = await stand.job(job)
-    assert (found.paused, found.completed + found.failed) == ("the models are not known yet", 0)
+    assert (found.delay.paused, found.completed + found.failed) == ("the models are not known yet", 0)
     stand.form.in_doubt = ""
     found = await stand.until_ended(job)
     assert (found.completed, found.failed) == (10, 0)

@@ -22,7 +22,7 @@ from headway.errors import FolderUnavailable, StoreUnavailable
 from headway.http.openai.bulk import _batch_object
 from headway.http.server.listener import Listener
 from headway.model import Role
-from headway.model.bulk import BulkJob, JobStatus
+from headway.model.bulk import BulkJob, JobDelay, JobStatus
 from headway.storage.rows import BulkRows
 from tests.e2e.client import wait_until
 from tests.identity.writing import entry, key_of
@@ -38,12 +38,12 @@ def upper(inputs: list[str]) -> list[str]:
     return [text.upper() for text in inputs]
 
 
-def form(content: bytes, purpose: str = "batch", boundary: str = BOUNDARY) -> bytes:
+def form(content: bytes, purpose: str = "batch") -> bytes:
     return (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
-        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="lines.jsonl"\r\n'
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="lines.jsonl"\r\n'
         f"Content-Type: application/octet-stream\r\n\r\n"
-    ).encode() + content + f"\r\n--{boundary}--\r\n".encode()  # fmt: skip
+    ).encode() + content + f"\r\n--{BOUNDARY}--\r\n".encode()  # fmt: skip
 
 
 def line(number: int, prompt: str | list[Any] = "a", **body: Any) -> str:
@@ -314,7 +314,7 @@ def test_clients_do_not_read_where_the_database_and_the_folder_are(
     ):
         monkeypatch.setattr(owner, method, AsyncMock(side_effect=error(f"{secret} of the {part}")))
         answer = client.json("GET", path, status=503)
-        words = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
+        words = f"bulk jobs are not available right now, because their {part} is unreachable; try again"
         assert answer["error"]["message"] == words
         assert f"{secret} of the {part}" in caplog.text
 
@@ -371,7 +371,7 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
         answers.append(download.getresponse())
     assert Counter(one.status for one in answers) == {200: 115, 429: 15}
     told = json.loads(answers[-1].read())["error"]
-    assert told["message"].startswith("115 files of yours are on their way in or out")
+    assert told["message"].startswith("115 of your files are being transferred")
     path, until = (served.folder / "bulk" / "files" / id).resolve(), time.monotonic() + 20
     while path in open_files():  # The last ones may still read what their client's buffers take.
         assert time.monotonic() < until
@@ -424,7 +424,7 @@ def test_a_job_ends_when_its_key_does(tmp_path: Path) -> None:
 def test_a_batch_that_waits_says_for_what_and_how_long() -> None:
     job = BulkJob(
         id="batch_1", tenant="t", user="u", endpoint="/v1/completions", input_file="file-1", created_at=0.0, expires_at=9.0,
-        status=JobStatus.IN_PROGRESS, waits="requests came of late", waits_until=127.0,
+        status=JobStatus.IN_PROGRESS, delay=JobDelay(waits="requests came of late", until=127.0),
     )  # fmt: skip
     assert [one["message"] for one in _batch_object(job, 100.0)["errors"]["data"]] == [
         "requests came of late; 27 seconds more"

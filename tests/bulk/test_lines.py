@@ -165,7 +165,7 @@ def test_a_file_of_utf_16_is_refused_by_name_and_a_line_that_begins_with_a_zero_
         assert "UTF-16" in told(record)["response"]["body"]["error"]["message"]
     record = finish(lines().read(JOB, 1, b"\0" + json.dumps(GOOD).encode()))
     assert isinstance(record, bytes)
-    assert "begins with a zero octet" in told(record)["response"]["body"]["error"]["message"]
+    assert "starts with a zero byte" in told(record)["response"]["body"]["error"]["message"]
 
 
 async def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ async def test_lines_that_wait_for_a_silence_say_so_and_for_how_long(one: Play) 
     await one.runner.look()
     found = one.runner.waits("m", "t")
     assert found is not None
-    assert "30 seconds without a request" in found[0]
+    assert "30 seconds without requests" in found[0]
     assert found[1] == pytest.approx(QUIET - 3.0, abs=0.2)
     await one.until(BATCH, "other")
     await one.runner.look()
@@ -335,7 +335,7 @@ async def test_lines_that_wait_for_a_silence_say_so_and_for_how_long(one: Play) 
     ("queue", "words", "until"),
     [
         (BulkDepth("m", 5, 0, held=math.inf), "models share the GPU", math.inf),
-        (BulkDepth("m", 5, 0, held=7.0), "requests came of late", 107.0),
+        (BulkDepth("m", 5, 0, held=7.0), "there were requests recently", 107.0),
         (BulkDepth("m", 5, 0), "busy with requests", math.inf),
         (BulkDepth("m", 5, 0, busy=1), "", 0.0),
         (BulkDepth("m", 0, 0, held=7.0), "", 0.0),

@@ -38,8 +38,8 @@ def test_a_mark_before_the_first_line_is_no_part_of_it(texts: bool) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is empty: write one text"),
-        (b" \n\n", "is empty: write one text"),
+        (b"", "is empty: write one input"),
+        (b" \n\n", "is empty: write one input"),
         ("hello\n".encode("utf-16"), "UTF-16"),
         ("\nhello\n".encode("utf-16-le"), "line 2.*UTF-16"),
         (b"\n{broken\nmore\n", "line 2, begins like JSON.*--texts"),

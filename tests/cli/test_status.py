@@ -1,8 +1,6 @@
 """`headway status`: the text that it makes of an admin port's answers, and of the process that its environment describes."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tests.authority import Authority
 from tests.cli.command import code_of
 from tests.cli.test_operate import Running, service
 from tests.cli.test_tls import Files, files
+from tests.client.scripted import Asked, Step, scripted
 
 HEALTH: dict[str, Any] = {
     "status": "ok", "role": "gateway", "id": "edge-1", "broker": "redis://…@broker:6379/0", "policy": "paced",
@@ -61,7 +60,7 @@ FLEET: dict[str, Any] = {
 
 
 class Port:
-    """An admin port that answers what it is given: status and body by path; `fields` are those of each request."""
+    """An admin port that answers what it is given: status and body by path; `asked` are its requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {
@@ -69,32 +68,20 @@ class Port:
             "/internal/workers": (200, {"workers": WORKERS}),
             "/internal/snapshot": (200, FLEET),
         }
-        self.fields: list[dict[str, str]] = []
-        outer = self
+        self.asked: list[Asked] = []
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.fields.append({name.lower(): value for name, value in self.headers.items()})
-                code, content = outer.answers[self.path]
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(content.encode() if isinstance(content, str) else msgspec.json.encode(content))
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+    def answer(self, asked: Asked) -> Step:
+        code, content = self.answers[asked.path]
+        return code, {}, content.encode() if isinstance(content, str) else msgspec.json.encode(content)
 
 
 @pytest.fixture
 def port() -> Iterator[Port]:
     made = Port()
-    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+    with scripted(made.answer) as service:
+        made.url, made.asked = service.url, service.asked
+        yield made
 
 
 def test_a_port_other_than_admin_is_recognised(port: Port, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,13 +91,20 @@ def test_a_port_other_than_admin_is_recognised(port: Port, capsys: pytest.Captur
         assert code_of(["status", "--admin", port.url]) == 1
         says = "This is not an admin port, perhaps the public one: name the port of --admin-port, 9000 unless set"
         assert says in capsys.readouterr().err
+    port.answers["/internal/health"] = (200, "<html>\x1b[31m hello")
+    assert code_of(["status", "--admin", port.url]) == 1
+    error = capsys.readouterr().err
+    assert "is not an admin port of Headway" in error and "\x1b" not in error
 
 
 def test_a_process_that_starts_has_no_fleet_and_no_broker_that_is_away(port: Port) -> None:
     starting = {"worker_id": "a/gpu-0", "status": "starting", "reason": "has been loading for 12 s"}
     port.answers["/internal/health"] = 200, {**HEALTH, "status": "starting"}
     port.answers["/internal/workers"] = 200, {"workers": [WORKERS[0] | starting]}
-    port.answers["/internal/snapshot"] = 503, {"message": "this process is starting; ask again when /readyz says 200"}
+    port.answers["/internal/snapshot"] = (
+        503,
+        {"message": "this process is starting; try again when /readyz returns 200"},
+    )
     found = look(Admin(port.url, ""))
     told = overview(found)
     assert "broker away" not in told
@@ -286,8 +280,8 @@ def test_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     file.write_text('admin_port = 9100\ntls_cert = "a.pem"\n[models.m]\n')
     assert described({"HEADWAY_CONFIG": str(file)}) == ("https://127.0.0.1:9100", "a.pem")
     monkeypatch.chdir(tmp_path)
-    assert described({}).url == "https://127.0.0.1:9100"
-    assert described({"HEADWAY_CONFIG": str(file), "HEADWAY_ADMIN_PORT": "9200"}).url == "https://127.0.0.1:9200"
+    assert described({})[0] == "https://127.0.0.1:9100"
+    assert described({"HEADWAY_CONFIG": str(file), "HEADWAY_ADMIN_PORT": "9200"})[0] == "https://127.0.0.1:9200"
 
 
 def test_a_port_that_is_none_and_a_file_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -303,7 +297,7 @@ def test_a_port_that_is_none_and_a_file_that_cannot_be_read_are_refused(tmp_path
 
 def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert described({}).url == "http://127.0.0.1:9000"
+    assert described({})[0] == "http://127.0.0.1:9000"
     file = tmp_path / "headway.toml"
     file.mkdir()
     with pytest.raises(SettingError, match=r"headway\.toml"):

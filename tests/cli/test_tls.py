@@ -86,16 +86,3 @@ def test_bench_asks_over_tls(files: Files, capsys: pytest.CaptureFixture[str]) -
     assert "certificate" in capsys.readouterr().err
     assert code_of(["bench", files.url + "/livez", *load, *flags(files.authority.file, files.client)]) == 1
     assert "405" in capsys.readouterr().out  # An answer, over TLS: that route takes no POST.
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--tls-cert", "no.pem"], "headway: --tls-cert = 'no.pem': no such file."),
-        (["--tls-key", "no.key"], "headway: --tls-key = 'no.key': has no effect without --tls-cert."),
-        (["--tls-client-ca", "no.pem"], "headway: --tls-client-ca = 'no.pem': has no effect without --tls-cert."),
-    ],
-)
-def test_wrong_certificates_end_a_start(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(["serve", "module:function", *given]) == 3
-    assert told in capsys.readouterr().err

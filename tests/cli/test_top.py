@@ -12,7 +12,7 @@ from headway.cli import terminal as module
 from headway.cli.admin import Admin, AdminError
 from headway.cli.status import Sort
 from headway.cli.terminal import HELP, fit, narrowed, waiting
-from headway.cli.top import BoardEvent, BoardFollower, BoardView, Keys, events, largest, milliseconds, taken
+from headway.cli.top import BoardEvent, BoardFollower, BoardView, Keys, events, largest, milliseconds
 from headway.model import InferenceRequest, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
@@ -34,6 +34,13 @@ RECENT: dict[str, Any] = {
 }  # fmt: skip
 QUEUES = [{"model": "default", "version": "", "tier": "paid", "depth": 4, "oldest_seconds": 0.25}]
 SNAPSHOT = {**FLEET, "now": NOW, "queues": QUEUES}
+
+
+def taken(events: Sequence[BoardEvent], at: float, unicode: bool = True) -> BoardView:
+    view = BoardView(unicode)
+    for event in events:
+        view.take(event, at)
+    return view
 
 
 def batch(worker: str, left: float, fill: float = 0.5, seconds: float = 1.0, outcome: str = "ok") -> list[Any]:
@@ -171,7 +178,7 @@ def test_of_several_models_each_has_its_rate() -> None:
 def test_a_text_is_cut_to_the_terminal_and_says_so() -> None:
     assert fit("a\nbcdef\nc\nd", 4, 3) == "a\nbcd…\n… 2 "
     assert fit("a\nb", 80, 2) == "a\nb"
-    assert fit("a\nb\nc", 80, 2) == "a\n… 2 more lines: the terminal is too low"
+    assert fit("a\nb\nc", 80, 2) == "a\n… 2 more lines: the terminal is too short"
 
 
 def test_columns_that_are_needed_least_go_first() -> None:
@@ -235,7 +242,7 @@ def test_a_stream_that_ended_is_opened_again_where_it_was(port: Port) -> None:
     assert [(event.kind, event.id) for event in follower.heard()] == [
         ("start", "r-1"), ("tick", "r-2"), ("error", ""), ("error", ""),
     ]  # fmt: skip
-    assert port.fields[-1]["last-event-id"] == "r-2"
+    assert port.asked[-1].header["last-event-id"] == "r-2"
 
 
 @pytest.mark.parametrize("command", [["top", "--once"], ["top"]])

@@ -157,7 +157,7 @@ def test_outputs_rearranged_in_a_fixed_way_are_a_fault(
         (Signature(sees=("a",), per_call=("a",)), []),
         (
             Signature(sees=("b",), per_call=("b",)),
-            ["the target does not see the parameters a: its together does not name them"],
+            ["the target does not see the parameters a: its `together` does not name them"],
         ),
         (Signature(sees=()), ["the target does not see the parameters a: it takes no parameters"]),
     ],
@@ -284,7 +284,7 @@ class TestRows:
         assert found(Box(upper), choose_inputs(["[5,6]"], 2, self.SIGNATURE)).unit == "input"
 
     def test_an_input_of_more_rows_than_a_batch_is_refused(self) -> None:
-        with pytest.raises(SettingError, match="has 2 rows, and a batch has at most 1"):
+        with pytest.raises(SettingError, match="has 2 rows, but a batch has at most 1"):
             choose_inputs(["[[1,2],[3,4]]"], 1, self.SIGNATURE)
 
     def test_what_is_no_row_is_refused(self) -> None:

@@ -2,68 +2,35 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headway.client import AsyncClient, AsyncTask, Client, Task
+from headway.client import AsyncClient, AsyncTask, Client
 from tests.e2e.client import PATIENCE
 
 CLIENTS = ("threads", "asyncio")
 
 
-class BlockingTask:
-    """AsyncTask whose methods block."""
+class Blocking:
+    """An AsyncClient or AsyncTask whose methods block: their work is done on a loop in a thread."""
 
-    def __init__(self, call: Callable[[Coroutine[Any, Any, Any]], Any], task: AsyncTask) -> None:
-        self._call, self._task, self.id = call, task, task.id
+    def __init__(self, of: AsyncClient | AsyncTask, loop: asyncio.AbstractEventLoop) -> None:
+        self._of, self._loop = of, loop
 
-    def status(self) -> Any:
-        return self._call(self._task.status())
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._of, name)
 
-    def result(self, timeout: float | None = None) -> Any:
-        return self._call(self._task.result(timeout))
+        def call(*arguments: Any, **how: Any) -> Any:
+            result = found(*arguments, **how)
+            if asyncio.iscoroutine(result):
+                result = asyncio.run_coroutine_threadsafe(result, self._loop).result(PATIENCE)
+            return Blocking(result, self._loop) if isinstance(result, AsyncTask) else result
 
-    def cancel(self) -> None:
-        self._call(self._task.cancel())
-
-
-class BlockingClient:
-    """AsyncClient on a loop of its own, in a thread, whose methods block."""
-
-    def __init__(self, *arguments: Any, **how: Any) -> None:
-        self._client = AsyncClient(*arguments, **how)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
-
-    def infer(self, *arguments: Any, **how: Any) -> Any:
-        return self._call(self._client.infer(*arguments, **how))
-
-    def infer_many(self, *arguments: Any, **how: Any) -> Any:
-        return self._call(self._client.infer_many(*arguments, **how))
-
-    def submit(self, *arguments: Any, **how: Any) -> BlockingTask:
-        return BlockingTask(self._call, self._call(self._client.submit(*arguments, **how)))
-
-    def task(self, id: str) -> BlockingTask:
-        return BlockingTask(self._call, self._client.task(id))
-
-    def close(self) -> None:
-        self._call(self._client.close())
-
-    def end(self) -> None:
-        self.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        self._loop.close()
+        return call if callable(found) else found
 
 
-AnyClient = Client | BlockingClient
-AnyTask = Task | BlockingTask
+AnyClient = Client | Blocking
 
 
 @contextmanager
@@ -72,8 +39,14 @@ def asking(kind: str, *arguments: Any, **how: Any) -> Iterator[AnyClient]:
         with Client(*arguments, **how) as client:
             yield client
         return
-    blocking = BlockingClient(*arguments, **how)
+    loop = asyncio.new_event_loop()
+    blocking = Blocking(AsyncClient(*arguments, **how), loop)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
     try:
         yield blocking
     finally:
-        blocking.end()
+        blocking.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE)
+        loop.close()

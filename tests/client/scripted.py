@@ -1,9 +1,9 @@
-"""A service that answers as its script says, and keeps what it was asked."""
+"""A service that answers as its script or a function says, and keeps what it was asked."""
 
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +34,7 @@ class Asked:
 class Scripted:
     """Scripted service. The last step of its script repeats for ever."""
 
-    script: list[Step]
+    script: list[Step | Callable[[Asked], Step]]
     asked: list[Asked] = field(default_factory=list)
     scheme: str = "http"
     port: int = 0
@@ -47,7 +47,8 @@ class Scripted:
     def step(self, asked: Asked) -> Step:
         with self.lock:
             self.asked.append(asked)
-            return self.script.pop(0) if len(self.script) > 1 else self.script[0]
+            step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return step(asked) if callable(step) else step
 
 
 def ok(output: Any = "out", **header: str) -> Step:
@@ -61,7 +62,7 @@ def problem(status: int, code: str, header: Mapping[str, str] | None = None) -> 
 
 
 @contextmanager
-def scripted(*script: Step, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
+def scripted(*script: Step | Callable[[Asked], Step], tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
     service = Scripted(list(script), scheme="http" if tls is None else "https")
 
     class Handler(BaseHTTPRequestHandler):

@@ -20,7 +20,6 @@ from headway.client import (
     InvalidInput,
     NotFound,
     Overloaded,
-    RejectedByModel,
     Result,
     TimedOut,
     Unreachable,
@@ -67,14 +66,6 @@ def test_without_retries_a_request_is_sent_once_and_has_no_key(kind: str) -> Non
         assert (raised.value.code, raised.value.request_id) == ("DRAINING", "req_2")
         [asked] = service.asked
         assert "Idempotency-Key" not in asked.header
-
-
-def test_a_hopeless_error_is_raised_at_once(kind: str) -> None:
-    refusal = problem(422, "REJECTED_BY_MODEL", {"x-should-retry": "false"})
-    with scripted(refusal) as service, asking(kind, service.url) as client:
-        with pytest.raises(RejectedByModel, match="told: REJECTED_BY_MODEL"):
-            client.infer("x")
-        assert len(service.asked) == 1
 
 
 def test_nobody_at_the_address_is_unreachable(kind: str) -> None:
@@ -176,13 +167,6 @@ def test_who_interrupts_a_call_for_many_inputs_waits_for_none(kind: str) -> None
 
     with silent() as service, asking(kind, service.url) as client, pytest.raises(RuntimeError, match="interrupted"):
         client.infer_many(inputs())
-
-
-def test_errors_of_many_inputs_are_returned_in_their_places(kind: str) -> None:
-    with scripted(ok("a"), problem(404, "NOT_FOUND"), ok("c")) as service, asking(kind, service.url) as client:
-        first, second, third = client.infer_many(["a", "b", "c"], concurrency=1, return_errors=True)
-        assert isinstance(first, Result) and isinstance(second, NotFound) and isinstance(third, Result)
-        assert (first.output, third.output) == ("a", "c")
 
 
 SUBMITTED: Step = 202, {}, b'{"task_id":"req_9","status":"PENDING"}'

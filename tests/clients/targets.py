@@ -9,11 +9,10 @@ from typing import Any
 
 
 def answer(inputs: list[str]) -> list[str | Exception]:
-    """Outputs of texts.
+    """Outputs of texts: `bad` is rejected, `fault` is answered with what no answer can be, and `e:…` gets an embedding.
 
-    Arguments:
-        inputs: `bad` is rejected, `fault` is answered with what no answer can be, `gate PATH` takes until the FIFO at PATH has
-            been opened for writing and closed, `e:…` gets an embedding, and any other text comes back in capitals.
+    `gate PATH` takes until the FIFO at PATH has been opened for writing and closed. Any other text comes back in
+    capitals.
     """
     return [_one(text) for text in inputs]
 
@@ -33,12 +32,6 @@ def _one(text: str) -> Any:
     if text.startswith("gate "):
         Path(text[5:]).read_bytes()
     return json.dumps([len(text), 0.5, -1.0]) if text.startswith("e:") else text.upper()
-
-
-def structured(inputs: list[str], parameters: list[dict[str, Any]]) -> list[str]:
-    """JSON where the parameters ask for it, in the form of a chat or of a response; else texts in capitals."""
-    asked = [one.get("response_format") or one.get("text", {}).get("format") for one in parameters]
-    return ['{"name": "Ann", "age": 3}' if form else text.upper() for text, form in zip(inputs, asked, strict=True)]
 
 
 def octets(inputs: list[bytes]) -> list[bytes]:

@@ -10,13 +10,6 @@ from tests.clients import environments
 NAMES = environments.names()
 
 
-def test_each_client_has_an_environment() -> None:
-    assert NAMES == [
-        "axe", "bucket", "container", "deploy", "grpc-js", "helm", "kserve", "kubernetes", "mlserver", "openai", "openai-js", "openai1", "openapi",
-        "openapi-python", "openapi-ts", "triton",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_each_package_of_a_lock_has_a_hash_and_no_address(name: str) -> None:
     if name == environments.CONTAINER:  # It has Debian's packages.

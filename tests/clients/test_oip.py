@@ -17,11 +17,8 @@ SUMS = [[6.0, 12.0, 36.0], [22.0, 44.0, 484.0]]
 SCORES, NAMES = [[6.0, 7.0]], ["id 3", "id 4"]
 EMBEDDINGS = [[1.0, 0.5], [3.0, 0.5]]
 WRONG = "the input `x` is FP32 of shape [2, 3]; the model takes `x`, FP32 of shape [-1, 4]"
-NEVER = "-1"
-"""What tells a client of gRPC not to send a call again."""
 HTTP_STATUSES = {
-    "no key": 401, "other model": 404, "other version": 404, "element": 422, "fault": 502, "rate": 429, "too large": 413, "load": 501,
-    "datatype": 400, "axis": 400, "rank": 400, "rows": 413, "missing": 400, "output": 400,
+    "no key": 401, "other model": 404, "element": 422, "fault": 502, "rate": 429, "too large": 413, "load": 501, "axis": 400, "rows": 413,
 }  # fmt: skip
 CODES = {
     401: "UNAUTHENTICATED",
@@ -101,16 +98,6 @@ def test_triton_s_client_works_as_it_is(service: Server, protocol: str) -> None:
 def test_kserve_s_client_works_as_it_is(service: Server, protocol: str) -> None:
     told, is_grpc = ask(service, "kserve", "kserve_program.py", protocol), protocol == "grpc"
     ways = 2 if is_grpc else 4
-    refusals = told.pop("refusals")
-    if is_grpc:
-        assert refusals.pop("too late") == ["DEADLINE_EXCEEDED", None]
-        status, pushback = refusals.pop("rate")
-        assert status == "RESOURCE_EXHAUSTED" and 0 < int(pushback) <= 60_000
-    assert refusals == {
-        name: [code(name), None if name == "too large" else NEVER] if is_grpc else [HTTP_STATUSES[name], None]
-        for name in refusals
-    }
-    assert len(refusals) >= 7
     assert told == {
         "health": [True, True, True],
         "texts": [[ANSWERED[:2], "7"]] * ways,

@@ -118,15 +118,6 @@ def test_langchain_works_unchanged(open_url: str) -> None:
     }
 
 
-def test_json_of_a_form_comes_from_a_target_that_sees_what_is_asked_for(tmp_path: Path) -> None:
-    with launched(tmp_path, target="tests.clients.targets:structured") as server:
-        server.ready()
-        seen = run_client("openai", "structured_program.py", f"http://127.0.0.1:{server.port}", "any key")
-        assert list(seen.values()) == [["Ann", 3]] * 6
-        server.signal()
-        server.check_end()
-
-
 def test_openais_client_runs_batches_unchanged(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(entry("client", more="rate = 0") + entry("other", tenant="globex"))
     with launched(tmp_path, "--keys", "keys.toml", "--bulk-dir", "bulk", target=TARGET) as server:

@@ -163,19 +163,14 @@ client.get_inference_statistics("default", **ASKED)  # From now on this tenant i
 refused = {
     "no key": lambda: texts("a", headers={}),
     "other model": lambda: client.get_model_metadata("other", headers=HEADERS),
-    "other version": lambda: texts("a", model_version="9"),
     "element": lambda: texts("good", "bad"),
     "fault": lambda: texts("fault"),
     "rate": lambda: [texts("a", headers={"authorization": f"Bearer {SLOW}"}) for _ in range(2)],
     "too late": lambda: texts("slow", **({"client_timeout": 0.05} if GRPC else {"timeout": 1})),
     "too large": lambda: texts("x" * 2_000_000),
     "load": lambda: client.load_model("default", headers=HEADERS),
-    "datatype": lambda: infer("sums", given("x", "FP64", FOUR.astype("f8"))),
     "axis": lambda: sums(FOUR[:, :3]),
-    "rank": lambda: sums(FOUR[0]),
     "rows": lambda: sums(np.zeros((1000, 4), np.float32)),
-    "missing": lambda: infer("ranker", *ranked()[:1]),
-    "output": lambda: rank("other"),
 }
 json.dump(
     {

@@ -8,23 +8,28 @@ import asyncio
 import itertools
 import math
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
+from msgspec.structs import replace as replace_fields
+
 from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 from headway.brokers.redis import function_library
+from headway.brokers.redis.blocking_reads import GATHERED
 from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.connection import GATHERED, RedisConnection
+from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
 from headway.core.departure import Load, Policy, Rule
 from headway.core.fair_queue import GONE
 from headway.core.queue_limits import QUEUE_BYTES, QueueLimits
+from headway.core.ratelimit import counting_as
 from headway.core.retention import KeptLimits
 from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.model import (
@@ -34,10 +39,13 @@ from headway.model import (
     Failure,
     ItemResult,
     Lease,
+    Limit,
     NoWork,
     Octets,
+    ProcessInfo,
     QueueName,
     Reply,
+    Role,
     Slot,
     Tensors,
     Value,
@@ -46,7 +54,7 @@ from headway.model import (
 )
 from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import BrokerCounts
-from tests.servers.redis import TESTED, RunningServer, SharedServers
+from tests.servers.redis import TESTED, RunningServer
 from tests.virtual_time import ServedLoop, VirtualLoop
 
 T = TypeVar("T")
@@ -62,6 +70,7 @@ MODELS = ("m", "other")
 NAMED_QUEUES = (*MODELS, "m@3")
 """Names of queues: those for any version of each model, and one for a version."""
 QUEUES = {"m": LIMITS, "other": WEIGHED}
+TRACE = bytes(range(33)) + b"vendor=1"
 MOST_ATTEMPTS = 3 + int(math.log2(MAX_BATCH))
 """Runs of a batch as a whole, and then one for each halving."""
 
@@ -99,7 +108,6 @@ class Harness(ABC):
         return self._loop.time()
 
     async def settle(self) -> None:
-        """Let everything happen that can without letting time pass."""
         await self._loop.settle()
 
     @abstractmethod
@@ -110,13 +118,15 @@ class Harness(ABC):
         """Names of what is stored outside the process and never ends."""
         return []
 
+    def apart(self, kinds: str) -> list[str]:
+        """Names of what is stored apart from entries: inputs (P), outputs (R), and who reads (Q) or keeps (K) these."""
+        return []
+
     def close(self) -> None:
         self._runner.close()
 
     async def claim(self, worker: str = "gpu-0", model: str = "m", limit: int = MAX_BATCH) -> Lease:
-        lease = await self.broker.claim(slot(worker, model, limit), AT_ONCE)
-        assert isinstance(lease, Lease)
-        return lease
+        return await granted(self.broker, slot(worker, model, limit))
 
     async def answer(self, lease: Lease) -> None:
         settled = await self.broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
@@ -133,7 +143,7 @@ class Harness(ABC):
 
     async def healthy(self, *workers: str, model: str = "m", **how: Any) -> None:
         for worker in workers:
-            await self.broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY, **how))
+            await beat(self.broker, worker, model=model, **how)
 
 
 class NearBroker(MemoryBroker):
@@ -169,10 +179,6 @@ class MemoryHarness(Harness):
     def room(self) -> int:
         return self.broker._room.free
 
-    @property
-    def large_inputs(self) -> list[str]:
-        return []
-
     def peer(self) -> Broker:
         return self.broker
 
@@ -195,6 +201,24 @@ class KnownServer(RedisConnection):
         if server not in self._known:
             await super()._try_library()
             self._known.add(server)
+
+
+def linked(server: RunningServer, count: int, act: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    """Call `act` with the connections of so many processes, and the clock of all."""
+    with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
+        clock = runner.get_loop().time
+        links = [KnownServer(server.url, timeout=math.inf, clock=clock) for _ in range(count)]
+
+        async def main() -> None:
+            for link in links:
+                await link.open()
+            try:
+                await act(*links, clock)
+            finally:
+                for link in links:
+                    await link.close()
+
+        runner.run(main())
 
 
 class RedisHarness(Harness):
@@ -243,10 +267,8 @@ class RedisHarness(Harness):
         accounts = [key for key in self._server.ends() if key.endswith(":b")]
         return self._queue_bytes - sum(int(self._server.command("ZSCORE", key, b"\xff")) for key in accounts)
 
-    @property
-    def large_inputs(self) -> list[str]:
-        """Names of inputs that are stored apart from their entries, and of those of dead letters not."""
-        return [key for key in self._server.ends() if ":P:" in key]
+    def apart(self, kinds: str) -> list[str]:
+        return [key for key in self._server.ends() if re.search(f":[{kinds}]:", key)]
 
     def close(self) -> None:
         self.run(self._close())
@@ -263,12 +285,14 @@ class RedisHarness(Harness):
             await link.close()
 
 
-HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
-    "memory": lambda _: MemoryHarness(),
-    "near": lambda _: MemoryHarness(kind=NearBroker),
-    "valkey": lambda servers: RedisHarness(servers.of("valkey")),
-    "apart": lambda servers: RedisHarness(servers.of("valkey"), apart_from=0),  # Each value is stored apart.
-    "redis": lambda servers: RedisHarness(servers.of("redis")),
+HARNESSES: dict[str, Callable[..., Harness]] = {
+    "memory": lambda _, **how: MemoryHarness(**how),
+    "near": lambda _, **how: MemoryHarness(kind=NearBroker, **how),
+    "valkey": lambda servers, **how: RedisHarness(servers.of("valkey"), **how),
+    "apart": lambda servers, **how: RedisHarness(
+        servers.of("valkey"), apart_from=0, **how
+    ),  # Each value is stored apart.
+    "redis": lambda servers, **how: RedisHarness(servers.of("redis"), **how),
 }
 EXAMPLES = ("memory", *TESTED)
 """Those on which examples run. The state machines run on all."""
@@ -311,6 +335,14 @@ def ask(
     name = queue(model)
     how["version"] = version or name.version
     return Entry(id, name.model, input, tier, tenant, gateway, queue_timeout, timeout, **how)
+
+
+def several(count: int, *limits: Limit, **how: Any) -> list[Entry]:
+    """Entries of one request, of which the first pays for all and comes for all."""
+    parts = [replace_fields(ask(**how), nonce=1000 + next(_numbers)) for _ in range(count)]
+    payer, charged = parts[0].nonce, tuple(counting_as(limit, count) for limit in limits)
+    first = replace_fields(parts[0], limits=charged, payer=payer, count=count)
+    return [first, *(replace_fields(part, payer=payer) for part in parts[1:])]
 
 
 async def leave(broker: Broker, *entries: Entry) -> None:
@@ -391,8 +423,44 @@ def holds(claimed: Lease | NoWork) -> NoWork:
     return claimed
 
 
+async def beat(
+    broker: Broker, worker: str, *, model: str = "m", status: WorkerStatus = WorkerStatus.HEALTHY, **how: Any
+) -> None:
+    await broker.heartbeat(WorkerInfo(worker_id=worker, model=model, status=status, **how))
+
+
+async def attend(fleet: Fleet, id: str) -> None:
+    await fleet.heartbeat(ProcessInfo(id=id, role=Role.GATEWAY, host="h", pid=1))
+
+
+async def granted(broker: Broker, to: Slot) -> Lease:
+    lease = await broker.claim(to, AT_ONCE)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+async def answered(broker: Broker, to: Slot) -> Lease:
+    """Batch of all that waits, which is answered rightly."""
+    lease = await granted(broker, to)
+    assert not (await broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])).fenced
+    return lease
+
+
+async def outcome_of(broker: Broker, task: str) -> Reply:
+    kept = await broker.outcome("t", task)
+    assert isinstance(kept, Reply)
+    return kept
+
+
+async def fail_all(harness: Harness) -> None:
+    while any(one.depth for one in await harness.broker.depths()):
+        claimed = await harness.broker.claim(slot(), AT_ONCE)
+        if isinstance(claimed, Lease):
+            await harness.broker.release(claimed, failed())
+        await harness.advance(0.5)
+
+
 async def measure(harness: Harness, seconds: float, workers: tuple[str, ...] = ("gpu-0",), model: str = "m") -> None:
-    """Let the broker see batches that take so long."""
     await harness.healthy(*workers, model=model)
     for _ in range(3):
         await harness.broker.enqueue([ask(gateway="nobody", model=model) for _ in range(MAX_BATCH)])

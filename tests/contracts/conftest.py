@@ -1,6 +1,8 @@
 """Fixtures of the contract suites."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,17 +11,30 @@ from headway.runtime import shared_files
 from headway.storage import postgres as postgres_store
 from headway.storage import sqlite as sqlite_store
 from tests.contracts.brokers import EXAMPLES, HARNESSES, Harness
+from tests.contracts.ledgers import DATABASES, Database
+from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import SharedServers
 
 
+@pytest.fixture
+def bounds() -> dict[str, Any]:
+    """Bounds of the broker that differ from the usual."""
+    return {}
+
+
 @pytest.fixture(params=EXAMPLES)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Harness]:
+def harness(request: pytest.FixtureRequest, servers: SharedServers, bounds: dict[str, Any]) -> Iterator[Harness]:
     """A fresh broker in the process, and one over a server. A test may name other HARNESSES."""
-    made = HARNESSES[request.param](servers)
+    made = HARNESSES[request.param](servers, **bounds)
     yield made
     endless = made.endless()
     made.close()
     assert endless == []
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Database:
+    return DATABASES[request.param](tmp_path, postgres)
 
 
 SAVED = "  s.memory.figures = figures\nend\n"

@@ -1,46 +1,77 @@
-"""The databases that the contract suites of ledgers and of key stores are run on."""
+"""The databases that the contract suites of ledgers, of key stores and of bulk jobs are run on."""
 
+import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from headway.ports import KeyStore, Ledger
-from headway.storage.postgres import PostgresKeys, PostgresLedger
-from headway.storage.sqlite import SqliteKeys, SqliteLedger
+from headway.ports import BulkStore, KeyStore, Ledger
+from headway.storage.postgres import PostgresBulkStore, PostgresKeys, PostgresLedger
+from headway.storage.sqlite import SqliteBulkStore, SqliteKeys, SqliteLedger
 from tests.servers.pgbouncer import MODES
-from tests.servers.postgres import RunningPostgres, SharedPostgres
+from tests.servers.postgres import SharedPostgres
 
 
 @dataclass
 class Database:
-    """An empty database, by its URL; `ledger` and `keys` make adapters, and `query` runs SQL in it, beside Headway."""
+    """An empty database, by its URL, with its adapters; `query` runs SQL in it, beside Headway."""
 
     url: str
-    ledger: Callable[[str], Ledger]
-    keys: Callable[[str], KeyStore]
     query: Callable[[str], list[Any]]
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    def ledger(self) -> Ledger:
+        return (SqliteLedger if self.is_sqlite else PostgresLedger)(self.url)
+
+    def keys(self) -> KeyStore:
+        return (SqliteKeys if self.is_sqlite else PostgresKeys)(self.url)
+
+    def bulk(self) -> BulkStore:
+        return (SqliteBulkStore if self.is_sqlite else PostgresBulkStore)(self.url)
+
+
+class Store(Protocol):
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def opened(make: Callable[[], Store], story: Callable[..., Awaitable[None]], count: int = 1) -> None:
+    """Run a story with stores of one place, which are opened at once."""
+
+    async def main() -> None:
+        stores = [make() for _ in range(count)]
+        try:
+            await asyncio.gather(*(store.open() for store in stores))
+            await story(*stores)
+        finally:
+            for store in stores:
+                await store.close()
+
+    asyncio.run(main())
 
 
 def sqlite_database(folder: Path, postgres: SharedPostgres) -> Database:
     path = folder / "ledger.db"
 
     def query(sql: str) -> list[Any]:
-        connection = sqlite3.connect(path, isolation_level=None)
-        try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             return connection.execute(sql).fetchall()
-        finally:
-            connection.close()
 
-    return Database(f"sqlite:///{path}", SqliteLedger, SqliteKeys, query)
+    return Database(f"sqlite:///{path}", query)
 
 
 def postgres_database(folder: Path, postgres: SharedPostgres) -> Database:
-    server: RunningPostgres = postgres.server()
+    server = postgres.server()
     url = server.fresh()
-    return Database(url, PostgresLedger, PostgresKeys, lambda sql: server.query(sql, url=url))
+    return Database(url, lambda sql: server.query(sql, url=url))
 
 
 def pooled_database(mode: str, folder: Path, postgres: SharedPostgres) -> Database:

@@ -30,19 +30,18 @@ Build = Callable[[], AbstractAsyncContextManager[Backend]]
 
 
 @asynccontextmanager
-async def process() -> AsyncIterator[Backend]:
-    backend = ProcessBackend(
-        ModuleTarget("tests.targets.faults", "answer"),
-        worker="gpu-0",
-        device="0",
-        start_timeout=LONG,
-        log=structlog.get_logger(),
-        arena_bytes=16 << 20,
-    )
+async def stopped(backend: Backend) -> AsyncIterator[Backend]:
     try:
         yield backend
     finally:
         await backend.stop()
+
+
+def process() -> AbstractAsyncContextManager[Backend]:
+    target, log = ModuleTarget("tests.targets.faults", "answer"), structlog.get_logger()
+    return stopped(
+        ProcessBackend(target, worker="gpu-0", device="0", start_timeout=LONG, log=log, arena_bytes=16 << 20)
+    )
 
 
 def remote(dialect: str) -> Build:
@@ -55,23 +54,20 @@ def remote(dialect: str) -> Build:
             lambda body: speaker.inputs(speaker.read(body)), lambda outputs: speaker.response(speaker.answer(outputs))
         )
         async with served(handle, speaker.path) as url:
-            backend = HttpBackend(RemoteTarget(url), remote=speaker.remote(url), start_timeout=LONG, rng=lambda: 0.0)
-            try:
+            api = HttpBackend(RemoteTarget(url), remote=speaker.remote(url), start_timeout=LONG, rng=lambda: 0.0)
+            async with stopped(api) as backend:
                 yield backend
-            finally:
-                await backend.stop()
 
     return build
 
 
 @asynccontextmanager
 async def remote_grpc() -> AsyncIterator[Backend]:
-    async with grpc_remote.served_grpc(grpc_remote.faulty) as url:
-        backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
-        try:
-            yield backend
-        finally:
-            await backend.stop()
+    async with (
+        grpc_remote.served_grpc(grpc_remote.faulty) as url,
+        stopped(GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)) as backend,
+    ):
+        yield backend
 
 
 BUILDS = {"process": process, "oip-grpc": remote_grpc, "http": remote("list")}

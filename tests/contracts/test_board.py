@@ -34,17 +34,19 @@ async def test_a_notice_is_read_whole_by_any_process_and_its_counts_are_kept(har
     assert row == HistoryRow(int(read.at // STEP), 4, 2, 1, 1, {3: 2}, FIGURES)
 
 
-async def test_the_counts_of_all_processes_are_added_up_step_by_step(harness: Harness) -> None:
+async def test_the_counts_and_scalings_of_all_processes_are_added_up_step_by_step(harness: Harness) -> None:
     await harness.advance(STEP - harness.now() % STEP)
+    changes = tuple(ScalingChange("m", number, number + 1, "up", "long queue", 0.5) for number in range(2))
     for _ in range(2):
         for process in ("a", "b"):
-            await harness.board.post(Notice(process, flow=FLOW))
+            await harness.board.post(Notice(process, flow=FLOW, scalings=changes if process == "a" else ()))
             await harness.board_peer.post(Notice(process, flow=FLOW, untold=1))
         await harness.advance(STEP)
     rows, _ = await harness.board.history()
     assert [(row.ended, row.answered, row.refused, row.failed, row.latencies) for row in rows] == [
         (16, 8, 4, 4, {3: 8})
     ] * 2
+    assert [tuple(row.scalings) for row in rows] == [changes] * 2
     assert rows[1].step - rows[0].step == 1
 
 
@@ -57,20 +59,6 @@ async def test_half_an_hour_is_kept_of_ten_processes_in_bounded_room(harness: Ha
     rows, _ = await harness.board_peer.history()
     assert HISTORY_SECONDS - 2 * every <= (rows[-1].step - rows[0].step) * STEP <= HISTORY_SECONDS
     assert {row.ended for row in rows} == {50}
-
-
-async def test_decisions_of_the_autoscaler_are_kept_for_as_long_as_the_counts(harness: Harness) -> None:
-    changes = tuple(
-        ScalingChange("m", number, number + 1, "up", "queue above 500 for 30 s", 0.5) for number in range(2)
-    )
-    await harness.board.post(Notice("a", scalings=changes))
-    await harness.board_peer.post(Notice("b", scalings=(ScalingChange("n", 2, 1, "down", "little to do"),)))
-    await harness.advance(HISTORY_SECONDS / 2)
-    rows, _ = await harness.board_peer.history()
-    kept = [change for row in rows for change in row.scalings]
-    assert sorted(kept, key=lambda change: (change.model, change.before)) == [
-        *changes, ScalingChange("n", 2, 1, "down", "little to do"),
-    ]  # fmt: skip
 
 
 async def test_notices_come_in_order_and_once_and_a_reader_waits_for_the_next(harness: Harness) -> None:

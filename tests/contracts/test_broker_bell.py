@@ -11,7 +11,7 @@ from headway.core.departure import Policy, Rule
 from headway.core.health import HEARTBEAT_EVERY, REST_EVERY
 from headway.core.slot_factors import FACTORS, USUAL
 from headway.fleet.pace import reap_on
-from headway.model import Cause, Lease, NoWork, QueueName, WorkerInfo, WorkerStatus
+from headway.model import Cause, Lease, NoWork, QueueName, WorkerStatus
 from headway.ports import Broker
 from tests.contracts.brokers import AT_ONCE, EXAMPLES, MAX_BATCH, WHEN_FULL, Fixed, Harness, ask, drained, failed, slot
 from tests.contracts.dedup_keys import poll, task
@@ -62,23 +62,6 @@ async def test_of_several_idle_slots_one_is_woken_and_the_next_when_it_leaves_so
     await close(listeners)
 
 
-async def test_a_slot_that_listens_when_something_is_ready_returns_at_once(harness: Harness) -> None:
-    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
-    await harness.broker.enqueue([ask()])
-    await asyncio.wait_for(harness.broker.wait_for_work(slot(), None), 1.0)
-
-
-async def test_a_held_batch_wakes_its_slot_when_it_may_leave(harness: Harness) -> None:
-    patient = Fixed(Rule(size=MAX_BATCH, window=0.5, rate=1e6))
-    await harness.broker.enqueue([ask()])
-    listeners = await idle(harness, "gpu-0", policy=patient)
-    await harness.advance(0.4)
-    assert await awake(harness, listeners) == []
-    await harness.advance(0.1 + harness.grain)
-    assert await awake(harness, listeners) == [0]
-    assert isinstance(await harness.broker.claim(slot(), patient), Lease)
-
-
 async def test_an_urgent_entry_brings_the_departure_forward(harness: Harness) -> None:
     await harness.broker.enqueue([ask(queue_timeout=5.0)])
     listeners = await idle(harness, "gpu-0", policy=WHEN_FULL)
@@ -90,7 +73,6 @@ async def test_an_urgent_entry_brings_the_departure_forward(harness: Harness) ->
 
 @pytest.mark.parametrize("before", [False, True])
 async def test_a_slot_that_goes_away_leaves_its_wake_up_to_the_next(harness: Harness, before: bool) -> None:
-    """Before anything comes, or when it was woken and has not claimed."""
     listeners = await idle(harness, "gpu-0", "gpu-1")
     if before:
         await close(listeners[:1])
@@ -123,14 +105,6 @@ async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(har
     assert await awake(harness, listeners) == [0, 1]
 
 
-async def test_a_slot_that_was_woken_and_never_came_does_not_keep_the_others_asleep(harness: Harness) -> None:
-    listeners = await idle(harness, "gpu-0", "gpu-1")
-    await harness.broker.enqueue([ask()])
-    [_] = await awake(harness, listeners)
-    await harness.reaping(2.0)
-    assert await awake(harness, listeners) == [0, 1]
-
-
 class Scaled:
     """Slots of a fleet whose number an autoscaler changes: whoever leaves ends its batch, and gives back what it gets after that.
 
@@ -144,7 +118,6 @@ class Scaled:
         self._resting: dict[str, asyncio.Future[None]] = {}
 
     def grow(self) -> None:
-        """One more, under the first name that is free: the same device has the same name again."""
         worker = next(name for number in range(99) if (name := f"gpu-{number}") not in self.serving)
         self.serving[worker] = asyncio.create_task(self._serve(worker))
 
@@ -159,7 +132,7 @@ class Scaled:
         del self.serving[worker]
 
     async def _tell(self, worker: str, status: WorkerStatus) -> None:
-        await self._harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status))
+        await self._harness.healthy(worker, status=status)
 
     async def _serve(self, worker: str) -> None:
         broker = self._harness.broker
@@ -315,7 +288,7 @@ async def test_a_lease_that_is_lost_while_the_queue_rests_runs_again_on_time(har
 @pytest.mark.parametrize(("every", "grace"), [(HEARTBEAT_EVERY, 1.5), (REST_EVERY, 2.0)])
 async def test_a_slot_that_falls_silent_counts_no_more_on_time(harness: Harness, every: float, grace: float) -> None:
     async with resting(harness) as other:
-        await other.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, every=every))
+        await harness.healthy("gpu-0", every=every)
         for seconds, slots, status in ((grace - 0.1, 1, WorkerStatus.HEALTHY), (0.1 + LATE, 0, WorkerStatus.DEGRADED)):
             await harness.advance(seconds)
             assert (await other.loads())[QueueName("m")].slots == slots

@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 
 from headway import errors
-from headway.core.bulk import BATCHES_WAITING, QUIET
+from headway.core.bulk import BATCHES_WAITING
 from headway.core.failures import CROWDED
 from headway.model import Cause, Entry, EntryState, ItemResult
 from tests.contracts.brokers import (
     AT_ONCE,
     LIMITS,
     MAX_BATCH,
-    WHEN_FULL,
     Harness,
     ask,
     drained,
@@ -48,26 +47,6 @@ async def test_a_batch_that_fails_with_them_is_forgiven_the_others(harness: Harn
     assert (ids(again.entries), again.attempt) == (ids(asked), 1)
     await harness.answer(again)
     assert all(reply.output is not None for reply in (await drained(harness)).values())
-
-
-async def test_bulk_entries_take_empty_seats_and_cost_nobody_else_one(harness: Harness) -> None:
-    waiting = await feed(harness, *(line() for _ in range(MAX_BATCH)))
-    assert not any(one.depth for one in await harness.broker.depths())
-    await harness.broker.enqueue([asked := ask()])
-    holds(await harness.broker.claim(slot(), WHEN_FULL))  # No batch leaves for their sake while others wait.
-    lease = await harness.claim()
-    assert ids(lease.entries) == [asked.id, *waiting[: MAX_BATCH - 1]]
-    assert [entry.tier for entry in lease.entries] == [asked.tier, *[LIMITS.tiers] * (MAX_BATCH - 1)]
-    await harness.answer(lease)
-    assert set(await drained(harness)) == {asked.id}
-    assert set(await drained(harness, "feeder")) == set(waiting[: MAX_BATCH - 1])
-    await harness.broker.enqueue(full := [ask() for _ in range(MAX_BATCH)])
-    lease = await harness.claim()
-    assert ids(lease.entries) == ids(full)
-    await harness.answer(lease)
-    await harness.advance(QUIET)
-    lease = await harness.claim()
-    assert (lease.reason, ids(lease.entries)) == ("bulk", waiting[MAX_BATCH - 1 :])
 
 
 async def test_bulk_entries_are_let_in_once_up_to_a_bound_and_can_be_withdrawn(harness: Harness) -> None:

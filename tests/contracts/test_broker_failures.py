@@ -1,4 +1,4 @@
-"""Every broker when things go wrong: lost leases, failed batches, known culprits, deadlines that pass."""
+"""Every broker when things go wrong: lost leases, failed batches, known culprits, deadlines that pass, outputs that are left out."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.core.departure import APART
+from headway.core.departure import APART, RETRY
 from headway.core.retry import SEARCHED
-from headway.core.suspects import KNOWN_SECONDS, MOST_APART
+from headway.core.suspects import APART_SECONDS, MOST_APART
 from headway.model import (
+    MOST_OUTPUT,
     BatchFailure,
     Cause,
     DedupKind,
@@ -23,25 +24,8 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, failed, failure_of, slot
-from tests.contracts.dedup_keys import admit, came_by, code, key, nothing_runs, refused, task
-
-
-async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness) -> None:
-    """Attempts are counted at the claim, so nobody has to live to count them."""
-    await harness.broker.enqueue([ask(id="killer")])
-    claims = 0
-    while await harness.broker.state("t", "killer") is not None:
-        await harness.claim(f"gpu-{claims}")
-        claims += 1
-        await harness.reaping(harness.lease_seconds + 1.0)
-    reply = (await drained(harness))["killer"]
-    assert (claims, reply.attempts) == (3, 3)
-    failure = failure_of(reply)
-    assert failure.code == errors.BACKEND_ERROR
-    assert failure.message == "the worker did not report in time", "which one is for operators"
-    [letter] = await harness.dead.find("killer")
-    assert "worker gpu-2 did not report" in letter.error
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, failed, failure_of, leave, output, slot
+from tests.contracts.dedup_keys import admit, came_by, code, key, nothing_runs, refused, same, task
 
 
 @pytest.mark.parametrize(
@@ -93,20 +77,6 @@ async def test_the_queue_deadline_fires_on_time(
     assert reply.queued == pytest.approx(1.0, abs=2 * harness.grain)
 
 
-async def test_a_retry_ends_at_the_total_deadline(harness: Harness) -> None:
-    await harness.healthy("gpu-0")
-    await harness.broker.enqueue([ask(id="a", queue_timeout=0.5, timeout=2.0)])
-    await harness.advance(0.4)
-    await harness.broker.release(await harness.claim(), failed())
-    await harness.reaping(1.0)
-    assert await drained(harness) == {}
-    await harness.healthy("gpu-0")
-    await harness.reaping(0.6 + harness.grain)
-    failure = failure_of((await drained(harness))["a"])
-    assert (failure.code, failure.reason) == (errors.DEADLINE_EXCEEDED, "total")
-    assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
-
-
 @pytest.mark.parametrize(("cause", "code", "reason"), [
     (Cause.TIMEOUT, errors.DEADLINE_EXCEEDED, "gpu"),
     (Cause.CRASHED, errors.NO_WORKERS, "no_workers"),
@@ -144,8 +114,7 @@ async def test_a_failed_run_tells_its_version_and_its_batch(harness: Harness, ho
     last = leases[-1]
     assert len({lease.batch_id for lease in leases}) == len(leases)
     assert last.batch_id == f"host/gpu-0@{last.granted_at:.6f}"
-    assert reply.failure is not None
-    assert reply.ran is not None
+    assert reply.failure is not None and reply.ran is not None
     assert (reply.ran.version, reply.ran.batch_id) == ("b:7", last.batch_id)
     [letter] = await harness.dead.find("a")
     assert (letter.worker, letter.version, letter.batch_id) == (slot.worker, "b:7", last.batch_id)
@@ -167,21 +136,7 @@ async def run_all(harness: Harness) -> None:
             await harness.answer(lease)
 
 
-async def test_an_input_that_failed_alone_is_turned_down_without_a_run(harness: Harness) -> None:
-    await harness.broker.enqueue([bad()])
-    await run_all(harness)
-    same = [bad(), bad(caller="carol"), bad(tenant="good"), bad("poison 2"), bad(caller="")]
-    verdicts = await harness.peer().enqueue(same)
-    told = [None if verdict is None else (verdict.code, verdict.reason) for verdict in verdicts]
-    known = (errors.REJECTED_BY_MODEL, "culprit")
-    assert told == [known, known, None, None, None], "it is the input's fault, each tenant for itself; a replay runs"
-    await run_all(harness)
-    await harness.advance(KNOWN_SECONDS + 1.0)
-    assert await harness.broker.enqueue([bad()]) == [None]
-
-
 async def reason(harness: Harness, entry: Entry) -> str:
-    """Reason for which a batch of this entry leaves."""
     await admit(harness, entry)
     await harness.advance(0.6)
     lease = await harness.claim()
@@ -237,3 +192,83 @@ async def test_a_new_backend_or_worker_gets_to_try_what_only_raised(harness: Har
     await harness.broker.heartbeat(msgspec.structs.replace(beat, **change))
     await harness.broker.reap()
     await admit(harness, bad())
+
+
+SIZE = 5 << 20
+
+
+def large(caller: str = "eve", **how: object) -> Entry:
+    return ask(f"large {caller}", tenant="evil", caller=caller, **how)  # type: ignore[arg-type]
+
+
+def is_large(entry: Entry) -> bool:
+    return str(entry.input).startswith("large")
+
+
+async def left_out(harness: Harness, lease: Lease) -> None:
+    items = [
+        ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult(output(one.input)) for one in lease.entries
+    ]
+    settled = await harness.broker.complete(lease, items)
+    assert (settled.answered, settled.departed) == (sum(not is_large(one) for one in lease.entries), 0)
+
+
+async def test_the_others_are_answered_and_those_left_out_run_again_apart(harness: Harness) -> None:
+    entries = [ask(), large(), large("mallory"), large()]
+    await harness.broker.enqueue(entries)
+    lease = await harness.claim()
+    assert len(lease.entries) == 4
+    await harness.advance(1.0)
+    await left_out(harness, lease)
+    told = await drained(harness)
+    assert set(told) == {entry.id for entry in entries if not is_large(entry)}
+    callers = []
+    for _ in range(2):
+        lease = await harness.claim()
+        assert lease.reason == RETRY
+        callers.append({entry.caller for entry in lease.entries})
+        await harness.advance(1.0)
+        await harness.answer(lease)
+    assert not any(load.alpha for load in (await harness.broker.loads()).values()), "their time is nobody else's pace"
+    assert callers in ([{"eve"}, {"mallory"}], [{"mallory"}, {"eve"}])
+    told = await drained(harness)
+    assert {id: reply.output for id, reply in told.items()} == {one.id: output(one.input) for one in entries}
+    assert not await harness.dead.count()
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
+
+
+async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_have_room(harness: Harness) -> None:
+    await harness.broker.enqueue([large(), ask()])
+    await left_out(harness, await harness.claim())
+    await harness.answer(await harness.claim())
+    await harness.broker.enqueue([*(large() for _ in range(4)), ask()])
+    await harness.advance(0.6)
+    batches = [await harness.claim("gpu-0"), await harness.claim("gpu-1"), await harness.claim("gpu-2")]
+    assert sorted(len(lease.entries) for lease in batches) == [1, 1, MOST_OUTPUT // SIZE]
+    assert sorted(lease.reason == APART for lease in batches) == [False, True, True]
+    for lease in batches:
+        await harness.answer(lease)
+    await harness.advance(APART_SECONDS)
+    await harness.broker.enqueue([large(), ask()])
+    assert len((await harness.claim()).entries) == 2
+
+
+async def test_who_shares_an_answer_gets_it_from_the_next_run_and_who_is_late_or_gone_gets_none(
+    harness: Harness,
+) -> None:
+    await harness.healthy("gpu-0")
+    first, second = (large(dedup_keys=(same(),)) for _ in range(2))
+    late, gone = large(timeout=1.0, queue_timeout=1.0), large()
+    await admit(harness, first, second, late, gone, ask())
+    lease = await harness.claim()
+    await leave(harness.broker, gone)
+    items = [ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult("out") for one in lease.entries]
+    assert (await harness.broker.complete(lease, items)).departed == 1
+    await harness.reaping(1.1)
+    lease = await harness.claim()
+    assert [one.id for one in lease.entries] == [first.id]
+    await harness.answer(lease)
+    replies = await drained(harness)
+    assert replies[first.id].output == replies[second.id].output == output(first.input)
+    assert failure_of(replies[late.id]).code == "DEADLINE_EXCEEDED"
+    assert gone.id not in replies

@@ -1,4 +1,4 @@
-"""A key belongs to a model and a tenant: whichever version is chosen when it comes again, there is one run and one answer."""
+"""A key or a task belongs to a tenant: whichever version is chosen when it comes again, there is one run and one answer."""
 
 import asyncio
 
@@ -6,9 +6,22 @@ import pytest
 from msgspec.structs import replace
 
 from headway import errors
-from headway.model import DedupKind, Entry, EntryState, Lease, Limit, ModelReport, Reply, Slot
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, holds, ids, output, slot
-from tests.contracts.dedup_keys import TTL, admit, came_by, key, nothing_runs, refused, same, sharing, task
+from headway.model import DedupKind, Entry, EntryState, ItemResult, Lease, Limit, ModelReport, Reply, Slot
+from tests.contracts.brokers import (
+    AT_ONCE,
+    MAX_BATCH,
+    Harness,
+    answered,
+    ask,
+    drained,
+    failure_of,
+    holds,
+    ids,
+    outcome_of,
+    output,
+    slot,
+)
+from tests.contracts.dedup_keys import TTL, admit, came_by, code, key, nothing_runs, poll, refused, same, sharing, task
 
 MOVES = [("3", "4"), ("", "4"), ("3", "")]
 """Versions that are chosen first and then; none: of any version, as before a gateway has heard of a worker."""
@@ -61,33 +74,7 @@ async def test_a_repeated_key_joins_the_first_in_whichever_version(harness: Harn
     await admit(harness, sharing("later", key(digest=b"another"), version=first))
     await nothing_runs(harness, queue_of(first))
     assert came_by((await heard(harness, after=3))["later"]) == (DedupKind.KEY, True)
-
-
-async def test_several_keys_in_one_call_go_each_where_it_lives_also_for_two_models_and_tenants(
-    harness: Harness,
-) -> None:
-    await admit(harness, sharing("one", key("1"), version="3"), sharing("two", key("2"), version="4"))
-    again = [sharing(f"again {number}", key(number), version="5") for number in ("1", "2", "3")]
-    other = sharing("model", key("1", b"else"), model="other"), sharing("tenant", key("1", b"else"), tenant="u")
-    await admit(harness, *again, sharing("plain", version="5"), *other)
-    await run_first(harness, "3", "one")
-    await run_first(harness, "4", "two")
-    await run_first(harness, "5", "again 3", "plain")
-    await run_first(harness, "", "tenant")
-    assert ids((await harness.claim(model="other")).entries) == ["model"]
-    assert set(await heard(harness)) == {"one", "two", "again 1", "again 2", "again 3", "plain", "tenant"}
-
-
-async def test_what_has_joined_elsewhere_stands_is_sent_again_and_is_withdrawn_like_any_other(harness: Harness) -> None:
-    await admit(harness, sharing("first", key(), version="3"))
-    second = sharing("second", key(), version="4")
-    await admit(harness, second)
-    assert await harness.broker.state("t", "second") is EntryState.QUEUED
-    await admit(harness, second)
-    await harness.broker.withdraw([("t", "second", 0)], "g")
-    assert await harness.broker.state("t", "second") is None
-    await run_first(harness, "3", "first")
-    assert set(await heard(harness)) == {"first"}
+    await admit(harness, sharing("model", key(digest=b"else"), model="other"))
 
 
 async def test_who_has_joined_elsewhere_runs_when_the_first_was_too_late(harness: Harness) -> None:
@@ -147,9 +134,7 @@ async def test_an_id_that_a_client_chose_for_a_task_is_one_models(harness: Harne
     assert (await refused(harness, second)).code == errors.IDEMPOTENCY_MISUSE
     await harness.advance(30.0)
     assert (await refused(harness, second)).code == errors.IDEMPOTENCY_MISUSE
-    found = await harness.peer().outcome("t", "job")
-    assert isinstance(found, Reply)
-    assert found.output == output("asked")
+    assert (await outcome_of(harness.peer(), "job")).output == output("asked")
     await nothing_runs(harness, "other")
     await admit(harness, replace(second, tenant="u"))
     await harness.broker.cancel_task("t", "job")  # Once its task is forgotten, the id is free for another model.
@@ -211,9 +196,7 @@ async def test_a_process_that_has_not_heard_of_a_version_finds_the_key_there(har
 async def run_elsewhere(harness: Harness, waits_for: str, runs: str) -> None:
     """Have a slot of one version run what waits for another, where nobody is at home."""
     slot = Slot("helper", "m", MAX_BATCH, 0, ModelReport(runs), waits_for, helps=bool(waits_for))
-    lease = await harness.broker.claim(slot, AT_ONCE)
-    assert isinstance(lease, Lease)
-    await harness.answer(lease)
+    await answered(harness.broker, slot)
 
 
 async def test_outputs_of_other_versions_are_for_their_key_and_not_for_identical_requests(harness: Harness) -> None:
@@ -252,3 +235,34 @@ async def test_who_joins_by_a_key_keeps_no_answer_of_another_version_for_identic
     await admit(harness, sharing("third", same("asked@4")), sharing("fourth", same("asked@3")))
     await run_first(harness, "", "fourth")
     assert came_by((await heard(harness))["third"]) == (DedupKind.SAME, True)
+
+
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_cancelled_task_tells_its_gateway_and_runs_for_its_key(harness: Harness, running: bool) -> None:
+    led, plain = sharing("led", task("led"), key(), nonce=7), ask(id="plain")
+    alone = sharing("alone", task("alone"), key("another"))
+    await admit(harness, led, plain, alone, sharing("joined", key()), poll("poll", "led"))
+    lease = await harness.claim() if running else None
+    for id in ("led", "plain", "alone", "unknown"):
+        await harness.peer().cancel_task("t", id)
+    replies = await drained(harness)
+    assert {id: (code(reply), reply.nonce) for id, reply in replies.items()} == {
+        "led": (errors.NOT_FOUND, 7),
+        "alone": (errors.NOT_FOUND, 0),
+        "poll": (errors.NOT_FOUND, 0),
+    }
+    assert failure_of(replies["led"]).reason == "cancelled"
+    assert await harness.broker.state("t", "led") is None
+    assert await harness.broker.outcome("t", "led") is None
+    if lease is None:
+        lease = await harness.claim()
+    assert set(ids(lease.entries)) - {"alone"} == {"led", "plain"}  # What is no task goes on.
+    assert ("alone" in ids(lease.entries)) is running, "nobody else waits for it"
+    await harness.broker.complete(lease, [ItemResult(f"output of {entry.id}") for entry in lease.entries])
+    assert {id: reply.output for id, reply in (await drained(harness)).items() if id not in replies} == {
+        "joined": "output of led",
+        "plain": "output of plain",
+    }
+    await nothing_runs(harness)
+    assert await harness.broker.outcome("t", "led") is None
+    assert (await refused(harness, poll("again", "led"))).code == errors.NOT_FOUND

@@ -1,6 +1,4 @@
-"""Batches of 4,096 inputs, and batches that run for ten minutes."""
-
-from collections.abc import Callable, Iterator
+"""Batches of 4,096 inputs."""
 
 import pytest
 
@@ -8,34 +6,15 @@ from headway.config.settings import MAX_BATCH
 from headway.core.queue_limits import QueueLimits
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import Entry
-from tests.contracts.brokers import (
-    Harness,
-    MemoryHarness,
-    RedisHarness,
-    ask,
-    drained,
-    failed,
-    failure_of,
-    leave,
-    output,
-)
-from tests.servers.redis import SharedServers
+from tests.contracts.brokers import Harness, ask, drained, failed, failure_of, leave, output
 
 LIMITS = QueueLimits(tiers=3, max_batch=MAX_BATCH, reserved_share=0.25, max_queue=20_000)
-BATCH_SECONDS = 600.0
-
-HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
-    "memory": lambda _: MemoryHarness(limits=LIMITS),
-    "valkey": lambda servers: RedisHarness(servers.of("valkey"), limits=LIMITS),
-}
+pytestmark = pytest.mark.parametrize("harness", ["memory", "valkey"], indirect=True)
 
 
-@pytest.fixture(params=HARNESSES)
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Harness]:
-    """A fresh broker of each kind, whose batches may be as large as can be."""
-    made = HARNESSES[request.param](servers)
-    yield made
-    made.close()
+@pytest.fixture
+def bounds() -> dict[str, QueueLimits]:
+    return {"limits": LIMITS}
 
 
 async def enqueued(harness: Harness, **how: float) -> list[Entry]:
@@ -83,20 +62,3 @@ async def test_4096_that_are_late_or_withdrawn_are_gone(harness: Harness, how: s
     late = {reply.id for reply in (await drained(harness)).values() if reply.failure is not None}
     assert late == (set() if how == "withdrawn" else {entry.id for entry in entries})
     assert await nothing_waits(harness)
-
-
-async def test_a_batch_may_run_for_ten_minutes_while_its_gateway_is_silent(harness: Harness) -> None:
-    await harness.healthy("gpu-0")
-    entry = ask(queue_timeout=BATCH_SECONDS, timeout=BATCH_SECONDS + 10)
-    await harness.broker.enqueue([entry])
-    lease = await harness.claim(limit=MAX_BATCH)
-    step = harness.lease_seconds * 0.9
-    begun = harness.now()
-    while harness.now() < begun + BATCH_SECONDS:
-        await harness.advance(step)
-        await harness.healthy("gpu-0")
-        await harness.broker.reap()
-        assert await harness.broker.extend(lease)
-    await harness.answer(lease)
-    await harness.broker.reap()
-    assert (await drained(harness))[entry.id].output == output(entry.input)

@@ -34,7 +34,6 @@ from headway.model import (
     Submission,
     TierDepth,
     ValueKind,
-    WorkerInfo,
     WorkerStatus,
 )
 from headway.ports import Broker
@@ -48,10 +47,12 @@ from tests.contracts.brokers import (
     MOST_ATTEMPTS,
     NAMED_QUEUES,
     QUEUES,
+    TRACE,
     WHEN_FULL,
     Harness,
     MemoryHarness,
     ask,
+    beat,
     failed,
     output,
     slot,
@@ -66,8 +67,27 @@ LARGE_OUTPUT = MOST_OUTPUT // 3
 
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
+LAST = "last"
+"""Worker that runs what is left in the end."""
 TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
 """Tenants, callers, and texts that several callers ask; a replay has no caller."""
+WHO = st.fixed_dictionaries(
+    {
+        "tenant": st.sampled_from(TENANTS),
+        "caller": st.sampled_from(CALLERS),
+        "model": st.sampled_from(NAMED_QUEUES),
+        "gateway": st.sampled_from(GATEWAYS),
+    }
+)
+HOW = st.fixed_dictionaries(
+    {
+        "tier": st.integers(0, 2),
+        "queue_timeout": st.sampled_from([0.05, 3.0, 60.0]),
+        "timeout": st.sampled_from([0.2, 20.0, 100.0]),
+        "weight": st.sampled_from([1, 5, 20, MAX_WEIGHT + 1]),
+        "trace": st.sampled_from([b"", TRACE]),
+    }
+)
 EXPLORE = settings(max_examples=40, stateful_step_count=50)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
 """Each step is a round trip, and looking at all entries, which is done now and then, is one for each."""
@@ -78,7 +98,6 @@ EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
 
 class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     made: Callable[[], Harness]
-    last: Sequence[str] = ("last",)
 
     def __init__(self) -> None:
         BrokerModel.__init__(self)
@@ -89,16 +108,12 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.numbers, self.steps = itertools.count(), itertools.count()
         self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
 
-    def host(self, worker: str) -> Broker:
-        return self.broker
-
-    def door(self, gateway: str, peer: bool = False) -> Broker:
-        """Process of a gateway; of several that will do, the peer if that is wanted."""
+    def door(self, peer: bool) -> Broker:
         return self.harness.peer() if peer else self.broker
 
     def offer(self, entries: Sequence[Entry], peer: bool = False) -> Iterable[tuple[Entry, Failure | None]]:
         """Offer entries of any gateways. Returns each with its verdict."""
-        door = self.door("", peer)
+        door = self.door(peer)
         parts = (
             [one for one in entries if one.tier < LIMITS.tiers],
             [one for one in entries if one.tier >= LIMITS.tiers],
@@ -116,81 +131,42 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @rule(healthy=st.sets(st.sampled_from(WORKERS)))
     def beat(self, healthy: set[str]) -> None:
         for worker in sorted(healthy):
-            self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY)))
+            self.do(beat(self.broker, worker))
         self.culprits.workers_changed()
 
-    @rule(
-        tenant=st.sampled_from(TENANTS),
-        caller=st.sampled_from(CALLERS),
-        tier=st.integers(0, 2),
-        model=st.sampled_from(NAMED_QUEUES),
-        gateway=st.sampled_from(GATEWAYS),
-        count=st.integers(1, 10),
-        queue_timeout=st.sampled_from([0.05, 3.0, 60.0]),
-        timeout=st.sampled_from([0.2, 20.0, 100.0]),
-        weight=st.sampled_from([1, 5, 20, MAX_WEIGHT + 1]),
-    )
-    def enqueue(
-        self,
-        tenant: str,
-        caller: str,
-        tier: int,
-        model: str,
-        gateway: str,
-        count: int,
-        queue_timeout: float,
-        timeout: float,
-        weight: int,
-    ) -> None:
-        how = {"tenant": tenant, "caller": caller, "tier": tier, "model": model, "gateway": gateway, "weight": weight}
-        ids = [f"id-{next(self.numbers)}" for _ in range(count)]
-        entries = [self.ask(id=id, queue_timeout=queue_timeout, timeout=timeout, **how) for id in ids]
-        for entry, verdict in zip(entries, self.do(self.door(gateway).enqueue(entries)), strict=True):
+    @rule(who=WHO, how=HOW, count=st.integers(1, 10))
+    def enqueue(self, who: dict[str, str], how: dict[str, Any], count: int) -> None:
+        entries = [self.ask(id=f"id-{next(self.numbers)}", **who, **how) for _ in range(count)]
+        for entry, verdict in zip(entries, self.do(self.broker.enqueue(entries)), strict=True):
             self.note(entry, verdict)
 
-    @rule(
-        asked=st.lists(
-            st.tuples(*map(st.sampled_from, (TEXTS, TENANTS, CALLERS, NAMED_QUEUES, GATEWAYS))), min_size=1, max_size=3
-        ),
-        peer=st.booleans(),
-    )
-    def ask_together(self, asked: list[tuple[str, str, str, str, str]], peer: bool) -> None:
-        self.ask_the_same(asked, peer)
-
-    def ask_the_same(self, asked: list[tuple[str, str, str, str, str]], peer: bool) -> None:
-        """Ask an input that failed alone: its tenant gets an answer without a run while that is known. `note` checks
-        it.
-        """
-        entries = [
-            self.ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, model=model, gateway=gateway)
-            for text, tenant, caller, model, gateway in asked
-        ]
+    @rule(asked=st.lists(st.tuples(st.sampled_from(TEXTS), WHO), min_size=1, max_size=3), peer=st.booleans())
+    def ask_the_same(self, asked: list[tuple[str, dict[str, str]]], peer: bool) -> None:
+        """Ask an input that failed alone: its tenant gets an answer without a run while that is known, as `note` checks."""
+        entries = [self.ask(text, id=f"id-{next(self.numbers)}", **who) for text, who in asked]
         for entry, verdict in self.offer(entries, peer):
             self.note(entry, verdict)
 
     @rule(
-        tenant=st.sampled_from(TENANTS),
-        caller=st.sampled_from(CALLERS),
-        model=st.sampled_from(NAMED_QUEUES),
-        gateway=st.sampled_from(GATEWAYS),
+        who=WHO,
         texts=st.lists(st.sampled_from((*TEXTS, "", "")), min_size=1, max_size=int(MODEL_BURST) - 1),
         peer=st.booleans(),
     )
-    def ask_several(self, tenant: str, caller: str, model: str, gateway: str, texts: list[str], peer: bool) -> None:
+    def ask_several(self, who: dict[str, str], texts: list[str], peer: bool) -> None:
         """Ask with several inputs: the first pays for all, of its user and of its user for the model, and if one is
         refused, the others are withdrawn.
         """
+        tenant, model = who["tenant"], who["model"]
         of_all = Limit(f"user:{tenant}", "user", LIMIT_RATE, LIMIT_BURST)
         of_model = Limit(f"user:{tenant}:{model}", "model", MODEL_RATE, MODEL_BURST, model)
-        how = {"tenant": tenant, "caller": caller, "model": model, "gateway": gateway}
         parts: list[Entry] = []
         for text in ("", *texts):
             id = f"id-{next(self.numbers)}"
             limits = () if parts else tuple(counting_as(limit, len(texts) + 1) for limit in (of_all, of_model))
-            parts.append(self.ask(text or f"input of {id}", id=id, limits=limits, **how))
-        verdicts = self.do(self.door(gateway, peer).enqueue(parts))
+            parts.append(self.ask(text or f"input of {id}", id=id, limits=limits, **who))
+        verdicts = self.do(self.door(peer).enqueue(parts))
         if not self.offered_several(parts, verdicts, self.harness.now()):
-            self.let_go(self.several.pop(), gateway, peer)
+            self.let_go(self.several.pop(), who["gateway"], peer)
 
     @precondition(lambda self: self.several)
     @rule(data=st.data(), peer=st.booleans())
@@ -245,7 +221,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             f"again {nonce}", id=id, tenant=tenant, model=model, gateway=gateway, nonce=nonce + 1, timeout=20.0
         )
         live = self.do(self.broker.state(tenant, id)) is not None
-        [verdict] = self.do(self.door(gateway, peer).enqueue([entry]))
+        [verdict] = self.do(self.door(peer).enqueue([entry]))
         if live:
             assert verdict is not None
             assert verdict.code == errors.IDEMPOTENCY_CONFLICT
@@ -272,7 +248,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         patient=st.booleans(),
     )
     def claim(self, worker: str, model: str, limit: int, patient: bool) -> None:
-        claimed = self.do(self.host(worker).claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
+        claimed = self.do(self.broker.claim(slot(worker, model, limit), WHEN_FULL if patient else AT_ONCE))
         now = self.harness.now()
         if isinstance(claimed, NoWork):
             assert claimed.until is None or claimed.until > now
@@ -282,7 +258,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def answer(self, held: Held) -> None:
         lease = held.lease
         items = [ItemResult(output(rider.input)) for rider in lease.entries]
-        assert not self.do(self.host(lease.slot.worker).complete(lease, items)).fenced
+        assert not self.do(self.broker.complete(lease, items)).fenced
 
     def pick(self, data: st.DataObject) -> Held:
         return self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1), label="lease"))
@@ -293,7 +269,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def end_in_failure(self, held: Held, cause: Cause, places: Sequence[int] = ()) -> None:
         """Fail a lease; `places` are those of the call that failed, where it was not all of it."""
         failure = msgspec.structs.replace(failed(cause, held.lease.slot.worker), places=tuple(places))
-        valid = self.do(self.host(held.lease.slot.worker).release(held.lease, failure))
+        valid = self.do(self.broker.release(held.lease, failure))
         self.settle(held, valid)
         self.failed_together(held, places if valid else ())
         if valid and cause in BLAMED:
@@ -337,7 +313,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         ]
         cancelled = sum(self.let_in[key(rider)].cancelled for rider in riders)
         again = sum(not self.let_in[key(riders[place])].cancelled for place in left_out)
-        settled = self.do(self.host(held.lease.slot.worker).complete(held.lease, items))
+        settled = self.do(self.broker.complete(held.lease, items))
         self.settle(held, not settled.fenced)
         if not settled.fenced:
             self.failed |= {key(rider) for place, rider in enumerate(riders) if place in wrong}
@@ -354,14 +330,13 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         for held in [held for held in self.leases if held.lease.slot.worker == worker]:
             self.leases.remove(held)
             items = [ItemResult(output(rider.input)) for rider in held.lease.entries]
-            self.settle(held, not self.do(self.host(worker).complete(held.lease, items)).fenced)
-        gone = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.OFFLINE)
-        self.do(self.host(worker).heartbeat(gone))
+            self.settle(held, not self.do(self.broker.complete(held.lease, items)).fenced)
+        self.do(beat(self.broker, worker, status=WorkerStatus.OFFLINE))
         self.culprits.workers_changed()
 
     @rule(worker=st.sampled_from(WORKERS))
     def hold(self, worker: str) -> None:
-        self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.DRAINED)))
+        self.do(beat(self.broker, worker, status=WorkerStatus.DRAINED))
         self.culprits.workers_changed()
 
     @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
@@ -379,7 +354,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         """Law 4: charges nothing."""
         held = self.pick(data)
-        valid = self.do(self.host(held.lease.slot.worker).release(held.lease))
+        valid = self.do(self.broker.release(held.lease))
         self.settle(held, valid)
         if valid:
             self.given_back(held)
@@ -388,7 +363,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @rule(data=st.data())
     def extend(self, data: st.DataObject) -> None:
         held = self.pick(data)
-        if self.do(self.host(held.lease.slot.worker).extend(held.lease)):
+        if self.do(self.broker.extend(held.lease)):
             held.expires_at = self.harness.now() + self.harness.lease_seconds
             self.leases.append(held)
         else:
@@ -399,14 +374,13 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def use_a_dead_fence(self, data: st.DataObject, how: str) -> None:
         """Law 3: changes nothing."""
         lease = data.draw(st.sampled_from(self.dead)).lease
-        host = self.host(lease.slot.worker)
         if how == "complete":
             items = [ItemResult("out of time")] * len(lease.entries)
-            assert self.do(host.complete(lease, items)).fenced
+            assert self.do(self.broker.complete(lease, items)).fenced
         elif how == "extend":
-            assert not self.do(host.extend(lease))
+            assert not self.do(self.broker.extend(lease))
         else:
-            assert not self.do(host.release(lease, failed() if how == "fail" else None))
+            assert not self.do(self.broker.release(lease, failed() if how == "fail" else None))
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
@@ -418,7 +392,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         """Withdraw submissions; whatever lives of those that `gateway` holds does so no more."""
         known = [one for one in chosen if one in self.let_in]
         mine = [one for one in known if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
-        door = self.door(gateway, peer)
+        door = self.door(peer)
         # A gateway withdraws what its own process has offered. So a peer that withdraws in its place hears of the queue first.
         standing = [self.do(door.state(*one[:2])) for one in mine]
         self.do(door.withdraw(list(chosen), gateway))
@@ -443,7 +417,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.cursors[gateway] = cursor
 
     async def _read(self, gateway: str, after: int) -> tuple[list[Reply], int]:
-        reader = asyncio.ensure_future(self.door(gateway).replies(gateway, after))
+        reader = asyncio.ensure_future(self.broker.replies(gateway, after))
         # A first read of a queue for a gateway, beside others, waits for its like: what is there comes that much later.
         await self.harness.advance(self.harness.first_read)
         await self.harness.settle()
@@ -466,7 +440,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def outlive_what_is_known(self) -> None:
         """Wait until nothing is known of failed inputs, so that all of them run again."""
         self.do(self.harness.advance(KNOWN_SECONDS + 0.1))
-        self.ask_the_same([(text, tenant, CALLERS[0], "m", GATEWAYS[0]) for text in TEXTS for tenant in TENANTS], False)
+        who = [{"tenant": tenant, "caller": CALLERS[0], "model": "m", "gateway": GATEWAYS[0]} for tenant in TENANTS]
+        self.ask_the_same([*itertools.product(TEXTS, who)], False)
 
     @rule()
     def reap(self) -> None:
@@ -501,29 +476,25 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.look()
         for _ in range(100):
             self.advance(0.6)
-            self.stay_alive()
-            ran = [self.run_one(model, worker) for model in NAMED_QUEUES for worker in self.last]
+            ran = [self.run_one(model) for model in NAMED_QUEUES]
             if not any(ran):
                 if not self.leases and not any(one.depth for one in self.do(self.broker.depths())):
                     break
                 self.outlive_a_lease()
                 self.reap()
-        for gateway in GATEWAYS:
+        for gateway in GATEWAYS * (1 + len(NAMED_QUEUES)):  # Each queue tells its own.
             self.read(gateway, acknowledge=True)
-            self.read(gateway, acknowledge=True)
+            self.advance(0.1)
         self.everything_has_ended()
+        assert not self.harness.apart("RQK")
         assert not any(one.depth for one in self.do(self.broker.depths()))
-        for worker in self.last:
-            for model in NAMED_QUEUES:
-                assert self.do(self.host(worker).claim(slot(worker, model), AT_ONCE)) == NoWork(None)
+        for model in NAMED_QUEUES:
+            assert self.do(self.broker.claim(slot(LAST, model), AT_ONCE)) == NoWork(None)
 
-    def stay_alive(self) -> None:
-        """Have the last workers be known, where that matters."""
-
-    def run_one(self, model: str, worker: str) -> bool:
+    def run_one(self, model: str) -> bool:
         """Run a batch as it should be run, if there is one."""
         before = len(self.leases)
-        self.claim(worker, model, MAX_BATCH, patient=False)
+        self.claim(LAST, model, MAX_BATCH, patient=False)
         if len(self.leases) == before:
             return False
         self.answer(self.leases.pop())
@@ -531,18 +502,11 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
 
 class BulkLaws(BrokerLaws):
-    @rule(
-        tenant=st.sampled_from(TENANTS),
-        model=st.sampled_from(NAMED_QUEUES),
-        gateway=st.sampled_from(GATEWAYS),
-        count=st.integers(1, 10),
-        shape=st.sampled_from([0, 0, 1, 2]),
-        peer=st.booleans(),
-    )
-    def enqueue_bulk(self, tenant: str, model: str, gateway: str, count: int, shape: int, peer: bool) -> None:
-        how = {"tenant": tenant, "model": model, "gateway": gateway, "shape": shape, "tier": LIMITS.tiers}
-        lines = [self.ask(id=f"id-{next(self.numbers)}", queue_timeout=1e6, timeout=1e6, **how) for _ in range(count)]
-        for entry, verdict in zip(lines, self.do(self.door(gateway, peer).enqueue_bulk(lines)), strict=True):
+    @rule(who=WHO, count=st.integers(1, 10), shape=st.sampled_from([0, 0, 1, 2]), peer=st.booleans())
+    def enqueue_bulk(self, who: dict[str, str], count: int, shape: int, peer: bool) -> None:
+        how = {**who, "caller": "", "shape": shape, "tier": LIMITS.tiers, "queue_timeout": 1e6, "timeout": 1e6}
+        lines = [self.ask(id=f"id-{next(self.numbers)}", **how) for _ in range(count)]
+        for entry, verdict in zip(lines, self.do(self.door(peer).enqueue_bulk(lines)), strict=True):
             if verdict is None:
                 self.note(entry, None)
             else:
@@ -557,7 +521,7 @@ class BulkLaws(BrokerLaws):
         for _ in range(3 * BATCHES_WAITING):
             self.be_quiet()
             for model in NAMED_QUEUES:
-                self.run_one(model, self.last[0])
+                self.run_one(model)
         super().drain()
 
 
@@ -568,10 +532,7 @@ class RowsLaws(BrokerLaws):
         super().__init__()
         self.bounds = {model: limits.counting_rows() for model, limits in QUEUES.items()}
         for model in QUEUES:
-            of_tensors = WorkerInfo(
-                worker_id=f"of {model}", model=model, status=WorkerStatus.HEALTHY, takes=ValueKind.TENSORS.value
-            )
-            self.do(self.broker.heartbeat(of_tensors))
+            self.do(beat(self.broker, f"of {model}", model=model, takes=ValueKind.TENSORS.value))
         self.do(self.harness.peer().workers())
 
     def ask(self, *what: Any, weight: int = 1, **how: Any) -> Entry:

@@ -13,20 +13,9 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from headway.core.departure import APART, BULK, RETRY
 from headway.core.packing import ALIKE
 from headway.core.queue_limits import QueueLimits
-from headway.model import (
-    Cause,
-    CostLine,
-    CostShape,
-    Entry,
-    EntryState,
-    Lease,
-    Submission,
-    ValueKind,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import Cause, CostLine, CostShape, Entry, EntryState, Lease, Submission, ValueKind
 from tests.contracts.broker_model import Waiting, key
-from tests.contracts.brokers import HARNESSES, LIMITS, MAX_BATCH, QUEUES, Harness, ask
+from tests.contracts.brokers import HARNESSES, LIMITS, MAX_BATCH, QUEUES, Harness, ask, beat
 from tests.contracts.test_broker_laws import EXPLORE_ALIKE, GATEWAYS, TENANTS, WORKERS, BulkLaws
 from tests.servers.redis import SharedServers
 
@@ -74,11 +63,11 @@ class NearestLaws(BulkLaws):
             model: limits.filling_up(self.line).counting_rows() for model, limits in QUEUES.items()
         }
         for model in QUEUES:
-            worker = WorkerInfo(
-                worker_id=f"of {model}", model=model, status=WorkerStatus.HEALTHY, takes=ValueKind.TEXT.value,
-                gives=ValueKind.TEXT.value, per_call=("t",), cost=self.line,
-            )  # fmt: skip
-            self.do(self.broker.heartbeat(worker))
+            takes, gives = ValueKind.TEXT.value, ValueKind.TEXT.value
+            told = beat(
+                self.broker, f"of {model}", model=model, takes=takes, gives=gives, per_call=("t",), cost=self.line
+            )
+            self.do(told)
         for broker in (self.broker, self.harness.peer()):
             self.do(broker.workers())
         self.culprits.workers_changed()
@@ -233,13 +222,9 @@ class NearestLaws(BulkLaws):
             return
         firsts = []
         for tier, count in ((2, 4 * MAX_BATCH), (0, 1), (0, 1)):
-            how: dict[str, Any] = {
-                "tenant": TENANTS[0],
-                "caller": f"calm {next(self.numbers)}",
-                "tier": tier,
-                "shape": 0,
-            }
-            entries = [self.ask(id=f"id-{next(self.numbers)}", gateway=GATEWAYS[0], **how) for _ in range(count)]
+            how: dict[str, Any] = {"caller": f"calm {next(self.numbers)}", "tier": tier, "shape": 0}
+            how |= {"tenant": TENANTS[0], "gateway": GATEWAYS[0]}
+            entries = [self.ask(id=f"id-{next(self.numbers)}", **how) for _ in range(count)]
             verdicts = self.do(self.broker.enqueue(entries))
             for entry, verdict in zip(entries, verdicts, strict=True):
                 self.note(entry, verdict)
@@ -269,15 +254,10 @@ class NearestLaws(BulkLaws):
         caller = f"calm {next(self.numbers)}"
         for number in range(CONTENDED):
             for tenant, weight, most in zip(TENANTS, weights, (few, 2 * MAX_BATCH), strict=False):
-                how: dict[str, Any] = {
-                    "tenant": tenant,
-                    "caller": caller,
-                    "tier": tier,
-                    "weight": weight,
-                    "shape": keys * TENANTS.index(tenant),
-                }
+                how: dict[str, Any] = {"tenant": tenant, "caller": caller, "tier": tier, "weight": weight}
+                how |= {"gateway": GATEWAYS[0], "shape": keys * TENANTS.index(tenant)}
                 missing = range(most - len(waiting[tenant]))
-                entries = [self.ask(id=f"id-{next(self.numbers)}", gateway=GATEWAYS[0], **how) for _ in missing]
+                entries = [self.ask(id=f"id-{next(self.numbers)}", **how) for _ in missing]
                 verdicts = self.do(self.broker.enqueue(entries))
                 for entry, verdict in zip(entries, verdicts, strict=True):
                     self.note(entry, verdict)
@@ -310,7 +290,7 @@ class NearestLaws(BulkLaws):
     def empty(self, model: str) -> bool:
         """Run what waits for a model; whether nothing is left of it."""
         for _ in range(30):
-            if not self.run_one(model, self.last[0]):
+            if not self.run_one(model):
                 break
         return not any(depth.depth for depth in self.do(self.broker.depths()) if str(depth.queue) == model)
 

@@ -27,13 +27,12 @@ from headway.model import (
     ModelReport,
     Reply,
     Slot,
-    WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, HARNESSES, MAX_BATCH, Harness, ask, failed, output, slot
+from tests.contracts.broker_model import Culprits
+from tests.contracts.brokers import AT_ONCE, HARNESSES, MAX_BATCH, Harness, ask, beat, failed, output, slot
 from tests.contracts.brokers import queue as queue_name
-from tests.contracts.culprits import Culprits
-from tests.contracts.dedup_keys import key, poll, renewing, same, task
+from tests.contracts.dedup_keys import TTL, key, poll, renewing, same, task
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
@@ -102,9 +101,7 @@ class SharingLaws(RuleBasedStateMachine):
     async def _hear_of_the_version(self) -> None:
         """As gateways do from the heartbeats of its workers."""
         name = queue_name(QUEUES[1])
-        await self.broker.heartbeat(
-            WorkerInfo(worker_id="old", model=name.model, status=WorkerStatus.STARTING, version=name.version)
-        )
+        await beat(self.broker, "old", model=name.model, status=WorkerStatus.STARTING, version=name.version)
         for broker in (self.broker, self.harness.peer()):
             await broker.workers()
 
@@ -167,10 +164,7 @@ class SharingLaws(RuleBasedStateMachine):
             self.codes[queue].append(f"code {next(self.numbers)}")
         runs = ModelReport("", self.codes[queue][-1])
         name = queue_name(queue)
-        told = WorkerInfo(
-            worker_id=f"of {queue}", model=name.model, status=WorkerStatus.HEALTHY, runs=runs, version=name.version
-        )
-        self.do(self.broker.heartbeat(told))
+        self.do(beat(self.broker, f"of {queue}", model=name.model, runs=runs, version=name.version))
         self.culprits.workers_changed()
 
     def slot(self, worker: str, queue: str, limit: int = MAX_BATCH, old: int = 0) -> Slot:
@@ -362,6 +356,12 @@ class SharingLaws(RuleBasedStateMachine):
         assert not any(one.depth for one in self.do(self.broker.depths()))
         for tenant, id in self.let_in:
             assert not isinstance(self.do(self.broker.outcome(tenant, id)), EntryState)
+        self.do(self.harness.advance(TTL))
+        self.reap()
+        for gateway in GATEWAYS * (1 + len(QUEUES)):
+            self.read(gateway)
+            self.advance(0.1)
+        assert not self.harness.apart("RQK"), "nobody waits for it, and nothing is kept any more"
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

@@ -1,10 +1,13 @@
-"""Versions of a model: each has a queue of its own, beside the one for any, and all is the model's for who asks."""
+"""Versions of a model, each with a queue of its own beside the one for any, and code that changes: nobody gets what old code made."""
 
 import asyncio
 
+import pytest
+
 from headway import errors
 from headway.core.dedup import follower
-from headway.model import EntryState, ItemResult, Lease, ModelReport, NoWork, Slot, TierDepth
+from headway.core.health import DEGRADED_AFTER
+from headway.model import Entry, EntryState, ItemResult, Lease, ModelReport, Slot, WorkerStatus
 from tests.contracts.brokers import (
     AT_ONCE,
     LIMITS,
@@ -12,12 +15,16 @@ from tests.contracts.brokers import (
     MAX_QUEUE,
     Harness,
     ask,
+    beat,
     drained,
+    failed,
     failure_of,
+    granted,
     holds,
+    outcome_of,
     output,
 )
-from tests.contracts.dedup_keys import admit, task
+from tests.contracts.dedup_keys import admit, key, refused, renewing, same, sharing, task
 
 
 def slot_of(version: str, worker: str = "gpu-0", *, helps: str | None = None) -> Slot:
@@ -26,34 +33,15 @@ def slot_of(version: str, worker: str = "gpu-0", *, helps: str | None = None) ->
     return Slot(worker, "m", MAX_BATCH, 0, ModelReport(helps), version, helps=True)
 
 
-async def claimed(harness: Harness, slot: Slot) -> Lease:
-    lease = await harness.broker.claim(slot, AT_ONCE)
-    assert isinstance(lease, Lease)
-    return lease
-
-
-async def test_a_slot_gets_what_waits_for_its_version_and_nothing_else(harness: Harness) -> None:
-    await harness.healthy("old", runs=ModelReport("3"), version="3")
-    await harness.healthy("new", runs=ModelReport("4"), version="4")
-    await admit(harness, *(ask(f"{version}", version=version) for version in ("3", "4", "4", "")))
-    lease = await claimed(harness, slot_of("4", "new"))
-    assert [(entry.input, entry.version) for entry in lease.entries] == [("4", "4"), ("4", "4")]
-    await harness.answer(lease)
-    assert isinstance(await harness.broker.claim(slot_of("4", "new"), AT_ONCE), NoWork)
-    new = await drained(harness)
-    await harness.answer(await claimed(harness, slot_of("3", "old")))
-    old = await drained(harness, after=len(new))
-    assert [[one.ran.version for one in those.values() if one.ran] for those in (new, old)] == [["4", "4"], ["3"]]
-    waiting = {(one.model, one.version): one.depth for one in await harness.broker.depths() if one.tier == 1}
-    assert {key: depth for key, depth in waiting.items() if depth} == {("m", ""): 1}
-
-
 async def test_what_waits_is_told_by_version_and_another_process_sees_it_by_the_workers(harness: Harness) -> None:
     await harness.healthy("gpu-0", runs=ModelReport("3"), version="3")
     await admit(harness, ask(version="3"))
     peer = harness.peer()
     assert {(worker.model, worker.version) for worker in await peer.workers()} == {("m", "3")}
-    assert TierDepth("m", 1, 1, 0.0, "3") in await peer.depths()
+    await harness.advance(1.5)
+    [waits] = [one for one in await peer.depths() if one.depth]
+    assert (waits.model, waits.tier, waits.depth, waits.version) == ("m", 1, 1, "3")
+    assert waits.oldest_seconds == pytest.approx(1.5, abs=harness.grain)
     assert {"m", "m@3"} <= set(map(str, await peer.loads()))
     verdicts = await harness.broker.enqueue([ask(version="3", tenant=f"t{number}") for number in range(100)])
     assert verdicts.count(None) == MAX_QUEUE - 1, "bounds are those of the model"
@@ -78,7 +66,7 @@ async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Har
     await harness.healthy("gpu-0", runs=ModelReport("4"), version="4")
     free, pinned = ask("free", version="3"), ask("pinned", version="3", pinned=True)
     await admit(harness, free, pinned)
-    lease = await claimed(harness, slot_of("3", helps="4"))
+    lease = await granted(harness.broker, slot_of("3", helps="4"))
     assert [(entry.input, entry.pinned) for entry in lease.entries] == [("free", False), ("pinned", True)]
     elsewhere = ItemResult(None, "no worker runs version '3'", elsewhere=True)
     await harness.broker.complete(lease, [ItemResult(output("free")), elsewhere])
@@ -86,21 +74,7 @@ async def test_a_slot_of_another_version_helps_where_nobody_is_left(harness: Har
     assert (replies[free.id].output, replies[free.id].ran.version) == (output("free"), "4")  # type: ignore[union-attr]
     assert failure_of(replies[pinned.id]).code == errors.NO_WORKERS
     assert await harness.dead.count() == 0
-    assert isinstance(await harness.broker.claim(slot_of("3", helps="4"), AT_ONCE), NoWork)
-
-
-async def test_a_task_is_followed_and_ended_whatever_its_version(harness: Harness) -> None:
-    await harness.healthy("gpu-0", runs=ModelReport("3"), version="3")
-    await admit(harness, ask("a", version="3", dedup_keys=(task("job"),), id="job"))
-    assert await harness.broker.outcome("t", "job") is EntryState.QUEUED
-    following = [follower("unknown", "job", "t", "g2", 60.0, 1), follower("known", "job", "t", "g2", 60.0, 2, "m", "3")]
-    assert await harness.broker.enqueue(following) == [None, None]
-    await harness.answer(await claimed(harness, slot_of("3")))
-    replies = await drained(harness, "g2")
-    assert {id: reply.output for id, reply in replies.items()} == dict.fromkeys(("known", "unknown"), output("a"))
-    await admit(harness, ask("b", version="3", dedup_keys=(task("other"),), id="other"))
-    await harness.broker.cancel_task("t", "other")
-    assert isinstance(await harness.broker.claim(slot_of("3"), AT_ONCE), NoWork)
+    holds(await harness.broker.claim(slot_of("3", helps="4"), AT_ONCE))
 
 
 async def test_a_queue_that_comes_while_figures_are_asked_for_is_in_the_next_ones(harness: Harness) -> None:
@@ -111,3 +85,164 @@ async def test_a_queue_that_comes_while_figures_are_asked_for_is_in_the_next_one
     broker.know({"late": LIMITS})
     await asyncio.gather(*asked)
     assert "late" in {one.model for one in await broker.depths()}
+
+
+VERSIONS = ["", "3"]
+
+
+async def told(harness: Harness, worker: str, code: str, version: str = "", status: str = "healthy") -> None:
+    await beat(harness.broker, worker, status=WorkerStatus(status), runs=ModelReport(version, code), version=version)
+
+
+async def claim(harness: Harness, code: str, version: str = "") -> Lease:
+    return await granted(harness.broker, Slot("gpu-0", "m", MAX_BATCH, 0, ModelReport(version, code), version))
+
+
+async def complete(harness: Harness, lease: Lease, code: str) -> None:
+    await harness.broker.complete(lease, [ItemResult(code) for _ in lease.entries])
+
+
+async def run(harness: Harness, code: str, version: str = "") -> None:
+    await complete(harness, await claim(harness, code, version), code)
+
+
+async def answers(harness: Harness, *found: str) -> dict[str, tuple[str, bool]]:
+    """Output of each reply, and whether it was kept."""
+    replies = await drained(harness)
+    assert all(reply.output is not None for reply in replies.values())
+    return {id: (str(replies[id].output), replies[id].kept) for id in found}
+
+
+async def waits(harness: Harness, id: str) -> bool:
+    return await harness.broker.state("t", id) is EntryState.QUEUED
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_answers_of_old_code_are_not_given_once_new_code_is_there(harness: Harness, version: str) -> None:
+    await told(harness, "gpu-0", "old", version)
+    await admit(harness, sharing("first", same(f"s@{version}"), version=version))
+    await run(harness, "old", version)
+    await admit(harness, sharing("second", same(f"s@{version}"), version=version))
+    await told(harness, "gpu-0", "new", version)
+    await admit(harness, sharing("third", same(f"s@{version}"), version=version))
+    await run(harness, "new", version)
+    await admit(harness, sharing("fourth", same(f"s@{version}"), version=version))
+    found = await answers(harness, "first", "second", "third", "fourth")
+    assert found == {"first": ("old", False), "second": ("old", True), "third": ("new", False), "fourth": ("new", True)}
+
+
+async def test_while_old_workers_serve_only_outputs_of_the_newest_code_are_kept(harness: Harness) -> None:
+    await told(harness, "gpu-0", "old")
+    await told(harness, "gpu-1", "new")
+    await admit(harness, sharing("first", same()))
+    await run(harness, "old")
+    await admit(harness, sharing("second", same()))
+    await run(harness, "new")
+    await told(harness, "gpu-0", "old")
+    await admit(harness, sharing("third", same()))
+    await told(harness, "gpu-2", "old")  # Old code that serves anyway is not new for one more worker.
+    await admit(harness, sharing("fourth", same()))
+    found = await answers(harness, "first", "second", "third", "fourth")
+    assert found == {"first": ("old", False), "second": ("new", False), "third": ("new", True), "fourth": ("new", True)}
+
+
+@pytest.mark.parametrize("leaves", ["offline", "silently"])
+async def test_code_that_is_taken_back_leaves_the_answers_of_the_code_before(harness: Harness, leaves: str) -> None:
+    await told(harness, "gpu-0", "old")
+    await admit(harness, sharing("first", same()))
+    await run(harness, "old")
+    await told(harness, "gpu-1", "new")
+    await admit(harness, sharing("second", same()))
+    await run(harness, "new")
+    if leaves == "offline":
+        await told(harness, "gpu-1", "new", status="offline")
+    else:
+        await harness.advance(DEGRADED_AFTER / 2)
+        await told(harness, "gpu-0", "old")
+        await harness.advance(DEGRADED_AFTER / 2 + 0.1)
+        await told(harness, "gpu-0", "old")
+    await admit(harness, sharing("third", same()))
+    assert (await answers(harness, "third")) == {"third": ("old", True)}
+
+
+async def test_who_renews_gets_an_answer_of_its_own_that_is_kept_instead(harness: Harness) -> None:
+    await told(harness, "gpu-0", "code")
+    await admit(harness, sharing("first", same()))
+    await run(harness, "code")
+    await admit(harness, sharing("second", renewing()), sharing("third", renewing()))
+    await complete(harness, await claim(harness, "code"), "after")
+    await admit(harness, sharing("fourth", same()))
+    expected = {"first": ("code", False), "second": ("after", False), "third": ("after", False)}
+    assert await answers(harness, *expected, "fourth") == expected | {"fourth": ("after", True)}
+
+
+async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_worker_is_healthy(harness: Harness) -> None:
+    await told(harness, "gpu-0", "old")
+    await told(harness, "gpu-1", "new", status="cold")
+    await admit(harness, sharing("first", same()))
+    await run(harness, "old")
+    await admit(harness, sharing("second", same()))
+    await told(harness, "gpu-0", "old", status="cold")
+    await admit(harness, sharing("third", same()))  # Either may be loaded next.
+    assert await answers(harness, "second", "third") == {"second": ("old", True), "third": ("old", True)}
+    await told(harness, "gpu-0", "old", status="offline")
+    await admit(harness, sharing("fourth", same()))
+    assert await waits(harness, "fourth")
+    await told(harness, "gpu-1", "new")
+    await run(harness, "new")
+    await told(harness, "gpu-1", "new", status="cold")
+    await admit(harness, sharing("fifth", same()))
+    assert await answers(harness, "fourth", "fifth") == {"fourth": ("new", False), "fifth": ("new", True)}
+    await told(harness, "gpu-1", "old", status="cold")  # It is taken back.
+    await admit(harness, sharing("sixth", same()))
+    assert await answers(harness, "sixth") == {"sixth": ("old", True)}
+
+
+async def test_nobody_joins_what_began_before_new_code_was_there(harness: Harness) -> None:
+    await told(harness, "gpu-0", "old")
+    await admit(harness, sharing("first", same()))
+    running = await claim(harness, "old")
+    await admit(harness, sharing("follower", same()))
+    await told(harness, "gpu-0", "new")
+    await admit(harness, sharing("later", same()))
+    assert await waits(harness, "later")
+    await complete(harness, running, "old")
+    await run(harness, "new")
+    await admit(harness, sharing("last", same()))
+    found = await answers(harness, "first", "follower", "later", "last")
+    assert found == {
+        "first": ("old", False),
+        "follower": ("old", False),
+        "later": ("new", False),
+        "last": ("new", True),
+    }
+
+
+async def test_a_task_and_an_idempotency_key_stand_for_their_submission_whatever_the_code(harness: Harness) -> None:
+    await told(harness, "gpu-0", "old")
+    await admit(harness, sharing("first", task("first"), key()))
+    await run(harness, "old")
+    await told(harness, "gpu-0", "new")
+    await admit(harness, sharing("second", key()))
+    assert await answers(harness, "second") == {"second": ("old", True)}
+    assert (await outcome_of(harness.broker, "first")).output == "old"
+
+
+@pytest.mark.parametrize("change", ["other code", "a worker more", "the old worker leaves"])
+async def test_an_input_that_raised_in_old_code_runs_again_in_new_code(harness: Harness, change: str) -> None:
+    def bad() -> Entry:
+        return ask("poison", caller="bob")
+
+    await told(harness, "gpu-0", "old")
+    if change == "the old worker leaves":
+        await told(harness, "gpu-1", "new")
+    await admit(harness, bad())
+    for _ in range(2):
+        await harness.advance(0.6)
+        await harness.broker.release(await claim(harness, "old"), failed())
+    assert (await refused(harness, bad())).reason == "culprit"
+    if change == "the old worker leaves":
+        await told(harness, "gpu-0", "old", status="offline")
+    else:
+        await told(harness, "gpu-0" if change == "other code" else "gpu-1", "new")
+    await admit(harness, bad())

@@ -1,50 +1,25 @@
 """Promises of every store of bulk jobs: quotas hold, a job has one holder, and who held it before changes nothing."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from headway.model.bulk import BulkFile, BulkJob, JobFault, JobStatus, Stored
+from headway.model.bulk import BulkFile, BulkJob, JobDelay, JobFault, JobStatus, Stored
 from headway.ports import BulkStore
 from headway.runtime.request_id import new_id
-from headway.storage.postgres import PostgresBulkStore
-from headway.storage.sqlite import SqliteBulkStore
-from tests.contracts.ledgers import DATABASES
+from tests.contracts.ledgers import Database, opened
 from tests.scenes import Played
-from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
-KINDS: dict[str, Callable[[str], BulkStore]] = {"sqlite": SqliteBulkStore, "postgres": PostgresBulkStore}
 TENANTS = ("acme", "other", "acme", "acme")
-Make = Callable[[], BulkStore]
-
-
-@pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Make:
-    url = DATABASES[request.param](tmp_path, postgres).url
-    return lambda: KINDS[request.param](url)
-
-
-def opened(make: Make, story: Callable[[BulkStore], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        store = make()
-        try:
-            await store.open()
-            await story(store)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
 
 
 @pytest.fixture
-def store(make: Make) -> Played:
-    return Played(partial(opened, make))
+def store(database: Database) -> Played:
+    return Played(partial(opened, database.bulk))
 
 
 def job(tenant: str = "acme", **changes: Any) -> BulkJob:
@@ -61,7 +36,12 @@ async def test_a_job_comes_back_as_it_was_and_what_is_no_id_is_unknown(store: Bu
     """PostgreSQL has no texts with a NUL; SQLite has."""
     faults = (JobFault("empty", "no line", 3),)
     one = job(
-        models=("a", "b"), metadata={"k": "☃"}, reached={"failed": AT}, faults=faults, total=3, paused="no workers"
+        models=("a", "b"),
+        metadata={"k": "☃"},
+        reached={"failed": AT},
+        faults=faults,
+        total=3,
+        delay=JobDelay("no workers"),
     )
     for tenant, id in (("other", one.id), ("acme", "a\0"), ("acme", "\0")):
         assert await store.file(tenant, id) is None
@@ -76,7 +56,6 @@ async def test_a_job_comes_back_as_it_was_and_what_is_no_id_is_unknown(store: Bu
 
 
 async def ended(store: BulkStore, status: JobStatus = JobStatus.COMPLETED) -> BulkJob:
-    """End the job that is claimed next."""
     held = await store.claim("a", 30.0, 9)
     assert held is not None
     assert await store.keep(replace(held, status=status), 0.0)
@@ -104,7 +83,6 @@ async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkS
 
 
 async def test_jobs_and_files_are_read_page_by_page(store: BulkStore) -> None:
-    """Those of a tenant newest first, and all of them oldest first."""
     jobs, files = [job(tenant) for tenant in TENANTS], [file(tenant) for tenant in TENANTS]
     for one, other in zip(jobs, files, strict=True):
         assert await store.add_job(one, 10) and await store.add_file(other)
@@ -196,13 +174,10 @@ async def test_old_files_and_jobs_go_but_not_those_in_use(store: BulkStore) -> N
     assert await store.remove_file("acme", read.id)
 
 
-async def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
-    stores = [make() for _ in range(4)]
-    try:
-        await asyncio.gather(*(store.open() for store in stores))
+def test_of_many_who_claim_one_job_one_gets_it(database: Database) -> None:
+    async def story(*stores: BulkStore) -> None:
         await stores[0].add_job(job(), 1)
         held = await asyncio.gather(*(store.claim(str(at), 30.0, 9) for at, store in enumerate(stores)))
         assert len([one for one in held if one is not None]) == 1
-    finally:
-        for store in stores:
-            await store.close()
+
+    opened(database.bulk, story, count=4)

@@ -1,13 +1,29 @@
-"""Promises of every fleet: its processes, one leader at a time, and the last publication."""
+"""Promises of every fleet: its processes, one leader at a time, the last publication, and a worker for each model whatever is drained."""
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from headway.admin.drains import routes
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import DEPARTED_SECONDS, MOST_DEPARTED, OFFLINE_AFTER, latest
-from headway.model import Capacity, Departed, Drain, EndKind, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
+from headway.errors import BadRequest
+from headway.model import (
+    Capacity,
+    Departed,
+    Drain,
+    EndKind,
+    ProcessInfo,
+    Role,
+    Rollout,
+    RolloutState,
+    VersionCounts,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.model.rollout import Block, Evidence
 from headway.ports import Fleet
 from tests.contracts.brokers import Harness
@@ -145,15 +161,6 @@ async def test_a_drain_stands_only_where_no_other_came_since_the_look(harness: H
     assert len(await fleet.drains()) == 3
 
 
-async def test_one_leads_at_a_time(harness: Harness) -> None:
-    asked = [leads((harness.fleet, harness.fleet_peer)[number % 2], f"c-{number}", 3.0) for number in range(8)]
-    answers = await asyncio.gather(*asked)
-    assert sum(answers) == 1
-    leader = answers.index(True)
-    assert await leads(harness.fleet_peer, f"c-{leader}", 3.0)
-    assert not await leads(harness.fleet_peer, "another", 3.0)
-
-
 async def test_a_leader_leads_while_it_renews_and_another_takes_over_when_it_is_silent(harness: Harness) -> None:
     fleet, peer = harness.fleet, harness.fleet_peer
     assert await leads(fleet, "a", 60.0)
@@ -241,3 +248,62 @@ async def test_one_process_at_a_time_may_load_a_model(harness: Harness) -> None:
     assert await leads(harness.fleet, "host-2", 3.0), "controllers lead apart from that"
     await harness.advance(3.1)
     assert await harness.fleet_peer.acquire_load("a", "host-2", 3.0)
+
+
+NAMES = ("a", "b")
+STEPS = 5
+"""Questions of an order to the broker, at least: three of a look, and two of the write."""
+
+
+class Interrupted:
+    """A fleet and a broker; before one of the questions to them, something else happens."""
+
+    def __init__(self, fleet: Fleet, before: int, other: Callable[[], Awaitable[None]]) -> None:
+        self._fleet, self._left, self._other = fleet, before, other
+
+    async def _asked(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            await self._other()
+
+    async def workers(self) -> list[WorkerInfo]:
+        await self._asked()
+        return [WorkerInfo(worker_id=f"{name}/gpu-0", model="m", status=WorkerStatus.HEALTHY) for name in NAMES]
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def ask(*arguments: Any) -> Any:
+            await self._asked()
+            return await getattr(self._fleet, name)(*arguments)
+
+        return ask
+
+
+async def ordered(
+    fleet: Fleet, name: str, before: int = -1, other: Callable[[], Awaitable[None]] | None = None
+) -> bool:
+    view: Any = Interrupted(fleet, before, other)  # type: ignore[arg-type]
+    start = routes(SimpleNamespace(fleet=view, broker=view))[1]  # type: ignore[arg-type]
+    try:
+        await start.handler(SimpleNamespace(param={"name": name}.get))  # type: ignore[arg-type]
+    except BadRequest as exc:
+        assert str(exc).startswith("model m would have no healthy worker left")
+        return False
+    return True
+
+
+async def test_of_two_orders_that_bare_a_model_just_one_is_taken(harness: Harness) -> None:
+    for before in range(STEPS + 1):
+        for name in NAMES:
+            await harness.fleet.heartbeat(ProcessInfo(id=name, role=Role.WORKER, host=name, pid=1))
+        taken: list[bool] = []
+
+        async def other(taken: list[bool] = taken) -> None:
+            taken.append(await ordered(harness.fleet_peer, "b"))
+
+        taken.append(await ordered(harness.fleet, "a", before, other))
+        if len(taken) == 1:
+            assert before >= STEPS
+            await other()
+        assert sorted(taken) == [False, True]
+        assert len(await harness.fleet.drains()) == 1
+        await harness.fleet.undrain(NAMES)

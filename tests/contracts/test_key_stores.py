@@ -6,7 +6,7 @@ store of the same place each time it is called. Databases come from `tests.contr
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ import pytest
 from headway.identity.api_keys.file import KeysFile
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyMark, KeyStore
-from headway.storage import postgres as postgres_store
-from headway.storage import sqlite as sqlite_store
-from tests.contracts.ledgers import DATABASES, Database
+from headway.storage import rows
+from tests.contracts.ledgers import DATABASES, Database, opened
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of
 from tests.scenes import Played
@@ -39,11 +38,7 @@ def _in_file(folder: Path, postgres: SharedPostgres) -> Maker:
 
 
 def _in(database: Callable[[Path, SharedPostgres], Database]) -> Callable[[Path, SharedPostgres], Maker]:
-    def maker(folder: Path, postgres: SharedPostgres) -> Maker:
-        made = database(folder, postgres)
-        return lambda: made.keys(made.url)
-
-    return maker
+    return lambda folder, postgres: database(folder, postgres).keys
 
 
 STORES: dict[str, Callable[[Path, SharedPostgres], Maker]] = {
@@ -63,20 +58,6 @@ def key(name: str, created_at: float = AT, **changed: Any) -> ApiKey:
         id=id_of(name), digest=digest_of(name), user="ada", tenant="acme", tier="paid", created_at=created_at
     )
     return msgspec.structs.replace(plain, **changed)
-
-
-def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) -> None:
-    async def main() -> None:
-        stores = [place() for _ in range(count)]
-        try:
-            for store in stores:
-                await store.open()
-            await story(*stores)
-        finally:
-            for store in stores:
-                await store.close()
-
-    asyncio.run(main())
 
 
 @pytest.fixture
@@ -141,7 +122,9 @@ def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
         rivals = [store.add(key(name, AT + 1, replaces=id_of("a"))) for store, name in ((first, "b"), (second, "c"))]
         lost = [error for error in await asyncio.gather(*rivals, return_exceptions=True) if error is not None]
         [winner] = [one for one in await first.keys() if one.replaces]
-        assert [str(error) for error in lost] == [f"{id_of('a')} has just been replaced by {winner.id}, which lives"]
+        assert [str(error) for error in lost] == [
+            f"{id_of('a')} has just been replaced by {winner.id}, which is still valid"
+        ]
         assert isinstance(lost[0], ValueError)
         await first.add(key("d", AT + 1, replaces=id_of("other")))
         await first.expire(winner.id, AT + 2)
@@ -252,19 +235,9 @@ def test_nothing_is_missed_between_two_questions(place: Maker) -> None:
     opened(place, story, count=5)
 
 
-@pytest.fixture(params=DATABASES)
-def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Database:
-    return DATABASES[request.param](tmp_path, postgres)
-
-
-def in_database(database: Database, story: Callable[[KeyStore], Awaitable[None]]) -> None:
-    opened(lambda: database.keys(database.url), story)
-
-
 @pytest.fixture
 def stored(database: Database) -> Played:
-    """A store in a database."""
-    return Played(partial(in_database, database))
+    return Played(partial(opened, database.keys))
 
 
 async def test_a_revision_that_is_used_again_is_another_change(stored: KeyStore, database: Database) -> None:
@@ -284,8 +257,7 @@ async def test_a_revision_that_is_used_again_is_another_change(stored: KeyStore,
 
 
 async def test_a_reader_that_is_far_behind_reads_all(stored: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sqlite_store, postgres_store):
-        monkeypatch.setattr(module, "MARKS", 2)
+    monkeypatch.setattr(rows, "MARKS", 2)
     await stored.add(key("a"))
     marks = [await stored.latest()]
     for name in "bcd":
@@ -314,4 +286,4 @@ def test_keys_from_before_there_were_marks_are_told_and_kept(database: Database)
         assert ids(changed) == [id_of("c")]
         assert upto.mark
 
-    in_database(database, story)
+    opened(database.keys, story)

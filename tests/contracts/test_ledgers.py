@@ -3,9 +3,7 @@
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,18 +14,12 @@ from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.request_id import new_id
 from headway.storage.schema import POSTGRES, SQLITE, VERSIONS
-from tests.contracts.ledgers import DATABASES, Database
+from tests.contracts.ledgers import Database, opened
 from tests.scenes import Played
-from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
 STEPS = [*range(1, len(SQLITE) + 1)]
 """Steps of the schema that this version knows."""
-
-
-@pytest.fixture(params=DATABASES)
-def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Database:
-    return DATABASES[request.param](tmp_path, postgres)
 
 
 def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **changes: Any) -> LedgerRecord:
@@ -50,21 +42,9 @@ def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **chang
     return msgspec.structs.replace(plain, **changes)
 
 
-def opened(database: Database, story: Callable[[Ledger], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        ledger = database.ledger(database.url)
-        try:
-            await ledger.open()
-            await story(ledger)
-        finally:
-            await ledger.close()
-
-    asyncio.run(main())
-
-
 @pytest.fixture
 def ledger(database: Database) -> Played:
-    return Played(partial(opened, database))
+    return Played(partial(opened, database.ledger))
 
 
 async def test_a_record_comes_back_as_it_was_and_an_unknown_id_has_none(ledger: Ledger) -> None:
@@ -79,34 +59,32 @@ async def test_a_record_comes_back_as_it_was_and_an_unknown_id_has_none(ledger: 
         assert list(await ledger.find(id)) == [], id
 
 
-def test_any_number_of_records_is_written(database: Database) -> None:
+async def count(database: Database) -> int:
+    found: int = (await asyncio.to_thread(database.query, "SELECT count(*) FROM headway_requests"))[0][0]
+    return found
+
+
+async def test_any_number_of_records_is_written(ledger: Ledger, database: Database) -> None:
     counts = (0, 1, 49, 50, 51, 1234)
-
-    async def story(ledger: Ledger) -> None:
-        for count in counts:
-            records = [record(latency_ms=float(number)) for number in range(count)]
-            await ledger.write(records)
-            for kept in records[:1] + records[-1:]:
-                assert list(await ledger.find(kept.id)) == [kept]
-
-    opened(database, story)
-    assert database.query("SELECT count(*) FROM headway_requests")[0][0] == sum(counts)
+    for number in counts:
+        records = [record(latency_ms=float(one)) for one in range(number)]
+        await ledger.write(records)
+        for kept in records[:1] + records[-1:]:
+            assert list(await ledger.find(kept.id)) == [kept]
+    assert await count(database) == sum(counts)
 
 
-def test_what_is_there_already_is_left_as_it_is(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        first, fresh = record(), record()
-        await ledger.write([first])
-        again = msgspec.structs.replace(first, status="failed", error="BACKEND_ERROR")
-        await ledger.write([fresh, again, fresh])
-        assert list(await ledger.find(first.id)) == [first]
-        assert list(await ledger.find(fresh.id)) == [fresh]
-        after = record()
-        await ledger.write([after])
-        assert list(await ledger.find(after.id)) == [after]
-
-    opened(database, story)
-    assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 3
+async def test_what_is_there_already_is_left_as_it_is(ledger: Ledger, database: Database) -> None:
+    first, fresh = record(), record()
+    await ledger.write([first])
+    again = msgspec.structs.replace(first, status="failed", error="BACKEND_ERROR")
+    await ledger.write([fresh, again, fresh])
+    assert list(await ledger.find(first.id)) == [first]
+    assert list(await ledger.find(fresh.id)) == [fresh]
+    after = record()
+    await ledger.write([after])
+    assert list(await ledger.find(after.id)) == [after]
+    assert await count(database) == 3
 
 
 async def test_requests_of_one_id_have_a_record_each_the_newest_first(ledger: Ledger) -> None:
@@ -148,18 +126,12 @@ async def test_old_records_are_removed_in_bites_the_oldest_first(ledger: Ledger)
 
 
 def test_several_open_one_database_at_once_and_all_write(database: Database) -> None:
-    async def main() -> None:
-        ledgers = [database.ledger(database.url) for _ in range(4)]
-        try:
-            await asyncio.gather(*(ledger.open() for ledger in ledgers))
-            shared = record()
-            await asyncio.gather(*(ledger.write([record(), shared]) for ledger in ledgers))
-        finally:
-            for ledger in ledgers:
-                await ledger.close()
+    async def story(*ledgers: Ledger) -> None:
+        shared = record()
+        await asyncio.gather(*(ledger.write([record(), shared]) for ledger in ledgers))
+        assert await count(database) == 5
 
-    asyncio.run(main())
-    assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 5
+    opened(database.ledger, story, count=4)
     assert [row[0] for row in database.query("SELECT version FROM headway_schema")] == STEPS
 
 
@@ -192,7 +164,7 @@ async def test_requests_without_an_outcome_are_found_until_they_are_forgotten_or
 
 
 def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database) -> None:
-    sqlite = database.url.startswith("sqlite")
+    sqlite = database.is_sqlite
     database.query(VERSIONS)
     for number, statements in enumerate((SQLITE if sqlite else POSTGRES)[:3], 1):
         for statement in statements:
@@ -212,7 +184,7 @@ def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database
         await ledger.write([other])
         assert list(await ledger.find(other.id)) == [other]
 
-    opened(database, story)
+    opened(database.ledger, story)
 
 
 def test_a_database_is_opened_again_unless_it_is_of_a_later_version(database: Database) -> None:
@@ -225,10 +197,10 @@ def test_a_database_is_opened_again_unless_it_is_of_a_later_version(database: Da
         assert list(await ledger.find(kept.id)) == [kept]
         await ledger.close()  # Twice is safe, and so is before it was opened.
 
-    asyncio.run(database.ledger(database.url).close())
-    opened(database, write)
-    opened(database, read)
+    asyncio.run(database.ledger().close())
+    opened(database.ledger, write)
+    opened(database.ledger, read)
     database.query("INSERT INTO headway_schema VALUES (99)")
-    with pytest.raises(SettingError, match=re.escape(f"step 99; this one knows {len(STEPS)}")):
-        opened(database, read)
+    with pytest.raises(SettingError, match=re.escape(f"migration 99; this version has {len(STEPS)}")):
+        opened(database.ledger, read)
     assert [row[0] for row in database.query("SELECT version FROM headway_schema ORDER BY 1")] == [*STEPS, 99]

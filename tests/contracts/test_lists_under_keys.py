@@ -52,7 +52,6 @@ class Door:
 
 @asynccontextmanager
 async def doors(harness: Harness) -> AsyncIterator[tuple[Door, Door]]:
-    """Two gateways over the views of two processes."""
     supervisor, settings = Supervisor(), Settings(model="m", max_batch_size=8)
     made = [
         Gateway(settings, ["m"], broker, GatewayCounts(), harness.now) for broker in (harness.broker, harness.peer())
@@ -117,27 +116,18 @@ async def test_a_list_that_comes_again_elsewhere_joins_its_first_and_later_gets_
             assert [reply.output for reply in await ended] == [output(text) for text in wanted]
 
 
-@asynccontextmanager
-async def half_answered(harness: Harness, *texts: str) -> AsyncIterator[Door]:
-    """Of a list of two under a key the first fails through no fault of its own. Yields the other door."""
+@pytest.mark.parametrize("again", ["a", "b"])
+async def test_a_list_whose_first_input_failed_runs_only_that_when_it_comes_again_and_no_other(
+    harness: Harness, again: str
+) -> None:
     async with doors(harness) as (one, other):
-        ended = one.ask(texts)
-        assert await worked_off(harness, ended, lines=[one.line], fails=texts[0]) == [*texts]
-        [reply] = await ended
-        assert failure_of(reply).code == errors.NO_WORKERS
-        yield other
-
-
-async def test_a_list_whose_first_input_failed_runs_only_that_when_it_comes_again(harness: Harness) -> None:
-    async with half_answered(harness, "a0", "a1") as door:
-        again = door.ask(["a0", "a1"])
-        assert await worked_off(harness, again, lines=[door.line]) == ["a0"]
-        assert [reply.output for reply in await again] == [output("a0"), output("a1")]
-
-
-async def test_a_list_that_differs_from_one_whose_first_input_failed_is_refused(harness: Harness) -> None:
-    async with half_answered(harness, "a0", "a1") as door:
-        another = door.ask(["b0", "b1"])
-        await worked_off(harness, another, lines=[door.line])
-        [refused] = await another
-        assert failure_of(refused).code == errors.IDEMPOTENCY_MISUSE
+        first = one.ask(["a0", "a1"])
+        assert await worked_off(harness, first, lines=[one.line], fails="a0") == ["a0", "a1"]
+        assert [failure_of(reply).code for reply in await first] == [errors.NO_WORKERS]
+        second = other.ask([f"{again}0", f"{again}1"])
+        ran = await worked_off(harness, second, lines=[other.line])
+        if again == "a":
+            assert ran == ["a0"]
+            assert [reply.output for reply in await second] == [output("a0"), output("a1")]
+        else:
+            assert [failure_of(reply).code for reply in await second] == [errors.IDEMPOTENCY_MISUSE]

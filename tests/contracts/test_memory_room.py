@@ -1,8 +1,5 @@
 """A broker bounds what waits in bytes, and tenant by tenant, and nothing of it is left behind."""
 
-import math
-from collections.abc import Iterator
-
 import pytest
 
 from headway import errors
@@ -10,25 +7,18 @@ from headway.core.queue_limits import SMALL
 from headway.model import Entry, ItemResult, Lease, Limit
 from tests.contracts.brokers import AT_ONCE, MemoryHarness, RedisHarness, ask, failed, leave, slot
 from tests.contracts.dedup_keys import admit, key, poll, refused, same, sharing, task
-from tests.servers.redis import SharedServers
 
 Roomy = MemoryHarness | RedisHarness
 LARGE = "x" * 9_000
 MOST = 1_000_000
 
 
-@pytest.fixture(params=["memory", "valkey", "apart"])
-def harness(request: pytest.FixtureRequest, servers: SharedServers) -> Iterator[Roomy]:
-    made: Roomy
-    if request.param == "memory":
-        made = MemoryHarness(queue_bytes=MOST)
-    else:
-        apart_from = 1_000.0 if request.param == "apart" else math.inf
-        made = RedisHarness(servers.of("valkey"), queue_bytes=MOST, apart_from=apart_from)
-    yield made
-    endless = made.endless()
-    made.close()
-    assert endless == []
+pytestmark = pytest.mark.parametrize("harness", ["memory", "near", "valkey", "apart"], indirect=True)
+
+
+@pytest.fixture
+def bounds() -> dict[str, int]:
+    return {"queue_bytes": MOST}
 
 
 def large(tenant: str, **how: object) -> Entry:
@@ -53,7 +43,6 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Room
 
 @pytest.mark.parametrize("name", ["", "a\0b", "ä"])
 async def test_a_tenant_fills_its_part_of_the_room_whatever_it_is_called(harness: Roomy, name: str) -> None:
-    """In all queues, also with those that only wait for another."""
     await admit(harness, *(large(name, model="other") for _ in range(20)))
     verdicts = await harness.broker.enqueue([large(name, dedup_keys=(same(),)) for _ in range(40)])
     assert [verdict is None for verdict in verdicts[:30]] == [True] * 30
@@ -70,13 +59,13 @@ async def test_a_tenant_fills_its_part_of_the_room_whatever_it_is_called(harness
     assert harness.room == MOST
 
 
-WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on a GPU", "handed back"]
+WAYS = ["answered", "dies", "late", "late on a GPU", "withdrawn", "withdrawn on a GPU", "cancelled", "handed back"]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Roomy, way: str, shared: bool) -> None:
-    entries: list[Entry] = [ask(LARGE, id="first", queue_timeout=5.0, timeout=20.0)]
+    entries: list[Entry] = [sharing("first", task("first"), input=LARGE, queue_timeout=5.0, timeout=20.0)]
     if shared:
         entries = [
             sharing("first", task("first"), key(), same(), input=LARGE, queue_timeout=5.0, timeout=20.0),
@@ -86,7 +75,7 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Room
         ]
     await admit(harness, *entries)
     assert harness.room < MOST - 9_000
-    lease = None if way in ("late", "withdrawn") else await harness.claim()
+    lease = None if way in ("late", "withdrawn", "cancelled") else await harness.claim()
     if lease is not None and way == "answered":
         await harness.answer(lease)
     elif lease is not None and way == "dies":
@@ -98,6 +87,8 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Room
     elif lease is not None and way == "handed back":
         await harness.broker.release(lease)
         await harness.answer(await harness.claim())
+    elif way == "cancelled":
+        await harness.broker.cancel_task("t", "first")
     elif way.startswith("withdrawn"):
         await leave(harness.broker, *entries)
         if lease is not None:
@@ -106,6 +97,7 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Room
         await harness.advance(7.0)
         await harness.broker.reap()
     assert harness.room == MOST
-    assert harness.large_inputs == []
+    unread = shared or way in ("answered", "handed back")
+    assert not harness.apart("P" if unread else "PR")
     if isinstance(harness, MemoryHarness):
         assert all(queued.reservation is None for queued in harness.broker._entries.values())

@@ -1,7 +1,7 @@
 """Promises of a broker to a gateway in its own process: entries are taken at once, and replies are handed over."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -10,14 +10,9 @@ from headway import errors
 from headway.core.queue_limits import SMALL
 from headway.model import BatchFailure, Cause, Entry, ItemResult, Limit, Reply, TokenCount
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import MemoryHarness, ask, failure_of, ids, output
+from tests.contracts.brokers import MemoryHarness, ask, failure_of, ids, outcome_of, output
 
-
-@pytest.fixture
-def harness() -> Iterator[MemoryHarness]:
-    made = MemoryHarness()
-    yield made
-    made.close()
+pytestmark = pytest.mark.parametrize("harness", ["memory"], indirect=True)
 
 
 class Held:
@@ -41,7 +36,6 @@ Settled = list[tuple[Sequence[object], Sequence[Reply]]]
 
 
 def attached(harness: MemoryHarness) -> tuple[Settled, list[Sequence[Reply]]]:
-    """Batches that are settled, and replies that are delivered."""
     settled: Settled = []
     told: list[Sequence[Reply]] = []
 
@@ -89,7 +83,7 @@ async def test_who_is_known_without_a_queue_or_over_a_limit_is_refused(harness: 
     assert ids((await harness.claim()).entries) == ["b"]
 
 
-async def test_a_large_input_may_get_a_kept_answer_or_follow_one_that_is_late(harness: MemoryHarness) -> None:
+async def test_a_large_input_that_gets_a_kept_answer_takes_no_room(harness: MemoryHarness) -> None:
     _, told = attached(harness)
     large, free = "x" * (2 * SMALL), harness.room
     assert harness.broker.take(common.sharing("first", common.key(), input=large)) is None
@@ -98,27 +92,6 @@ async def test_a_large_input_may_get_a_kept_answer_or_follow_one_that_is_late(ha
     await harness.settle()
     assert [(reply.id, reply.kept) for replies in told for reply in replies] == [("first", False), ("again", True)]
     assert harness.room == free
-    told.clear()
-    original = common.sharing("original", common.same(), input=large, timeout=1.0)
-    follower = common.sharing("follower", common.same(), input=large, timeout=9.0)
-    assert [harness.broker.take(one) for one in (original, follower)] == [None, None]
-    await harness.reaping(2.0)
-    assert harness.room < free, "it waits anew"
-    await harness.answer(await harness.claim())
-    await harness.settle()
-    assert [reply.id for replies in told for reply in replies] == ["original", "follower"]
-    assert harness.room == free
-
-
-async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes(harness: MemoryHarness) -> None:
-    _, told = attached(harness)
-    for name, keys in (("alone", ()), ("shares", (common.same(),))):
-        await harness.broker.reap(1.0)
-        assert harness.broker.take(ask(id=name, dedup_keys=keys, queue_timeout=0.1, timeout=60.0)) is None
-        await harness.advance(0.1 + harness.grain)
-        [[reply]] = told
-        assert (reply.id, reply.output) == (name, None)
-        told.clear()
 
 
 async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHarness) -> None:
@@ -185,8 +158,7 @@ async def test_an_outcome_that_is_too_large_to_be_kept_is_delivered_by_itself(ha
     await harness.broker.complete(lease, [ItemResult("x" * harness.broker.kept.largest)])
     await harness.settle()
     assert (settled, [ids(replies) for replies in told]) == ([], [["a"]])
-    outcome = await harness.broker.outcome("t", "a")
-    assert isinstance(outcome, Reply)
+    outcome = await outcome_of(harness.broker, "a")
     assert failure_of(outcome).reason == "kept"
 
 

@@ -18,9 +18,10 @@ import pytest
 from msgspec.structs import astuple
 
 from headway.brokers.redis.broker import RedisBroker
+from headway.brokers.redis.claims import Granted
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.function_library import SECTIONS
-from headway.brokers.redis.shard_queue import Granted, Queue
+from headway.brokers.redis.shard_queue import Queue
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.bulk import QUIET
@@ -43,9 +44,9 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.runtime.counters import BrokerCounts
-from tests.contracts.brokers import Fixed, KnownServer, ask, slot
+from tests.contracts.brokers import Fixed, ask, linked, slot
 from tests.servers.redis import RunningServer, SharedServers
-from tests.virtual_time import ServedLoop
+from tests.virtual_time import Clock
 
 LIMITS = QueueLimits(tiers=3, max_batch=16, reserved_share=0.2, max_queue=120)
 WEIGHED = replace(LIMITS, max_weight=100)
@@ -286,7 +287,6 @@ class Pair:
                 self.told.add(member.entry.id)
 
     def bulk_figures(self) -> dict[str, float]:
-        """Figures of the bulk entries, which lie last."""
         stored: bytes = self.server.command("GET", f"{self.there._key}q")
         names = SECTIONS["BULK"]
         return dict(zip(names, struct.unpack(f"<{len(names)}d", stored[-8 * len(names) :]), strict=True))
@@ -379,17 +379,12 @@ def play(
     script: Callable[[Pair], Awaitable[None]], seed: int, kind: str, limits: QueueLimits, servers: SharedServers
 ) -> None:
     server = servers.of(kind)
-    with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
-        loop = runner.get_loop()
-        link = KnownServer(server.url, timeout=math.inf, clock=loop.time)
 
-        async def main() -> None:
-            await link.open()
-            pair = Pair(seed, link, loop.time, server, limits)
-            try:
-                await script(pair)
-            finally:
-                await pair.broker.close()
-                await link.close()
+    async def main(link: RedisConnection, now: Clock) -> None:
+        pair = Pair(seed, link, now, server, limits)
+        try:
+            await script(pair)
+        finally:
+            await pair.broker.close()
 
-        runner.run(main())
+    linked(server, 1, main)

@@ -9,7 +9,6 @@ stands, what is kept of tasks, and in the end what every gateway has heard and w
 
 import asyncio
 import itertools
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +23,6 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.core.dedup import follower
 from headway.core.queue_limits import QueueLimits
-from headway.core.ratelimit import counting_as
 from headway.core.retention import KeptLimits
 from headway.model import (
     BatchFailure,
@@ -42,14 +40,12 @@ from headway.model import (
     QueueName,
     Reply,
     TierDepth,
-    WorkerInfo,
-    WorkerStatus,
 )
 from headway.ports import Broker
 from headway.runtime.counters import BrokerCounts
-from tests.contracts.brokers import AT_ONCE, KnownServer, ask, ids, slot
+from tests.contracts.brokers import AT_ONCE, ask, beat, ids, linked, several, slot
 from tests.servers.redis import RunningServer, SharedServers
-from tests.virtual_time import ServedLoop
+from tests.virtual_time import Clock
 
 LIMITS = QueueLimits(tiers=3, max_batch=4, reserved_share=0.2, max_queue=12, shed_at=(5, 8))
 KEPT = KeptLimits.of(40_000, 24_000)
@@ -138,20 +134,12 @@ class Pair:
         self.asked.append(found)
         return found
 
-    def several(self, gateway: str, model: str) -> list[Entry]:
-        """Entries of one request, of which the first pays for all and comes for all."""
-        count = self.rng.choice((2, 3, 7))
-        parts = [replace(ask(gateway=gateway, model=model, tenant="a"), nonce=next(_numbers)) for _ in range(count)]
-        limits = tuple(counting_as(limit, count) for limit in RATES if self.rng.random() < 0.3)
-        payer = parts[0].nonce
-        first = replace(parts[0], limits=limits, payer=payer, count=count)
-        self.asked += (found := [first, *(replace(part, payer=payer) for part in parts[1:])])
-        return found
-
     async def enqueue(self) -> None:
         gateway, model = self.rng.choice(GATEWAYS), self.rng.choice(QUEUES)
         if self.rng.random() < 0.15:
-            entries = self.several(gateway, model)
+            limits = [limit for limit in RATES if self.rng.random() < 0.3]
+            entries = several(self.rng.choice((2, 3, 7)), *limits, gateway=gateway, model=model, tenant="a")
+            self.asked += entries
         else:
             entries = [self.entry(gateway, model) for _ in range(self.rng.choice((1, 1, 2, 5)))]
         broker = self.either()
@@ -287,9 +275,8 @@ async def trace(pair: Pair) -> None:
             pair.codes[rng.choice(WORKERS)] = rng.choice(("old", "new", "newer"))
         for name in rng.choice(((first, second),) * 5 + ((first,), ())):
             runs = ModelReport("", pair.codes[name])
-            worker = WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, runs=runs)
-            await pair.there[0].heartbeat(worker)
-            await pair.here.heartbeat(worker)
+            for broker in (pair.there[0], pair.here):
+                await beat(broker, name, runs=runs)
         await rng.choice((*steps, *leave))()
         await pair.compare()
         if step % 40 == 39:
@@ -311,20 +298,13 @@ async def trace(pair: Pair) -> None:
 @pytest.mark.parametrize(("seed", "kind"), [*((seed, "valkey") for seed in SEEDS), (0, "redis")])
 def test_a_random_trace_is_counted_and_shared_the_same(seed: int, kind: str, servers: SharedServers) -> None:
     server = servers.of(kind)
-    with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
-        loop = runner.get_loop()
-        links = [KnownServer(server.url, timeout=math.inf, clock=loop.time) for _ in range(2)]
 
-        async def main() -> None:
-            for link in links:
-                await link.open()
-            pair = Pair(seed, server, links, loop.time)
-            try:
-                await trace(pair)
-            finally:
-                for broker in pair.there:
-                    await broker.close()
-                for link in links:
-                    await link.close()
+    async def main(first: RedisConnection, second: RedisConnection, now: Clock) -> None:
+        pair = Pair(seed, server, (first, second), now)
+        try:
+            await trace(pair)
+        finally:
+            for broker in pair.there:
+                await broker.close()
 
-        runner.run(main())
+    linked(server, 2, main)

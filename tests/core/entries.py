@@ -3,6 +3,10 @@
 from headway.model import Entry
 
 
+class WatchedText(str):
+    """A text that can be watched by a weak reference."""
+
+
 def entry(
     id: str = "1",
     *,
@@ -16,9 +20,12 @@ def entry(
     weight: int = 1,
     shape: int = 0,
     count: int = 1,
+    caller: str = "",
+    parameters: bytes = b"",
 ) -> Entry:
     """An entry whose input is its id unless one is given."""
     text = id if input is None else input
     return Entry(
-        id, model, text, tier, tenant, gateway, queue_timeout, timeout, weight=weight, shape=shape, count=count
-    )
+        id, model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, caller=caller, weight=weight,
+        shape=shape, count=count,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ def make(id: str, *dedup_keys: DedupKey, tenant: str = "t", timeout: float = 60.
 
 
 def left_over(sharing: Dedup) -> dict[str, object]:
-    state = vars(sharing)
+    state = vars(sharing) | vars(sharing.followers) | {"kept": sharing._kept._retention}
     return {name: value for name, value in state.items() if (value if isinstance(value, Sized | int) else 0)}
 
 

@@ -9,25 +9,19 @@ from hypothesis import strategies as st
 
 from headway.core import policies
 from headway.core.admission import MARGIN_SHARE, MIN_MARGIN, AdmissionLimits, Refused
-from headway.core.departure import Departure
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 from tests.core.entries import entry
 from tests.core.fleet import drive
-from tests.core.test_queue import AT_ONCE
+from tests.core.test_queue import leave
 
 DEPTHS = st.lists(st.integers(0, 5000), min_size=3, max_size=3)
 RATES = st.lists(st.floats(0.0, 5000.0), min_size=3, max_size=3)
 GATES = st.builds(
-    AdmissionLimits.of,
-    max_batch=st.integers(1, 100),
-    slots=st.floats(0.5, 64.0),
-    seconds=st.floats(0.001, 2.0),
-    deviation=st.floats(0.0, 1.0),
-    rates=RATES,
-    reserved=st.floats(0, 0.5),
-)
+    AdmissionLimits.of, max_batch=st.integers(1, 100), slots=st.floats(0.5, 64.0), seconds=st.floats(0.001, 2.0),
+    deviation=st.floats(0.0, 1.0), rates=RATES, reserved=st.floats(0, 0.5),
+)  # fmt: skip
 ENTRIES = st.builds(entry, tier=st.integers(0, 2), queue_timeout=st.floats(0.001, 5.0), timeout=st.floats(0.001, 10.0))
 
 
@@ -185,9 +179,7 @@ def make() -> ModelQueue:
     queue.set_slots(1)
     for at in range(8):
         queue.offer(entry(f"first {at}"), at * 1.0)
-        departure = queue.depart("gpu-0", BATCH, AT_ONCE, at * 1.0)
-        assert isinstance(departure, Departure)
-        queue.finish(departure, at + SECONDS)
+        queue.finish(leave(queue, now=at * 1.0, limit=BATCH), at + SECONDS)
     return queue
 
 
@@ -196,21 +188,17 @@ def admitted(queue: ModelQueue, shapes: list[int], tenant: str = "t", now: float
     return sum(not isinstance(one, Refused) for one in offered)
 
 
-def test_entries_of_unlike_shapes_are_let_in_as_batches_of_one() -> None:
-    assert IN_TIME - 2 <= admitted(make(), list(range(1, 200))) <= IN_TIME + 1
+def test_entries_of_unlike_shapes_are_let_in_as_batches_of_one_and_others_told_when_to_come_again() -> None:
+    queue = make()
+    assert IN_TIME - 2 <= admitted(queue, list(range(1, 200))) <= IN_TIME + 1
+    refused = queue.offer(entry("late", shape=500), 10.0)
+    assert isinstance(refused, Refused)
+    assert 0.0 < refused.wait < 2 * SECONDS
 
 
 @pytest.mark.parametrize("shapes", [1, 2])
 def test_entries_that_ride_together_are_let_in_as_before(shapes: int) -> None:
     assert admitted(make(), [1 + at % shapes for at in range(500)]) == 500
-
-
-def test_a_refused_one_is_told_the_seconds_until_it_would_be_let_in() -> None:
-    queue = make()
-    admitted(queue, list(range(1, 200)))
-    refused = queue.offer(entry("late", tenant="t", shape=500), 10.0)
-    assert isinstance(refused, Refused)
-    assert 0.0 < refused.wait < 2 * SECONDS
 
 
 def test_a_common_shape_and_a_new_tenant_are_let_in_beside_others() -> None:
@@ -234,8 +222,7 @@ def test_under_a_flood_what_is_let_in_is_answered_in_time(calm: int) -> None:
             queue.offer(entry(f"flood {shape}", tenant="hostile", shape=shape), now)
         assert admitted(queue, [1] * calm, "calm", now) == calm, turn
         late.update(member.entry.tenant for member in queue.expire(now))
-        departure = queue.depart("gpu-0", BATCH, AT_ONCE, now)
-        assert isinstance(departure, Departure)
+        departure = leave(queue, now=now, limit=BATCH)
         late.update(member.entry.tenant for member in departure.late)
         now += SECONDS
         queue.finish(departure, now)

@@ -66,7 +66,7 @@ def test_a_record_without_a_span_is_refused(record: list[float]) -> None:
     with pytest.raises(SettingError) as caught:
         replay(record, 10.0)
     assert str(caught.value) == (
-        f"trace = '{len(record)} arrivals in 0 s': has no rate. Use one with arrivals at two instants or more."
+        f"trace = '{len(record)} arrivals in 0 s': has no rate. Use one with arrivals at two or more times."
     )
 
 
@@ -110,13 +110,13 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
         ("1,2\n3,4\n", "no column TIMESTAMP"),
         ("seconds\n1\n", "no column TIMESTAMP"),
         ("XTIMESTAMP\n1\n", "no column TIMESTAMP"),
-        ("TIMESTAMP\n1\n2\nthree\n", "line 4: 'three' is not an instant like the others"),
-        ("TIMESTAMP\nyesterday\n", "line 2: 'yesterday' is not an instant"),
-        ("a,TIMESTAMP\n1,1\n2\n", "line 3: '' is not an instant"),
-        ("1\nnan\n", "line 2: 'nan' is not an instant"),
-        ("1\ninf\n", "line 2: 'inf' is not an instant"),
-        ("TIMESTAMP\n1\n2023-11-16 18:17:03\n", "line 3: '2023-11-16 18:17:03' is not an instant like the others"),
-        ("TIMESTAMP\n2023-11-16 18:17:03\n1\n", "line 3: '1' is not an instant like the others"),
+        ("TIMESTAMP\n1\n2\nthree\n", "line 4: 'three' is not a time like the others"),
+        ("TIMESTAMP\nyesterday\n", "line 2: 'yesterday' is not a time"),
+        ("a,TIMESTAMP\n1,1\n2\n", "line 3: '' is not a time"),
+        ("1\nnan\n", "line 2: 'nan' is not a time"),
+        ("1\ninf\n", "line 2: 'inf' is not a time"),
+        ("TIMESTAMP\n1\n2023-11-16 18:17:03\n", "line 3: '2023-11-16 18:17:03' is not a time like the others"),
+        ("TIMESTAMP\n2023-11-16 18:17:03\n1\n", "line 3: '1' is not a time like the others"),
         ("TIMESTAMP\n2023-11-16 18:17:03\n2023-11-16 18:17:04Z\n", "line 3"),
         ("1\n\n3\n2.5\n", "line 4: '2.5' is earlier than the line before it"),
         ("1\n" + "9" * 200_000 + "\n", "line 2 is not CSV: field larger"),

@@ -10,17 +10,14 @@ LONG = 1e6
 """Seconds that no probe takes."""
 
 
-def suspected(threshold: int = 3, cooldown: float = 1.0, now: float = 0.0) -> Breaker:
-    breaker = Breaker(threshold, cooldown)
-    for _ in range(threshold):
-        breaker.failure(now)
-    return breaker
-
-
-def opened(now: float = 0.0) -> Breaker:
-    breaker = suspected(now=now)
-    assert breaker.allow(now, LONG)
-    breaker.failure(now)
+@pytest.fixture
+def breaker() -> Breaker:
+    """A breaker that has opened."""
+    breaker = Breaker(3, 1.0)
+    for _ in range(3):
+        breaker.failure(0.0)
+    assert breaker.allow(0.0, LONG)
+    breaker.failure(0.0)
     return breaker
 
 
@@ -40,26 +37,11 @@ def test_failures_in_a_row_ask_for_a_probe_at_once() -> None:
     assert breaker.state(0.0) is State.CLOSED
 
 
-@pytest.fixture
-def breaker() -> Breaker:
-    return opened()
-
-
-def test_after_the_rest_one_probe_goes_through_and_its_success_closes_it(breaker: Breaker) -> None:
-    assert not breaker.allow(0.99, LONG)
-    assert breaker.retry_at(0.5) == 1.0
-    assert breaker.state(1.0) is State.HALF_OPEN
-    assert [breaker.allow(1.0, LONG), breaker.allow(1.0, LONG)] == [True, False]
-    breaker.success(1.0)
-    assert breaker.state(1.0) is State.CLOSED
-    assert breaker.retry_at(1.0) == 1.0
-
-
-def test_a_probe_that_fails_doubles_the_rest_up_to_a_cap() -> None:
-    breaker, now = opened(), 0.0
-    rests = []
+def test_a_probe_that_fails_doubles_the_rest_up_to_a_cap(breaker: Breaker) -> None:
+    now, rests = 0.0, []
     for _ in range(8):
         rests.append(breaker.retry_at(now) - now)
+        assert not breaker.allow(breaker.retry_at(now) - 0.01, LONG)
         now = breaker.retry_at(now)
         assert breaker.allow(now, LONG)
         breaker.failure(now)

@@ -119,6 +119,13 @@ def test_the_first_after_a_silence_are_not_counted() -> None:
     assert bulk.credit == 0.0
 
 
+def test_after_no_silence_the_first_are_counted() -> None:
+    bulk = waiting()
+    bulk.whole(100, math.inf, forecast(newest=0.1), QUIET)
+    bulk.charge(1, QUIET + 0.1)
+    assert bulk.credit == 0.0
+
+
 def test_what_rides_apart_gets_a_gpu_now_and_then() -> None:
     """It has no seat, and at a high load no GPU is idle."""
     bulk, busy = waiting(shape=1), forecast(1000.0, newest=1.0)

@@ -41,17 +41,11 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("names", [ALL_PARAMETERS, ("t",), ("s", "t")])
-@pytest.mark.parametrize(("one", "other"), SAME)
-def test_parameters_are_the_same_by_value(one: bytes, other: bytes, names: PerCall) -> None:
-    assert values_of(one, names) == values_of(other, names)
-    assert shape_number(one, names, 0) == shape_number(other, names, 0)
-
-
-@pytest.mark.parametrize("names", [ALL_PARAMETERS, ("t",), ("s", "t")])
-@pytest.mark.parametrize(("one", "other"), OTHERS)
-def test_other_parameters_are_told_apart(one: bytes, other: bytes, names: PerCall) -> None:
-    assert values_of(one, names) != values_of(other, names)
-    assert shape_number(one, names, 0) != shape_number(other, names, 0)
+@pytest.mark.parametrize(("one", "other"), SAME + OTHERS)
+def test_parameters_are_the_same_by_value_and_others_are_told_apart(one: bytes, other: bytes, names: PerCall) -> None:
+    same = (one, other) in SAME
+    assert (values_of(one, names) == values_of(other, names)) is same
+    assert (shape_number(one, names, 0) == shape_number(other, names, 0)) is same
 
 
 def test_only_parameters_that_are_named_count_and_so_do_the_messages_of_a_chat() -> None:

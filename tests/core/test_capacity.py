@@ -6,6 +6,7 @@ from headway.core.departure import Load
 from headway.core.health import HEARTBEAT_EVERY, REST_EVERY, grace, heard, judged, scarce
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 
+HEALTHY, DEGRADED, OFFLINE, STARTING = map(WorkerStatus, ("healthy", "degraded", "offline", "starting"))
 GPU = Load(rate=0.0, alpha=0.05, beta=0.0005, slots=3, max_batch=100)
 """100 ms for a full batch: 1,000 items/s."""
 
@@ -15,8 +16,8 @@ def workers(*statuses: WorkerStatus, model: str = "m") -> list[WorkerInfo]:
 
 
 def test_only_healthy_slots_of_the_model_carry() -> None:
-    fleet = workers(*WorkerStatus, WorkerStatus.HEALTHY, WorkerStatus.DEGRADED, WorkerStatus.DEGRADED)
-    fleet += workers(WorkerStatus.HEALTHY, WorkerStatus.DEGRADED, model="other")
+    fleet = workers(*WorkerStatus, HEALTHY, DEGRADED, DEGRADED)
+    fleet += workers(HEALTHY, DEGRADED, model="other")
     found = capacity("m", fleet, GPU, 0.7)
     assert (found.model, found.healthy, found.degraded) == ("m", 2, 3)
     assert found.items_per_second == pytest.approx(2000)
@@ -24,7 +25,7 @@ def test_only_healthy_slots_of_the_model_carry() -> None:
 
 
 def test_each_slot_counts_for_what_it_does_itself() -> None:
-    fleet = workers(*[WorkerStatus.HEALTHY] * 3, WorkerStatus.DEGRADED)
+    fleet = workers(*[HEALTHY] * 3, DEGRADED)
     slow = [msgspec.structs.replace(fleet[0], items_per_second=400.0), *fleet[1:]]
     assert capacity("m", slow, GPU, 1.0).items_per_second == pytest.approx(400 + 2 * 1000)
     own = [msgspec.structs.replace(worker, items_per_second=400.0) for worker in fleet]
@@ -32,19 +33,16 @@ def test_each_slot_counts_for_what_it_does_itself() -> None:
 
 
 def test_it_is_an_estimate_as_long_as_that_of_any_healthy_slot_is() -> None:
-    sure = [
-        msgspec.structs.replace(worker, items_per_second=400.0)
-        for worker in workers(WorkerStatus.HEALTHY, WorkerStatus.HEALTHY)
-    ]
+    sure = [msgspec.structs.replace(worker, items_per_second=400.0) for worker in workers(HEALTHY, HEALTHY)]
     assert not capacity("m", sure, GPU, 1.0).estimated
     assert capacity("m", [sure[0], msgspec.structs.replace(sure[1], estimated=True)], GPU, 1.0).estimated
-    assert capacity("m", [sure[0], *workers(WorkerStatus.HEALTHY)], GPU, 1.0).estimated
-    gone = workers(WorkerStatus.OFFLINE)
+    assert capacity("m", [sure[0], *workers(HEALTHY)], GPU, 1.0).estimated
+    gone = workers(OFFLINE)
     assert not capacity("m", [*sure, msgspec.structs.replace(gone[0], estimated=True)], GPU, 1.0).estimated
 
 
 def test_while_the_memory_of_the_broker_is_scarce_none_of_it_is_of_use() -> None:
-    found = capacity("m", workers(WorkerStatus.HEALTHY), GPU, 0.7, scarce=True)
+    found = capacity("m", workers(HEALTHY), GPU, 0.7, scarce=True)
     assert found.items_per_second == pytest.approx(1000)
     assert (found.usable_per_second, found.scarce) == (0.0, True)
 
@@ -61,7 +59,7 @@ def test_nothing_is_promised_before_a_batch_was_measured() -> None:
     fresh = Load(rate=10.0, alpha=0.0, beta=0.0, slots=1, max_batch=32)
     assert pace(fresh) == 0.0
     for load in (fresh, None):
-        found = capacity("m", workers(WorkerStatus.HEALTHY), load, 0.7)
+        found = capacity("m", workers(HEALTHY), load, 0.7)
         assert (found.healthy, found.items_per_second, found.usable_per_second) == (1, 0.0, 0.0)
 
 
@@ -70,22 +68,13 @@ def test_the_least_seconds_are_a_batch_of_one_less_two_deviations_and_at_least_h
     assert capacity("m", [], GPU, 1.0).least_seconds == 0.0, "no batch was measured"
     assert capacity("m", [], None, 1.0).least_seconds == 0.0
     assert capacity("m", [], known, 1.0).least_seconds == pytest.approx(0.0505)
-    assert capacity("m", [], msgspec.structs.replace(known, deviation=0.005), 1.0).least_seconds == pytest.approx(
-        0.0405
-    )
+    steady = msgspec.structs.replace(known, deviation=0.005)
+    assert capacity("m", [], steady, 1.0).least_seconds == pytest.approx(0.0405)
     for rough in (msgspec.structs.replace(known, deviation=1.0), msgspec.structs.replace(known, paces=(1, 1))):
         assert capacity("m", [], rough, 1.0).least_seconds == pytest.approx(0.02525)
-    quick = msgspec.structs.replace(workers(WorkerStatus.HEALTHY)[0], items_per_second=10_000.0)
-    found = capacity("m", [quick, *workers(WorkerStatus.HEALTHY)], known, 1.0).least_seconds
+    quick = msgspec.structs.replace(workers(HEALTHY)[0], items_per_second=10_000.0)
+    found = capacity("m", [quick, *workers(HEALTHY)], known, 1.0).least_seconds
     assert found == pytest.approx(0.01), "a full batch of the fastest"
-
-
-HEALTHY, DEGRADED, OFFLINE, STARTING = (
-    WorkerStatus.HEALTHY,
-    WorkerStatus.DEGRADED,
-    WorkerStatus.OFFLINE,
-    WorkerStatus.STARTING,
-)
 
 
 @pytest.mark.parametrize(
@@ -111,22 +100,22 @@ def test_a_worker_that_rests_may_be_silent_for_as_much_longer_as_it_beats_more_s
     assert grace(REST_EVERY) == REST_EVERY - HEARTBEAT_EVERY
 
 
-def test_memory_that_swings_around_a_mark_does_not_swing_the_capacity() -> None:
-    told, before = [], False
-    for used in (0.5, 0.89, 0.91, 0.89, 0.86, 0.91, 0.85, 0.84, 0.86, 0.9, 0.95):
-        before = scarce(used, before)
-        told.append(before)
-    assert told == [False, False, True, True, True, True, True, False, False, False, True]
-
-
-def test_memory_that_was_in_use_from_the_start_is_not_scarce_but_what_comes_to_it_is() -> None:
-    told, before = [], False
-    for used in (0.95, 0.969, 0.971, 0.965, 0.961, 0.959, 0.969):
-        before = scarce(used, before, 0.95)
-        told.append(before)
-    assert told == [False, False, True, True, True, False, False]
-    assert scarce(0.91, False, 0.5), "a small model's own"
-    assert not scarce(1.0, False, 0.99)
+@pytest.mark.parametrize(
+    ("own", "uses", "told"),
+    [
+        (0.0, [0.5, 0.89, 0.91, 0.89, 0.86, 0.91, 0.85, 0.84, 0.86, 0.9, 0.95], [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]),
+        (0.95, [0.95, 0.969, 0.971, 0.965, 0.961, 0.959, 0.969], [0, 0, 1, 1, 1, 0, 0]),
+        (0.5, [0.91], [1]),
+        (0.99, [1.0], [0]),
+    ],
+)
+def test_memory_that_swings_around_a_mark_or_was_in_use_from_the_start_does_not_swing_the_capacity(
+    own: float, uses: list[float], told: list[int]
+) -> None:
+    before = False
+    for used, expected in zip(uses, told, strict=True):
+        before = scarce(used, before, own)
+        assert before == bool(expected), used
 
 
 def test_a_process_that_is_silent_for_three_heartbeats_no_longer_counts() -> None:

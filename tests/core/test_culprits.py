@@ -2,7 +2,6 @@
 
 import math
 
-import msgspec
 import pytest
 
 from headway.core.suspects import (
@@ -21,7 +20,7 @@ from tests.core.entries import entry
 
 
 def of(caller: str, input: str = "poison", tenant: str = "t", parameters: bytes = b"") -> Entry:
-    return msgspec.structs.replace(entry(input=input, tenant=tenant), caller=caller, parameters=parameters)
+    return entry(input=input, tenant=tenant, caller=caller, parameters=parameters)
 
 
 @pytest.fixture

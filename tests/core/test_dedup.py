@@ -16,20 +16,26 @@ from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits, weight
 from headway.gateway.served_model import dedup_keys_of
 from headway.model import BatchRun, DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
+from tests.core.entries import WatchedText
 from tests.core.flights import NOW, PLENTY, answer, begin, left_over, make, same
 
 
-class Text(str):
-    """A text that can be watched."""
+def task(id: str) -> DedupKey:
+    return DedupKey(DedupKind.TASK, id, b"", 60.0)
 
 
-def test_an_input_is_let_go_of_when_its_outcome_is_there() -> None:
-    sharing, inputs = Dedup(PLENTY), []
+@pytest.fixture
+def sharing() -> Dedup:
+    return Dedup(PLENTY)
+
+
+def test_an_input_is_let_go_of_when_its_outcome_is_there(sharing: Dedup) -> None:
+    inputs = []
 
     def entry(id: str) -> Entry:
-        text = Text("asked")
+        text = WatchedText("asked")
         inputs.append(weakref.ref(text))
-        return make(id, DedupKey(DedupKind.TASK, id, b"", 60.0), same(), input=text)
+        return make(id, task(id), same(), input=text)
 
     original = begin(sharing, entry("original"))
     for number in range(1000):
@@ -51,8 +57,7 @@ def test_what_is_kept_stays_within_its_bound(text: str) -> None:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2000):
             id = f"{number:036}"
-            dedup_keys = DedupKey(DedupKind.TASK, id, b"", 60.0), same(f"{number:064}")
-            answer(sharing, begin(sharing, make(id, *dedup_keys)), str(number) + text)
+            answer(sharing, begin(sharing, make(id, task(id), same(f"{number:064}"))), str(number) + text)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -64,7 +69,7 @@ def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_o
     sharing = Dedup(KeptLimits.of(11_000, 11_000))
     for number in range(4):
         id = f"task {number}"
-        answer(sharing, begin(sharing, make(id, DedupKey(DedupKind.TASK, id, b"", 60.0))), "x" * 1000)
+        answer(sharing, begin(sharing, make(id, task(id))), "x" * 1000)
         answer(sharing, begin(sharing, make(f"same {number}", same(f"{number}"))), "x" * 1000)
 
     def tasks() -> list[int]:
@@ -72,15 +77,8 @@ def test_of_what_is_kept_identical_requests_are_forgotten_first_and_the_oldest_o
 
     assert tasks() == [0, 1, 2, 3]
     assert sharing.join(queued_at(make("again", same("0")), NOW), NOW) is None
-    answer(sharing, begin(sharing, make("task 4", DedupKey(DedupKind.TASK, "task 4", b"", 60.0))), "x" * 1000)
+    answer(sharing, begin(sharing, make("task 4", task("task 4"))), "x" * 1000)
     assert tasks() == [1, 2, 3, 4]
-
-
-def test_an_outcome_that_is_larger_than_all_that_may_be_kept_is_not_kept() -> None:
-    sharing = Dedup(KeptLimits.of(8000, 8000))
-    answer(sharing, begin(sharing, make("1", same())), "x" * 1000)
-    assert sharing.join(queued_at(make("2", same()), NOW), NOW) is None
-    assert left_over(sharing) == {}
 
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=4)
@@ -88,13 +86,11 @@ TEXTS = st.text(st.characters(exclude_categories=[]), max_size=4)
 
 @given(st.tuples(TEXTS, TEXTS, TEXTS), st.tuples(TEXTS, TEXTS, TEXTS))
 def test_what_is_asked_has_a_digest_of_its_own(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-    def of(asked: tuple[str, str, str]) -> bytes:
-        return digest(
-            asked[0].encode("utf-8", "replace").decode(), asked[1].encode("utf-8", "replace").decode(), asked[2], b""
-        )
+    def written(asked: tuple[str, str, str]) -> tuple[str, str, str]:
+        model, version, text = asked
+        return model.encode("utf-8", "replace").decode(), version.encode("utf-8", "replace").decode(), text
 
-    same = [text.encode("utf-8", "replace") for text in one[:2]] == [t.encode("utf-8", "replace") for t in other[:2]]
-    assert (of(one) == of(other)) == (same and one[2] == other[2])
+    assert (digest(*written(one), b"") == digest(*written(other), b"")) == (written(one) == written(other))
 
 
 def test_parameters_that_mean_the_same_are_the_same() -> None:
@@ -106,11 +102,6 @@ def test_parameters_that_mean_the_same_are_the_same() -> None:
     assert digest("m", "2", "asked", b'{"a": 1, "b": {"c": [1, 2], "d": null}}') != first
 
 
-@pytest.fixture
-def sharing() -> Dedup:
-    return Dedup(PLENTY)
-
-
 def test_a_digest_is_the_same_in_every_process_and_release() -> None:
     assert digest("m", "v", "in", b'{"b":1,"a":2}').hex() == (
         "ae816caaf938e09c1b28ad4c8a51795b5d30675433e3194af37d03cf1b3c0c3e"
@@ -118,18 +109,10 @@ def test_a_digest_is_the_same_in_every_process_and_release() -> None:
     assert digest("m", "", "i\ud800", b"").hex() == "d5dc1cec07a5c69cb49702ed01be73aadc5d0c70359ddb292598128f0aa67219"
 
 
-def key(name: str) -> DedupKey:
-    return DedupKey(DedupKind.KEY, name, b"", 60.0)
-
-
-def task(id: str, keep: float = 60.0) -> DedupKey:
-    return DedupKey(DedupKind.TASK, id, b"", keep)
-
-
 def join(sharing: Dedup, entry: Entry) -> QueuedEntry:
     queued = queued_at(entry, NOW)
     assert sharing.join(queued, NOW) == Consequences()
-    assert sharing.follows(queued)
+    assert queued in sharing.followers
     return queued
 
 
@@ -184,10 +167,12 @@ class TestWhatIsKept:
         assert isinstance(kept, Reply)
         assert (kept.id, kept.output, kept.shared, kept.kept) == ("task", None, DedupKind.SAME, False)
 
-    def test_by_an_idempotency_key_is_nothing_that_is_too_large(self) -> None:
+    @pytest.mark.parametrize("share", [same(), DedupKey(DedupKind.KEY, "k", b"", 60.0)])
+    def test_by_a_key_or_of_identical_requests_is_nothing_that_is_too_large(self, share: DedupKey) -> None:
         sharing = Dedup(self.BUDGET)
-        answer(sharing, begin(sharing, make("first", key("k"))), self.LARGE)
-        begin(sharing, make("second", key("k")))
+        answer(sharing, begin(sharing, make("first", share)), self.LARGE)
+        assert left_over(sharing) == {}
+        begin(sharing, make("second", share))
 
     def test_for_no_time_is_nothing_and_pushes_nothing_out(self) -> None:
         sharing = Dedup(self.BUDGET)

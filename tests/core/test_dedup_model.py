@@ -1,6 +1,7 @@
 """Answers in common, against a naive model: who leads, who joins, what each hears, and that nothing is left over."""
 
 import itertools
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,33 +38,25 @@ ASKERS = st.tuples(
 
 
 class Asker:
-    """An entry, as the model knows it.
-
-    Attributes:
-        follows: entry whose outcome it waits for, and under which key.
-        begins: keys that it leads.
-        left: whether it was cancelled; it may run on for others.
-        over: whether it has its outcome, or is gone.
-    """
+    """An entry, as the model knows it."""
 
     def __init__(self, queued: QueuedEntry, at: int) -> None:
         self.queued = queued
         self.entry = queued.entry
         queued.reservation = "a room"
         self.at = at
-        self.follows: tuple[Asker, FlightKey] | None = None
-        self.begins: list[FlightKey] = []
-        self.left = False
-        self.over = False
+        self.follows: tuple[Asker, FlightKey] | None = None  # Whose outcome it waits for, and under which key.
+        self.begins: list[FlightKey] = []  # Keys that it leads.
+        self.left = False  # True once it was cancelled; it may run on for others.
+        self.over = False  # True once it has its outcome, or is gone.
         self.heard: list[Heard] = []
 
 
-class Kept:
-    def __init__(self, digest: bytes, output: str | None, failure: Failure | None, until: float) -> None:
-        self.digest = digest
-        self.output = output
-        self.failure = failure
-        self.until = until
+class Kept(NamedTuple):
+    digest: bytes
+    output: str | None
+    failure: Failure | None
+    until: float
 
 
 class SharingLaws(RuleBasedStateMachine):
@@ -200,7 +193,7 @@ class SharingLaws(RuleBasedStateMachine):
         self.askers.append(asker)
         if isinstance(said, Asker):
             assert joined == Consequences()
-            assert self.sharing.follows(asker.queued)
+            assert asker.queued in self.sharing.followers
             return None
         kind, kept = said
         heard, anew = self.ended(asker, kept.output, kept.failure, late=False)
@@ -306,7 +299,7 @@ class SharingLaws(RuleBasedStateMachine):
         due = [asker for asker in self.alive() if asker.follows is not None and asker.queued.due <= self.now]
         assert {asker.queued for asker in due} == set(late)
         for queued in late:
-            if not self.sharing.follows(queued):
+            if queued not in self.sharing.followers:
                 continue
             asker = next(asker for asker in self.alive() if asker.queued is queued)
             left = self.sharing.leave(queued)
@@ -338,11 +331,8 @@ class SharingLaws(RuleBasedStateMachine):
                 assert found is original.queued
             elif key in self.kept:
                 assert isinstance(found, Reply)
-                assert (found.id, found.output, found.failure) == (
-                    asker.entry.id,
-                    self.kept[key].output,
-                    self.kept[key].failure,
-                )
+                assert found.id == asker.entry.id
+                assert (found.output, found.failure) == self.kept[key][1:3]
             else:
                 assert found is None
 
@@ -353,7 +343,7 @@ class SharingLaws(RuleBasedStateMachine):
             while top.follows is not None:
                 top = top.follows[0]
             assert self.sharing.original_of(asker.queued) is top.queued
-            assert self.sharing.follows(asker.queued) == (asker.follows is not None)
+            assert (asker.queued in self.sharing.followers) == (asker.follows is not None)
             assert self.sharing.unwanted(asker.queued) == asker.left
 
     def teardown(self) -> None:

@@ -56,16 +56,13 @@ def test_a_batch_leaves_one_headway_after_the_one_before() -> None:
     assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Dispatch(EARLY)
 
 
-def test_the_gap_grows_with_the_largest_batch_on_a_gpu() -> None:
+def test_the_gap_grows_with_the_largest_batch_on_a_gpu_if_there_is_one() -> None:
+    assert Rule(8, headway=0.0, gap_each=1.0).gap(8) == Rule(8, gap_each=1.0).gap(8) == 0.0
     rule = Rule(8, headway=0.02, gap_each=0.01)
     assert [rule.gap(running) for running in (0, 1, 3, 6)] == pytest.approx([0.02, 0.03, 0.05, 0.08])
     held = QueueSnapshot(1, oldest=0.0, due=100.0, last_departure=1.0, running=6)
     assert until(decide(rule, held, 1.05)) == pytest.approx(1.08)
     assert decide(rule, held, 1.081) == Dispatch(HEADWAY)
-
-
-def test_a_rule_that_spaces_nothing_spaces_nothing_beside_large_batches() -> None:
-    assert Rule(8, headway=0.0, gap_each=1.0).gap(8) == Rule(8, gap_each=1.0).gap(8) == 0.0
 
 
 def test_what_waits_is_cut_where_that_pays() -> None:
@@ -99,12 +96,6 @@ def test_a_full_batch_that_is_better_shared_leaves_in_parts_at_even_gaps() -> No
     assert decide(rule, QueueSnapshot(200, 1.0, 100.0, 1.0, slots=2), 1.0) == Dispatch(FULL)
 
 
-def in_the_gap(depth: int, busy: int, running: float, slots: int, factor: float = 1.0) -> QueueSnapshot:
-    return QueueSnapshot(
-        depth, oldest=0.9, due=100.0, last_departure=0.9, running=running, busy=busy, slots=slots, factor=factor
-    )
-
-
 @pytest.mark.parametrize(
     ("depth", "busy", "running", "slots", "factor", "leaves"),
     [
@@ -123,13 +114,12 @@ def in_the_gap(depth: int, busy: int, running: float, slots: int, factor: float 
 def test_an_entry_is_not_held_back_where_each_has_a_gpu_of_its_own(
     depth: int, busy: int, running: float, slots: int, factor: float, leaves: bool
 ) -> None:
-    waiting = in_the_gap(depth, busy, running, slots, factor)
+    """But clients that ride together wait for each other."""
+    waiting = QueueSnapshot(
+        depth, oldest=0.9, due=100.0, last_departure=0.9, running=running, busy=busy, slots=slots, factor=factor
+    )
     assert decide(Rule(64, headway=0.5, rate=2.0), waiting, 1.0) == (Dispatch(EARLY) if leaves else Hold(1.4))
     assert decide(Rule(64, headway=0.5, rate=20.0), waiting, 1.0) == Hold(1.4)
-
-
-def test_clients_that_ride_together_wait_for_each_other_though_each_could_have_a_gpu() -> None:
-    waiting = in_the_gap(1, 3, 1.0, 4)
     assert decide(Rule(64, headway=0.5, rate=2.0, company=0.5), waiting, 1.0) == Hold(1.4)
 
 
@@ -138,13 +128,6 @@ def test_a_batch_leaves_early_enough_for_its_most_urgent_member() -> None:
     last_moment = 2.0 - 0.1 - LEEWAY
     assert decide(rule, view(due=2.0, last_departure=0.0), 1.0) == Hold(last_moment)
     assert decide(rule, view(due=2.0, last_departure=0.0), last_moment) == Dispatch(DEADLINE)
-
-
-def test_before_anything_was_measured_a_batch_still_leaves_before_it_is_due() -> None:
-    """Holding until the very deadline would let it pass: timers ring at it or after it, never before."""
-    held = until(decide(Rule(8, window=9.0, rate=1000.0, service=0.0), view(due=0.5), 0.0))
-    assert held < 0.5
-    assert decide(Rule(8, window=9.0, rate=1000.0), view(due=0.5), held) == Dispatch(DEADLINE)
 
 
 @pytest.mark.parametrize(("rate", "leaves"), [(0.0, True), (24.0, True), (25.0, False), (26.0, False)])
@@ -188,27 +171,20 @@ UNEVEN = Rule(8, headway=0.06, batch=0.1, team=2, speed=1.5, slowest=2.2)
 """One slot of factor 1, one of 2, and the mean gap between them."""
 
 
-@pytest.mark.parametrize(("factor", "gap"), [(1.0, 0.09), (1.5, 0.045), (2.0, 0.0)])
-def test_the_slower_a_slot_the_sooner_it_leaves_after_the_last_departure(factor: float, gap: float) -> None:
-    held = decide(UNEVEN, QueueSnapshot(1, 1.0, 100.0, last_departure=1.0, factor=factor), 1.0)
-    assert (held.until if isinstance(held, Hold) else 1.0) == pytest.approx(1.0 + gap)
+def test_the_slower_a_slot_the_sooner_it_leaves_after_the_last_departure() -> None:
+    for factor, gap in ((1.0, 0.09), (1.5, 0.045), (2.0, 0.0)):
+        held = decide(UNEVEN, QueueSnapshot(1, 1.0, 100.0, last_departure=1.0, factor=factor), 1.0)
+        assert (held.until if isinstance(held, Hold) else 1.0) == pytest.approx(1.0 + gap)
 
 
 @pytest.mark.parametrize(
     ("depth", "unseen", "now", "verdict"),
     [
-        (8, 0, 1.0, Hold(1.3)),
-        (HELPED_FROM * 8, 0, 1.0, Dispatch(FULL)),
-        (1, 0, 1.3, Dispatch(HEADWAY)),
-        (1, MEASURE_AFTER, 1.0, Dispatch(HEADWAY)),
-        (0, MEASURE_AFTER, 1.0, Hold(math.inf)),
-    ],
-    ids=[
-        "a full batch is left to the others",
-        "two are not",
-        "the others are late",
-        "to be seen again",
-        "nothing waits",
+        pytest.param(8, 0, 1.0, Hold(1.3), id="a full batch is left to the others"),
+        pytest.param(HELPED_FROM * 8, 0, 1.0, Dispatch(FULL), id="two are not"),
+        pytest.param(1, 0, 1.3, Dispatch(HEADWAY), id="the others are late"),
+        pytest.param(1, MEASURE_AFTER, 1.0, Dispatch(HEADWAY), id="to be seen again"),
+        pytest.param(0, MEASURE_AFTER, 1.0, Hold(math.inf), id="nothing waits"),
     ],
 )
 def test_a_slot_that_only_helps_out_leaves(depth: int, unseen: int, now: float, verdict: Dispatch | Hold) -> None:

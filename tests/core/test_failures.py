@@ -1,12 +1,16 @@
-"""Failures, word for word: clients read them, and both brokers say them."""
+"""Failures, word for word: clients read them, and both brokers say them; excerpts of what clients have chosen."""
 
+import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway import errors
 from headway.core import failures
 from headway.core.admission import Refused
+from headway.core.excerpt import MOST_CHARS, excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
 from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit
@@ -15,13 +19,13 @@ RAISED = BatchFailure(Cause.RAISED, "KeyError: 'mine'", "gpu-0")
 FULL = "shed: this tier's share of the queue is full"
 TOO_LONG = "the queue is too long to answer within the deadline"
 SCARCE = "shed: the broker's memory is nearly full"
-HELD = "shed: this tier is held to what the fleet can carry"
-NO_MODEL = "no model named 'x' is served here; there is: a, b"
+HELD = "shed: this tier is limited to what the fleet can handle"
+NO_MODEL = "no model named 'x' is served here; available: a, b"
 NOT_FOR = "this credential is not for the model 'x', only for: a, b"
-IN_FLIGHT = "a request with this id is in flight; use a new id or, if it is a task, ask for its result"
+IN_FLIGHT = "a request with this id is in flight; use a new id or, if it is a task, fetch its result"
 MISUSED = "this Idempotency-Key, or this id of a task, was used for another request; use a new one for each request"
 NO_TASK = "no such task: unknown, expired, cancelled, or not yours"
-TOO_LARGE = "the output of 12.3 MB is too large to be kept for later; ask for it with a request that waits"
+TOO_LARGE = "the output of 12.3 MB is too large to be kept for later; send a request that waits for it"
 NO_WORKER = "no healthy worker came up within 250 ms"
 TOTAL = "the total deadline passed after 1500 ms and {}"
 HUNG = "the GPU deadline passed: the model was too slow, and after 4010 ms and 1 failed run no time is left for another"
@@ -29,8 +33,8 @@ WAITED = "{}: waited 1500 ms for a worker ({}, or the request's own time-out if 
 QUEUE = WAITED.format("the queue deadline passed", "--queue-timeout-ms")
 NO_RUN = WAITED.format("no run would end by the total deadline", "--request-timeout-ms")
 SPENT = "{}; the retry budget is spent"
-NO_OUTPUT = "the model gave no output for this input"
-CULPRIT = "the model failed on this input when it ran alone; it is not run again within 3 minutes"
+NO_OUTPUT = "the model returned no output for this input"
+CULPRIT = "the model failed on this input when it ran alone; it will not be run again for 3 minutes"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_who_is_over_a_limit_hears_whose_it_is_and_when_to_come_back(name: str, 
     over = Over(Limit("id", name, 600.0, 20.0), 0.5)
     message = f"over the limit of 600 requests a minute for {whose}, 20 at once"
     assert failures.over(over) == Failure(errors.RATE_LIMITED, message, 0.5, "rate")
-    polls = f"over 600 polls a minute for {whose}, 20 at once; ask less often, for a task with ?wait="
+    polls = f"over 600 polls a minute for {whose}, 20 at once; poll less often, and a task with ?wait="
     assert failures.over_polls(over) == Failure(errors.RATE_LIMITED, polls, 0.5, "polls")
 
 
@@ -116,4 +120,31 @@ def test_what_operators_alone_may_read_is_kept_back(failure: BatchFailure, told:
 
 def test_a_culprit_that_is_known_hears_the_error_of_its_last_run() -> None:
     told = failures.known_culprit("ValueError: too long").message
-    assert told.startswith("the model failed on this input when it ran alone (ValueError: too long); it is not run")
+    assert told.startswith(
+        "the model failed on this input when it ran alone (ValueError: too long); it will not be run"
+    )
+
+
+@given(st.text() | st.text(min_size=1).map(lambda text: text * 50))
+def test_an_excerpt_is_short_however_it_is_written(text: str) -> None:
+    shown = excerpt(text)
+    kept = shown.removesuffix("…") if shown != text else text
+    assert text.startswith(kept)
+    assert len(json.dumps(kept)) <= MOST_CHARS + 2
+    assert len(repr(kept)) <= MOST_CHARS + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("m", "m"),
+        ("größer", "größer"),
+        ("x" * MOST_CHARS, "x" * MOST_CHARS),
+        ("x" * (MOST_CHARS + 1), "x" * MOST_CHARS + "…"),
+        ("\x85" * 300_000, "\x85" * 33 + "…"),
+        ("\U0001f600" * 17, "\U0001f600" * 16 + "…"),
+        ('"' * 101, '"' * 100 + "…"),
+    ],
+)
+def test_escapes_count_as_they_are_written(text: str, shown: str) -> None:
+    assert excerpt(text) == shown

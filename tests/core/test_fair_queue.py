@@ -78,9 +78,8 @@ def test_what_is_taken_is_what_is_popped_one_by_one(steps: list[tuple[str, Any]]
             popped: list[QueuedEntry] = []
             while len(popped) < asked and (found := other.pop(1 if small else None)) is not None:
                 popped.append(found)
-            taken = (
-                one.take(asked, small=small) if what != "pop" else list(filter(None, [one.pop() for _ in range(asked)]))
-            )
+            pops = what == "pop"
+            taken = list(filter(None, [one.pop() for _ in range(asked)])) if pops else one.take(asked, small=small)
             assert [found.entry.id for found in taken] == [found.entry.id for found in popped]
         assert (one.depth, one.weight) == (other.depth, other.weight)
         assert [one.ahead(tenant) for tenant in "abcde"] == [other.ahead(tenant) for tenant in "abcde"]
@@ -129,10 +128,6 @@ class TestLane:
     @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "drop"]), TENANTS, st.integers(0, 50)), max_size=150))
     def test_each_is_taken_once_and_tenants_keep_order(self, steps: list[tuple[str, str, int]]) -> None:
         tier_queue, waiting = TierQueue(), list[QueuedEntry]()
-
-        def first_of(tenant: str) -> QueuedEntry:
-            return next(one for one in waiting if one.entry.tenant == tenant)
-
         for number, (step, tenant, pick) in enumerate(steps):
             if step == "push":
                 waiting.append(queued(str(number), tenant, now=float(number)))
@@ -146,7 +141,7 @@ class TestLane:
                 assert (taken is None) == (not waiting)
                 if taken is not None:
                     assert taken.state == RUNNING
-                    assert taken is first_of(taken.entry.tenant)
+                    assert taken is next(one for one in waiting if one.entry.tenant == taken.entry.tenant)
                     waiting.remove(taken)
             assert tier_queue.depth == len(waiting)
             oldest = tier_queue.oldest()
@@ -155,19 +150,15 @@ class TestLane:
 
     def test_what_was_dropped_is_ahead_of_nobody(self) -> None:
         tier_queue = TierQueue()
-        rows = [queued(f"{tenant}1", tenant) for tenant in "abcd"]
-        for one in (*rows, *(queued(f"a{number}", "a") for number in range(2, 7))):
-            tier_queue.push(one)
+        waiting = [costly(tier_queue, tenant, tenant) for tenant in "abcdaaaaa"]
         assert tier_queue.ahead("d") == 8
-        tier_queue.drop(rows[1])
+        tier_queue.drop(waiting[1])
         assert (tier_queue.depth, tier_queue.ahead("d"), tier_queue.ahead("stranger")) == (8, 6, 3)
 
     def test_a_tenant_that_is_forgotten_may_leave(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fair_queue, "FORGET_ABOVE", -9)
         tier_queue = TierQueue()
-        waiting = [queued(tenant, tenant) for tenant in "abc"]
-        for one in waiting:
-            tier_queue.push(one)
+        waiting = [costly(tier_queue, tenant, tenant) for tenant in "abc"]
         assert tier_queue.pop() is waiting[0]
         tier_queue.drop(waiting[1])
         assert drain(tier_queue) == ["c"]
@@ -175,12 +166,12 @@ class TestLane:
     def test_a_stream_of_strangers_does_not_starve_a_tenant_who_waits(self) -> None:
         """Each newcomer is owed a turn, but not one before a turn that was owed already."""
         tier_queue = TierQueue()
-        for number in range(20):
-            tier_queue.push(queued(f"regular-{number}", "regular"))
+        for _ in range(20):
+            tier_queue.push(queued(tenant="regular"))
         regulars = 0
         for number in range(400):
             for place in range(2):
-                tier_queue.push(queued(f"{number}-{place}", f"stranger-{number}-{place}"))
+                tier_queue.push(queued(tenant=f"stranger-{number}-{place}"))
             taken = tier_queue.pop()
             assert taken is not None
             regulars += taken.entry.tenant == "regular"
@@ -195,47 +186,38 @@ class TestLane:
             tier_queue.push(queued(str(number), f"tenant-{number}"))
             tier_queue.pop()
             tier_queue.oldest()
-        assert _remembered(tier_queue) <= 2 * FORGET_ABOVE
+        kept = [getattr(tier_queue, name) for name in tier_queue.__slots__]
+        assert max(len(thing) for thing in kept if hasattr(thing, "__len__")) <= 2 * FORGET_ABOVE
 
     def test_rounds_that_were_dropped_whole_are_passed_over_when_several_are_taken(self) -> None:
         tier_queue = TierQueue()
-        waiting = [queued(str(number)) for number in range(4 * STALE)]
-        for one in waiting:
-            tier_queue.push(one)
+        waiting = [costly(tier_queue, str(number), "t") for number in range(4 * STALE)]
         for one in waiting[:-2]:
             tier_queue.drop(one)
-        assert [one.entry.id for one in tier_queue.take(9, small=False)] == [one.entry.id for one in waiting[-2:]]
+        assert tier_queue.take(9, small=False) == waiting[-2:]
 
 
-def _remembered(tier_queue: TierQueue) -> int:
-    """Tenants and entries that a tier queue still holds on to, in whatever it keeps them."""
-    kept = [getattr(tier_queue, name) for name in tier_queue.__slots__]
-    return max(len(thing) for thing in kept if hasattr(thing, "__len__"))
-
-
-class TestDueLine:
-    @given(
-        st.lists(
-            st.tuples(st.sampled_from(["push", "leave", "overdue"]), st.integers(0, 10), st.integers(0, 100)),
-            max_size=100,
-        )
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "leave", "overdue"]), st.integers(0, 10), st.integers(0, 100)), max_size=100
     )
-    def test_agrees_with_a_sorted_list(self, steps: list[tuple[str, float, int]]) -> None:
-        line, model, now = DeadlineQueue(), list[QueuedEntry](), 0.0
-        for number, (step, seconds, pick) in enumerate(steps):
-            if step == "push":
-                model.append(queued(str(number), now=now, timeout=seconds))
-                line.push(model[-1])
-            elif step == "leave" and model:
-                model.pop(pick % len(model)).state = RUNNING
-            elif step == "overdue":
-                now += seconds / 3
-                late = list(line.overdue(now))
-                assert [one.queue_due for one in late] == sorted(one.queue_due for one in model if one.queue_due <= now)
-                for one in late:
-                    one.state = GONE
-                model = [one for one in model if one.queue_due > now]
-            assert line.earliest() == min((one.queue_due for one in model), default=math.inf)
+)
+def test_a_deadline_queue_agrees_with_a_sorted_list(steps: list[tuple[str, float, int]]) -> None:
+    line, model, now = DeadlineQueue(), list[QueuedEntry](), 0.0
+    for number, (step, seconds, pick) in enumerate(steps):
+        if step == "push":
+            model.append(queued(str(number), now=now, timeout=seconds))
+            line.push(model[-1])
+        elif step == "leave" and model:
+            model.pop(pick % len(model)).state = RUNNING
+        elif step == "overdue":
+            now += seconds / 3
+            late = list(line.overdue(now))
+            assert [one.queue_due for one in late] == sorted(one.queue_due for one in model if one.queue_due <= now)
+            for one in late:
+                one.state = GONE
+            model = [one for one in model if one.queue_due > now]
+        assert line.earliest() == min((one.queue_due for one in model), default=math.inf)
 
 
 class TestTurns:

@@ -58,16 +58,12 @@ def test_gaps_are_even_without_a_past_and_for_alike_gpus_under_poisson_arrivals(
 def test_two_gpus_of_which_one_is_slower_leave_at_once() -> None:
     policy = Paced()
     rules = Stream(policy, UNLIKE).pass_by(1500)
-    assert rules[0] == policy.spaced(UNLIKE)
+    assert set(rules[: 100 * (LOOKS - 1)]) == {policy.spaced(UNLIKE)}, "nothing is chosen after few looks"
     assert rules[-1].headway == 0.0
 
 
 def test_a_bound_on_the_wait_bounds_the_window_that_is_tried() -> None:
     assert Paced(0.01)._ahead._rules["window"](ALIKE).window == 0.01
-
-
-def test_nothing_is_chosen_after_few_looks() -> None:
-    assert set(Stream(policy := Paced(), UNLIKE).pass_by(100 * (LOOKS - 1))) == {policy.spaced(UNLIKE)}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from headway.core.admission import Refused
 from headway.core.departure import DEADLINE, FULL, HEADWAY, RETRY, Departure, Hold, Load, Policy, Rule
 from headway.core.fair_queue import GONE, RETRYING, RUNNING, QueuedEntry, entries_of
-from headway.core.queue import MIN_AVOIDANCE, ModelQueue
+from headway.core.queue import MIN_AVOIDANCE, RULE_AGE, ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Cause
 from tests.core.entries import entry
@@ -19,6 +19,17 @@ class Fixed:
 
     def rule(self, load: Load) -> Rule:
         return self._rule
+
+
+class Curious:
+    """Lets batches leave at once, and keeps the loads of which it was told."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+
+    def rule(self, load: Load) -> Rule:
+        self.loads.append(load)
+        return Rule(size=1)
 
 
 AT_ONCE = Fixed(Rule(size=1))
@@ -83,17 +94,11 @@ class TestLeaving:
         assert len(leave(queue, limit=limit).members) == size
 
     def test_the_policy_is_told_what_the_slot_takes(self) -> None:
-        told = []
-
-        class Curious:
-            def rule(self, load: Load) -> Rule:
-                told.append(load)
-                return Rule(size=load.max_batch, headway=math.inf)
-
-        queue = make(max_batch=8, slots=3)
+        queue, policy = make(max_batch=8, slots=3), Curious()
         offer(queue, *"abcd")
-        assert isinstance(queue.depart("small", 4, Curious(), 0.0), Departure)
-        assert (told[0].max_batch, told[0].depth, told[0].slots) == (4, 4, 3)
+        leave(queue, limit=4, policy=policy)
+        [load] = policy.loads
+        assert (load.max_batch, load.depth, load.slots) == (4, 4, 3)
 
     def test_a_batch_takes_its_even_share(self) -> None:
         queue = make(slots=3)
@@ -126,25 +131,21 @@ class TestLeaving:
         assert ids(leave(queue, now=0.4, limit=10))[-2:] == ["f0", "p0"]
         assert ids(leave(queue, now=0.4, limit=10))[-2:] == ["p1", "f1"]
 
-    @pytest.mark.parametrize("tier", [0, 1])
-    def test_no_place_goes_to_what_cannot_be_answered_in_time_while_others_want_it(self, tier: int) -> None:
+    @pytest.mark.parametrize("tier", [0, 1, None])
+    def test_what_cannot_be_answered_in_time_gets_a_place_only_where_nobody_else_wants_it(
+        self, tier: int | None
+    ) -> None:
         queue = make(max_batch=2)
         queue.service.observe(1, 0.1)
         hopeless = queue.offer(entry("hopeless", timeout=0.15), 0.0)
-        offer(queue, "a", "b", "c", tier=tier)
+        if tier is not None:
+            offer(queue, "a", "b", "c", tier=tier)
         departure = leave(queue, now=0.1, limit=2)
-        assert ids(departure) == ["a", "b"]
-        assert departure.late == [hopeless]
+        assert ids(departure) == (["hopeless"] if tier is None else ["a", "b"])
+        assert departure.late == ([] if tier is None else [hopeless])
         assert isinstance(hopeless, QueuedEntry)
-        assert hopeless.attempts == 0, "it never ran, and is not told that it did"
-        assert queue.depth == 1
-
-    def test_a_place_nobody_else_wants_is_not_left_empty(self) -> None:
-        queue = make(max_batch=2)
-        queue.service.observe(1, 0.1)
-        queue.offer(entry("hopeless", timeout=0.15), 0.0)
-        departure = leave(queue, now=0.1, limit=2)
-        assert (ids(departure), departure.late) == (["hopeless"], [])
+        assert hopeless.attempts == (tier is None), "it never ran, and is not told that it did"
+        assert queue.depth == (tier is not None)
 
     def test_reports_what_it_knows(self) -> None:
         queue = make(slots=2)
@@ -169,18 +170,16 @@ class TestForgetting:
             assert queue.depth == 1
         assert ids(leave(queue)) == ["b"]
 
-    def test_what_was_removed_while_it_ran_is_not_wanted_and_does_not_run_again(self) -> None:
-        for fails in (False, True):
-            queue = make()
-            first, second = offer(queue, "a", "b")
-            departure = leave(queue)
-            queue.remove(first)
-            assert ids(departure) == ["a", "b"]
-            if fails:
-                assert queue.fail(departure, Cause.RAISED, 0.1, rng).again == 1
-                assert leave(queue, now=1.0).members == [second]
-            else:
-                assert queue.finish(departure, 0.1) == [second]
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_what_was_removed_while_it_ran_is_not_wanted_nor_run_again(self, queue: ModelQueue, fails: bool) -> None:
+        first, second = offer(queue, "a", "b")
+        departure = leave(queue)
+        queue.remove(first)
+        if fails:
+            assert queue.fail(departure, Cause.RAISED, 0.1, rng).again == 1
+            assert leave(queue, now=1.0).members == [second]
+        else:
+            assert queue.finish(departure, 0.1) == [second]
 
     def test_what_waits_to_run_again_can_be_removed(self, queue: ModelQueue) -> None:
         first, second = offer(queue, "a", "b")
@@ -327,13 +326,15 @@ class TestWaking:
         offer(queue, "c", now=0.2)
         assert queue.wake(("gpu-0",), 0.2) == "gpu-0"
 
-    def test_asks_the_policy_again_when_that_rule_is_old(self, queue: ModelQueue) -> None:
-        rules = iter([Rule(size=8, window=9.0, rate=1e6), Rule(size=8, window=9.0, rate=0.0)])
+    @pytest.mark.parametrize(("at", "soon"), [(0.0, RULE_AGE), (8.0, 8.0)])
+    def test_asks_the_policy_again_only_when_that_rule_is_old(self, queue: ModelQueue, at: float, soon: float) -> None:
+        rules = iter([Rule(size=8, window=1.5, rate=1e6), Rule(size=8, window=1.5, rate=0.0)])
 
         class Changing:
             def rule(self, load: Load) -> Rule:
                 return next(rules)
 
-        assert queue.depart("gpu-0", 8, Changing(), 0.0) == Hold(math.inf)
-        offer(queue, "lone", now=60.0)
-        assert queue.wake(("gpu-0",), 60.0) == "gpu-0"
+        assert queue.depart("gpu-0", 8, Changing(), at) == Hold(math.inf)
+        offer(queue, "lone", now=at)
+        assert queue.wake(("gpu-0",), soon) == at + 1.5
+        assert queue.wake(("gpu-0",), at + 2 * RULE_AGE) == "gpu-0"

@@ -2,24 +2,27 @@
 
 import math
 
-import msgspec
 import pytest
 
 from headway.core.admission import Refused
-from headway.core.departure import Hold, Load, Rule
+from headway.core.departure import APART, Hold
 from headway.core.fair_queue import GONE, RETRYING, QueuedEntry
-from headway.core.queue import QUARANTINE_ALONE, QUARANTINE_BATCHES, RULE_AGE, UNKNOWN_WAIT, ModelQueue
+from headway.core.queue import QUARANTINE_ALONE, QUARANTINE_BATCHES, UNKNOWN_WAIT, ModelQueue
 from headway.core.suspects import QUARANTINE
 from headway.model import Cause, Entry
 from tests.core.entries import entry
-from tests.core.test_queue import AT_ONCE, ids, leave, make, offer, rng
+from tests.core.test_queue import AT_ONCE, held_until, ids, leave, make, offer, rng
 
 EVIL = ("t", "evil")
 
 
-def of(caller: str, id: str = "1", *, queue_timeout: float = 1e6, tier: int = 0) -> Entry:
-    asked = entry(id, queue_timeout=queue_timeout, timeout=1e6, tier=tier)
-    return msgspec.structs.replace(asked, caller=caller)
+@pytest.fixture
+def queue() -> ModelQueue:
+    return make()
+
+
+def of(caller: str, id: str = "1", *, queue_timeout: float = 1e6, tier: int = 0, count: int = 1) -> Entry:
+    return entry(id, queue_timeout=queue_timeout, timeout=1e6, tier=tier, caller=caller, count=count)
 
 
 def measured(seconds: float | None, max_batch: int = 8, slots: int = 1) -> ModelQueue:
@@ -38,19 +41,17 @@ class TestGettingIn:
         queue = measured(None, max_batch=2, slots=3)
         most = QUARANTINE_BATCHES * 2 * 3
         offer(queue, "waits", tenant="other")
-        assert all(isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry) for number in range(most))
+        apart(queue, most)
         assert queue.offer(of("evil"), 1.0) == Refused(UNKNOWN_WAIT, tier_only=False, apart=True)
         assert isinstance(queue.offer(of("good"), 1.0), QueuedEntry)
 
     def test_who_is_alone_may_wait_as_long_as_its_deadline_allows(self) -> None:
         """Two runs are reckoned for each: of 40 a second within 10 s not more than about 200."""
         queue = measured(0.2, max_batch=8)
-        several = msgspec.structs.replace(of("evil", queue_timeout=10.0), count=150)
-        assert isinstance(queue.offer(several, 1.0), QueuedEntry)
-        for number in range(149):
-            part = msgspec.structs.replace(of("evil", f"part {number}", queue_timeout=10.0), count=0)
-            assert isinstance(queue.offer(part, 1.0), QueuedEntry)
-        refused = queue.offer(msgspec.structs.replace(several, id="again"), 1.0)
+        for number, count in enumerate([150] + [0] * 149):
+            offered = queue.offer(of("evil", f"part {number}", queue_timeout=10.0, count=count), 1.0)
+            assert isinstance(offered, QueuedEntry)
+        refused = queue.offer(of("evil", "again", queue_timeout=10.0, count=150), 1.0)
         assert isinstance(refused, Refused)
         assert (refused.most, refused.apart) == (0, True)
         assert refused.wait == pytest.approx((2 * 299 - 40 * 9.8) / 40, rel=0.05)
@@ -66,8 +67,7 @@ class TestGettingIn:
         if beside:
             offer(queue, "waits", tenant="other")
         for count, fits in ((most, True), (most + 1, False)):
-            several = msgspec.structs.replace(of("evil", str(count), queue_timeout=10.0), count=count)
-            offered = queue.offer(several, 1.0)
+            offered = queue.offer(of("evil", str(count), queue_timeout=10.0, count=count), 1.0)
             assert isinstance(offered, QueuedEntry) is fits, offered
             if isinstance(offered, QueuedEntry):
                 queue.remove(offered)
@@ -76,45 +76,16 @@ class TestGettingIn:
 
     def test_nobody_gets_in_who_would_wait_too_long(self) -> None:
         """Two runs are reckoned for each that waits, and that as many tenants as wait have their turns between them."""
-        queue = measured(0.8, max_batch=8)
-        admitted = 0
-        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), QueuedEntry):
-            admitted += 1
-        alone = admitted
-        queue = measured(0.8, max_batch=8)
-        queue.offer(of("good"), 1.0)
-        admitted = 0
-        while isinstance(queue.offer(of("evil", str(admitted), queue_timeout=4.0), 1.0), QueuedEntry):
-            admitted += 1
-        assert 0 < admitted < alone < 4.0 / 0.8 * 8
-        assert admitted == pytest.approx(alone / 2, abs=1)
-
-
-class Counted:
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def rule(self, load: Load) -> Rule:
-        self.asked += 1
-        return Rule(size=1)
-
-
-class TestWaking:
-    @pytest.mark.parametrize("at", [0.0, 8.0])
-    def test_asks_the_policy_again_only_when_its_rule_is_old(self, at: float) -> None:
-        queue, policy = make(), Counted()
-        offer(queue, "a", "b", now=at)
-        queue.depart("gpu-0", 1, policy, at)
-        asked = []
-        for now in (at, at + RULE_AGE if at == 0.0 else at, at + 2 * RULE_AGE):
-            assert queue.wake(("gpu-0",), now) == "gpu-0"
-            asked.append(policy.asked)
-        assert asked == [1, 1, 2]
-
-
-@pytest.fixture
-def queue() -> ModelQueue:
-    return make()
+        admitted = []
+        for beside in ([], [of("good")]):
+            queue, count = measured(0.8, max_batch=8), 0
+            for other in beside:
+                queue.offer(other, 1.0)
+            while isinstance(queue.offer(of("evil", str(count), queue_timeout=4.0), 1.0), QueuedEntry):
+                count += 1
+            admitted.append(count)
+        assert 0 < admitted[1] < admitted[0] < 4.0 / 0.8 * 8
+        assert admitted[1] == pytest.approx(admitted[0] / 2, abs=1)
 
 
 class TestHandingBack:
@@ -152,19 +123,18 @@ class TestHandingBack:
         assert queue.fail(leave(queue, now=2.0), Cause.CRASHED, 2.0, rng).dead == [only]
 
 
-class TestBudgets:
-    def test_a_tenant_without_retries_left_gets_none_and_others_theirs(self, queue: ModelQueue) -> None:
-        while queue._budgets.spend("poor", 1, 0.0):
-            pass
-        [poor] = offer(queue, "p", tenant="poor")
-        [rich] = offer(queue, "r", tenant="rich")
-        after = queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
-        assert (after.spent, after.again, poor.state, rich.state) == ([poor], 1, GONE, RETRYING)
+def test_a_tenant_without_retries_left_gets_none_and_others_theirs(queue: ModelQueue) -> None:
+    while queue._budgets.spend("poor", 1, 0.0):
+        pass
+    [poor] = offer(queue, "p", tenant="poor")
+    [rich] = offer(queue, "r", tenant="rich")
+    after = queue.fail(leave(queue), Cause.CRASHED, 0.0, rng)
+    assert (after.spent, after.again, poor.state, rich.state) == ([poor], 1, GONE, RETRYING)
 
 
-def apart(queue: ModelQueue, count: int, now: float = 1.0) -> None:
+def apart(queue: ModelQueue, count: int) -> None:
     for number in range(count):
-        assert isinstance(queue.offer(of("evil", str(number)), now), QueuedEntry)
+        assert isinstance(queue.offer(of("evil", str(number)), 1.0), QueuedEntry)
 
 
 class TestPools:
@@ -177,6 +147,7 @@ class TestPools:
         assert quarantine is not None and quarantine.ready_at == -math.inf
         departure = leave(queue, now=1.0, worker="gpu-7", limit=32)
         assert (departure.worker, len(departure.members), departure.quarantine) == ("gpu-7", size, EVIL)
+        assert departure.reason == APART
 
     @pytest.mark.parametrize(("cause", "bad"), [(Cause.RAISED, 1.0), (Cause.CRASHED, 0.0)])
     def test_one_that_fails_of_an_input_counts_against_its_caller(self, cause: Cause, bad: float) -> None:
@@ -188,25 +159,22 @@ class TestPools:
         assert (found.ran - before, found.bad) == (4.0 * bad, bad)
 
 
-class TestDying:
-    @pytest.mark.parametrize(("cause", "runs", "known"), [(Cause.RAISED, 2, False), (Cause.CRASHED, 3, True)])
-    def test_a_killer_of_workers_stays_known_to_all(self, cause: Cause, runs: int, known: bool) -> None:
-        queue = make()
-        queue.offer(of("evil", "bad"), 0.0)
-        for run in range(runs):
-            after = queue.fail(leave(queue, now=float(run)), cause, float(run), rng)
-        assert len(after.dead) == 1
-        assert queue.culprits.knows(of("evil", "bad"), 3.0) is not None
-        queue.set_slots(2)
-        assert (queue.culprits.knows(of("evil", "bad"), 3.0) is not None) is known
+@pytest.mark.parametrize(("cause", "runs", "known"), [(Cause.RAISED, 2, False), (Cause.CRASHED, 3, True)])
+def test_a_killer_of_workers_stays_known_to_all(queue: ModelQueue, cause: Cause, runs: int, known: bool) -> None:
+    queue.offer(of("evil", "bad"), 0.0)
+    for run in range(runs):
+        after = queue.fail(leave(queue, now=float(run)), cause, float(run), rng)
+    assert len(after.dead) == 1
+    assert queue.culprits.knows(of("evil", "bad"), 3.0) is not None
+    queue.set_slots(2)
+    assert (queue.culprits.knows(of("evil", "bad"), 3.0) is not None) is known
 
 
 class TestRunningAgain:
     def test_one_alone_waits_for_its_pause_and_several_are_searched_at_once(self, queue: ModelQueue) -> None:
         offer(queue, "a")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
-        held = queue.depart("gpu-0", 8, AT_ONCE, 0.0)
-        assert isinstance(held, Hold) and held.until > 0.0
+        assert held_until(queue, AT_ONCE, 0.0) > 0.0
         offer(queue, "b", "c")
         queue.fail(leave(queue), Cause.RAISED, 0.0, rng)
         assert ids(leave(queue)) == ["b"]
@@ -237,13 +205,8 @@ class TestRunningAgain:
         queue.fail(leave(queue, now=1.0), Cause.CRASHED, 1.0, rng)
         quarantine = queue._suspects.quarantine(("t", ""))
         assert quarantine is not None
-        assert (quarantine.members, quarantine.failures, quarantine.attempts, quarantine.ready_at) == (
-            members[1:],
-            1,
-            1,
-            1.0,
-        )
-        assert members[1].attempts == 1
+        assert (quarantine.members, quarantine.ready_at) == (members[1:], 1.0)
+        assert quarantine.failures == quarantine.attempts == members[1].attempts == 1
 
     def test_of_one_that_is_searched_on_the_rest_is_let_go_as_it_was(self, queue: ModelQueue) -> None:
         for number, caller in enumerate("xxxxyz"):

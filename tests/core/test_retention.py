@@ -3,12 +3,16 @@
 import itertools
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.budget import GREED, Budget
+from headway.core.queue_limits import OVERHEAD as ENTRY_OVERHEAD
+from headway.core.queue_limits import Reservation, Room
 from headway.core.retention import OVERHEAD, KeptLimits, Retention, weight
 from headway.model import Failure, Reply
+from tests.core.entries import entry
 
 LIMITS = KeptLimits.of(total=100, tenant=40)
 STEPS = st.lists(
@@ -134,18 +138,10 @@ def test_greedy_owners_get_the_same_and_something_stays_free() -> None:
     assert budget.take("newcomer", 1)
 
 
-def test_who_holds_nothing_may_take_the_last_and_who_gives_some_back_holds_the_rest() -> None:
+def test_who_holds_nothing_may_take_the_last() -> None:
     budget = Budget(100)
     assert budget.take("a", 100)
     assert not budget.take("b", 1)
-    budget.give("a", 100)
-    assert budget.free == 100
-    budget = Budget(100)
-    assert budget.take("a", 50)
-    budget.give("a", 20)
-    assert (budget.used("a"), budget.free) == (30, 70)
-    budget.give("a", 30)
-    assert (budget.used("a"), budget.free) == (0, 100)
 
 
 def test_each_owner_may_have_a_fixed_bound_and_without_greed_all_may_be_one_owners() -> None:
@@ -168,3 +164,46 @@ def test_what_is_held_and_what_is_free_are_always_all(total: int, steps: list[tu
             used[owner] += amount
         assert budget.free == total - sum(used.values()) >= 0
         assert all(budget.used(owner) == amount for owner, amount in used.items())
+
+
+MOST = 1_000_000
+
+
+def fill(room: Room, tenant: str) -> list[Reservation]:
+    reservations = []
+    while (reservation := room.take(entry(tenant=tenant, input="x" * 9_000))) is not None:
+        reservations.append(reservation)
+    return reservations
+
+
+@pytest.mark.parametrize("tenants", [2, 3, 9])
+def test_however_many_take_all_they_can_there_is_room_for_one_more(tenants: int) -> None:
+    room = Room(MOST)
+    used = {tenant: fill(room, str(tenant)) for tenant in range(tenants)}
+    for _ in range(30):  # Until nobody gets any more: who came first gives back what it has, and takes what it gets.
+        for tenant in range(tenants):
+            used[tenant].clear()
+            used[tenant] = fill(room, str(tenant))
+    assert min(map(len, used.values())) >= 100 // (tenants + 1) - 1
+    assert room.take(entry(tenant="another", input="x" * 9_000)) is not None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 300_000), st.booleans()), max_size=50))
+def test_all_that_was_taken_comes_back(steps: list[tuple[str, int, bool]]) -> None:
+    room, reservations = Room(MOST), list[Reservation]()
+    for tenant, length, leaves in steps:
+        if leaves:
+            del reservations[:1]
+        reservations += filter(None, [room.take(entry(tenant=tenant, input="x" * length))])
+        assert 0 <= room.free <= MOST
+    reservations.clear()
+    assert (room.free, room._used) == (MOST, {})
+
+
+def test_an_entry_counts_with_all_that_it_holds_and_a_tenant_may_hold_all_that_is_free() -> None:
+    room = Room(MOST)
+    held = [room.take(entry(input="x" * 3000, parameters=b"y" * 50)), room.take(entry(input="☃" * 3000))]
+    assert None not in held
+    assert room.free == MOST - 2 * ENTRY_OVERHEAD - 3050 - 12_000
+    assert Room(ENTRY_OVERHEAD + 9_000).take(entry(input="x" * 9_000)) is not None
+    assert Room(ENTRY_OVERHEAD + 8_999).take(entry(input="x" * 9_000)) is None

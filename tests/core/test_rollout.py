@@ -29,14 +29,9 @@ from headway.model import Rollout, RolloutState, VersionCounts, WorkerStatus
 from tests.core.test_versions import drawn, worker
 
 PLAN = Rollout(
-    model="m",
-    version="4",
-    beside="3",
-    steps=(1.0, 10.0, 50.0, 100.0),
-    every=60.0,
-    rollback_on=("failures", "p95"),
+    model="m", version="4", beside="3", steps=(1.0, 10.0, 50.0, 100.0), every=60.0, rollback_on=("failures", "p95"),
     slower=0.25,
-)
+)  # fmt: skip
 WORKERS = [worker("3"), worker("4")]
 Latency = Callable[[random.Random], float]
 

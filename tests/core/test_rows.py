@@ -23,7 +23,7 @@ from headway.core.suspects import QUARANTINE, Group
 from headway.core.tensors import Tensor, TensorHead, pack
 from headway.model import Limit, RowsTogether, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from tests.core.entries import entry
-from tests.core.test_queue import Fixed, ids, leave
+from tests.core.test_queue import Curious, Fixed, ids, leave
 
 B = 8
 
@@ -44,27 +44,16 @@ def make(tiers: int = 3, reserved_share: float = 0.25, slots: int = 1) -> ModelQ
     return queue
 
 
-class Heard:
-    load: Load
-
-    def rule(self, load: Load) -> Rule:
-        self.load = load
-        return Rule(size=1)
-
-
 def offer(queue: ModelQueue, *counts: int, tenant: str = "t", tier: int = 0, now: float = 0.0) -> list[bool]:
     entries = [entry(f"{count}", weight=count, tenant=tenant, tier=tier) for count in counts]
     return [not isinstance(queue.offer(one, now), Refused) for one in entries]
 
 
 class TestModels:
-    def test_rows_count_while_any_healthy_worker_takes_tensors(self) -> None:
+    def test_rows_count_while_any_healthy_worker_takes_tensors_and_others_decide_nothing(self) -> None:
         text, arrays = ValueKind.TEXT.value, ValueKind.TENSORS.value
         assert rows.counted([worker(arrays), worker(text), worker(text, "n")]) == {"m": True, "n": False}
         assert rows.counted([worker(text)]) == {"m": False}
-
-    def test_a_worker_that_tells_nothing_or_is_not_there_decides_nothing(self) -> None:
-        arrays = ValueKind.TENSORS.value
         gone = [worker(arrays, status=status) for status in WorkerStatus if status is not WorkerStatus.HEALTHY]
         assert rows.counted([worker(""), *gone]) == {}
 
@@ -86,18 +75,6 @@ def queue() -> ModelQueue:
 
 
 class TestBatches:
-    @pytest.mark.parametrize(
-        ("counts", "rides"),
-        [((3, 3, 2, 1), [["3", "3", "2"], ["1"]]), ((5, 5), [["5"], ["5"]]), ((1, 3 * B, 1), [["1"], ["24"], ["1"]])],
-        ids=["as many rows as inputs", "no request is torn apart", "more rows than any batch"],
-    )
-    def test_a_batch_has_as_many_rows_as_it_may_have_inputs(self, counts: list[int], rides: list[list[str]]) -> None:
-        queue = make()
-        offer(queue, *counts)
-        departures = [leave(queue) for _ in rides]
-        assert [ids(departure) for departure in departures] == rides
-        assert departures[0].size == min(sum(map(int, rides[0])), B)
-
     def test_what_waited_before_rides_with_what_comes(self) -> None:
         queue = ModelQueue(QueueLimits(1, B))
         queue.set_slots(1)
@@ -137,18 +114,12 @@ class TestBatches:
 def wait(queue: ModelQueue, *shapes: int, tenant: str = "t", tier: int = 0) -> None:
     """Let entries of one row wait, each with its number among them as its id behind its shape."""
     for number, shape in enumerate(shapes):
-        assert not isinstance(
-            queue.offer(entry(f"{shape}-{number}", tenant=tenant, tier=tier, shape=shape), 0.0), Refused
-        )
+        one = entry(f"{shape}-{number}", tenant=tenant, tier=tier, shape=shape)
+        assert not isinstance(queue.offer(one, 0.0), Refused)
 
 
 def ride(queue: ModelQueue) -> str:
     return " ".join(ids(leave(queue)))
-
-
-def leave_one(queue: ModelQueue) -> None:
-    wait(queue, 0)
-    ride(queue)
 
 
 SECONDS = 10.0
@@ -191,15 +162,10 @@ class TestShapes:
 
         assert number("x", 1, 9) == number("y", 3, 9) != 0
         assert len({number("x", 1, size) for size in range(1000)}) == 1000
-        assert (
-            rows.shape_number(tensors(1), RowsTogether.ANY, (), B)
-            == rows.shape_number("a", RowsTogether.SHAPE, (), B)
-            == 0
-        )
-
-    def test_rows_that_do_not_fit_what_is_known_have_a_number_too(self) -> None:
-        specs = (TensorSpec("x", "UINT8", (3, -1)),)
-        assert rows.shape_number(tensors(1), RowsTogether.PADDED, specs, B) > 0
+        assert rows.shape_number(tensors(1), RowsTogether.ANY, (), B) == 0
+        assert rows.shape_number("a", RowsTogether.SHAPE, (), B) == 0
+        unfit = (TensorSpec("x", "UINT8", (3, -1)),)
+        assert rows.shape_number(tensors(1), RowsTogether.PADDED, unfit, B) > 0
 
     def test_a_batch_is_of_one_shape_and_takes_those_of_it_that_come_later(self, queue: ModelQueue) -> None:
         wait(queue, 1, 2, 1, 3, 2, 1)
@@ -224,7 +190,8 @@ class TestShapes:
         assert [ride(queue) for _ in range(4)] == ["2-0", "1-0 1-1 1-2 1-3 1-4 1-5 1-6 1-7", "3-1", "1-8 1-9 1-10 1-11"]
 
     def test_it_counts_batches_by_rows_and_by_turn_where_they_are_as_many(self, queue: ModelQueue) -> None:
-        leave_one(queue)
+        wait(queue, 0)
+        ride(queue)
         for number in range(3):
             queue.offer(entry(f"first-{number}", tenant="first", shape=2 + number), 0.0)
             queue.offer(entry(f"full-{number}", tenant="full", shape=1, weight=B), 0.0)
@@ -275,16 +242,17 @@ class TestReckoning:
 
     def test_what_has_come_of_late_is_kept_of_rows_and_not_of_other_weights(self) -> None:
         """Rows of most models are as many in each request, or one; characters of texts never are."""
-        policy = Heard()
+        policy = Curious()
         for limits, kept in ((QueueLimits(1, B).counting_rows(), True), (QueueLimits(1, B, max_weight=99), False)):
             queue = ModelQueue(limits)
             queue.set_slots(1)
             for now in range(4):
                 queue.offer(entry(str(now), weight=4), float(now))
                 queue.depart("gpu-0", B, policy, float(now))
-            assert (policy.load.past is not None) is kept
-            if policy.load.past is not None:
-                assert (policy.load.past.each, policy.load.entry_size) == (4.0, 4.0)
+            past = policy.loads[-1].past
+            assert (past is not None) is kept
+            if past is not None:
+                assert (past.each, policy.loads[-1].entry_size) == (4.0, 4.0)
 
     def test_a_limit_is_charged_with_each_row(self) -> None:
         limit, tats = Limit("k", "key", 60.0, 8.0), dict[str, float]()

@@ -25,7 +25,7 @@ def decided(scaler: Scaler, found: ModelState, since: float, until: float) -> li
 def test_a_model_that_nobody_asks_for_gives_all_its_workers_back_at_once(policy: str) -> None:
     scaler = Scaler(replace(IDLE, policy=policy), 4, 0.0)
     [(now, one)] = decided(scaler, state(4), 0.0, 100.0)
-    assert (now, one.before, one.desired, one.reason) == (30.0, 4, 0, "nobody asked for it for 30 s")
+    assert (now, one.before, one.desired, one.reason) == (30.0, 4, 0, "no requests for 30 s")
 
 
 @pytest.mark.parametrize("asked", [{"queue": 1.0}, {"rate": 0.06}, {"running": 1}])
@@ -35,7 +35,7 @@ def test_what_waits_comes_or_runs_keeps_the_workers_and_brings_one_back_at_once(
     assert [one.desired for _, one in decided(scaler, state(1), 100.5, 130.0)] == [0]
     one = scaler.decide(state(0, **asked), 200.0)  # type: ignore[arg-type]
     assert one is not None
-    assert (one.before, one.desired, one.direction, one.reason) == (0, 1, "up", "somebody asks for it")
+    assert (one.before, one.desired, one.direction, one.reason) == (0, 1, "up", "it has requests")
 
 
 def test_a_start_takes_none_of_the_time_so_that_who_was_sent_away_for_it_finds_a_worker() -> None:
@@ -108,7 +108,7 @@ def test_lines_of_bulk_jobs_keep_the_workers_and_bring_one_no_sooner_than_a_star
     assert decided(scaler, replace(state(1), bulk=1), 0.0, 100.0) == []
     assert [now for now, _ in decided(scaler, state(1), 100.5, 101.0)] == [100.5]
     [(now, one)] = decided(scaler, replace(state(0), bulk=1), 101.0, 130.0)
-    assert (now, one.desired, one.reason) == (120.5, 1, "lines of bulk jobs wait for it")
+    assert (now, one.desired, one.reason) == (120.5, 1, "bulk lines are waiting for it")
     unseen = Scaler(replace(IDLE, idle_after=5.0), 1, 0.0)
     assert [now for now, _ in decided(unseen, state(1, load=3.0), 0.0, 6.0)] == [5.0]
     assert [now for now, _ in decided(unseen, replace(state(0), bulk=1), 6.0, 20.0)] == [8.0]
@@ -150,29 +150,21 @@ def test_every_process_gives_its_workers_back_and_has_one_again() -> None:
     assert shares(2, {"a": (0, 4), "b": (0, 1)}) == {"a": 1, "b": 1}
 
 
-def test_what_is_free_is_room_for_every_model_up_to_its_bound() -> None:
-    found = rooms({"a": Holding(1, 1, 4), "b": Holding(0, 0, 4), "c": Holding(2, 2, 3)}, 3, 0)
-    assert found == {"a": 4, "b": 3, "c": 3}
-
-
-def test_the_model_with_the_most_gives_one_up_for_one_that_waits() -> None:
-    assert rooms({"a": Holding(0, 1, 4), "b": Holding(3, 3, 4), "c": Holding(1, 1, 4)}, 0, 0) == {
-        "a": 1,
-        "b": 2,
-        "c": 1,
-    }
-    assert rooms({"a": Holding(0, 1, 4), "b": Holding(2, 2, 4), "c": Holding(1, 1, 4)}, 0, 1) == {
-        "a": 1,
-        "b": 2,
-        "c": 1,
-    }
-
-
-def test_of_last_ones_any_may_be_given_up_and_by_nobody_who_has_none() -> None:
-    assert rooms({"a": Holding(0, 1, 2), "b": Holding(1, 1, 2), "c": Holding(1, 1, 2), "d": Holding(0, 0, 2)}, 0, 0) == {
-        "a": 1, "b": 0, "c": 0, "d": 0,
-    }  # fmt: skip
-    assert rooms({"a": Holding(0, 1, 2), "b": Holding(0, 1, 2)}, 0, 0) == {"a": 1, "b": 1}
+@pytest.mark.parametrize(
+    ("holdings", "free", "coming", "found"),
+    [
+        pytest.param([(1, 1, 4), (0, 0, 4), (2, 2, 3)], 3, 0, [4, 3, 3], id="what is free, up to the bound of each"),
+        pytest.param([(0, 1, 4), (3, 3, 4), (1, 1, 4)], 0, 0, [1, 2, 1], id="the one with the most gives one up"),
+        pytest.param([(0, 1, 4), (2, 2, 4), (1, 1, 4)], 0, 1, [1, 2, 1], id="not if one is free soon"),
+        pytest.param([(0, 1, 2), (1, 1, 2), (1, 1, 2), (0, 0, 2)], 0, 0, [1, 0, 0, 0], id="of last ones any"),
+        pytest.param([(0, 1, 2), (0, 1, 2)], 0, 0, [1, 1], id="nobody has one"),
+    ],
+)
+def test_who_has_room_for_how_many(
+    holdings: list[tuple[int, int, int]], free: int, coming: int, found: list[int]
+) -> None:
+    asked = {name: Holding(*each) for name, each in zip("abcd", holdings, strict=False)}
+    assert rooms(asked, free, coming) == dict(zip("abcd", found, strict=False))
 
 
 @given(

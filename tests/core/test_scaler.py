@@ -66,18 +66,13 @@ class Fleet:
             state = ModelState(self.ready, queue, rate, self.ready * PACE, COST)
             decision = self.scaler.decide(state, self.now)
             if decision is not None:
-                self._take(decision)
+                self.decisions.append((self.now, decision))
+                more = max(0, decision.desired - decision.before)
+                lost = min(self.broken, more)
+                self.broken -= lost
+                self.comes_at += [self.now + self.start] * (more - lost)
+                self.ready = min(self.ready, decision.desired)
         return [one for _, one in self.decisions[before:]]
-
-    def _take(self, decision: ScaleDecision) -> None:
-        self.decisions.append((self.now, decision))
-        more = decision.desired - decision.before
-        for _ in range(more):
-            if self.broken:
-                self.broken -= 1
-            else:
-                self.comes_at.append(self.now + self.start)
-        self.ready = min(self.ready, decision.desired)
 
 
 def changes(decisions: list[ScaleDecision]) -> list[int]:
@@ -111,7 +106,7 @@ def test_workers_that_never_come_are_asked_for_again_and_not_counted() -> None:
     assert fleet.scaler.utilisation == pytest.approx(600 / 400, abs=0.02), "of those that are there"
     told = fleet.run(100, 600, queue=5000)
     assert told[0].direction == AGAIN
-    assert "3 of 7 workers did not come within 120 s" in told[0].reason
+    assert "3 of 7 workers did not start within 120 s" in told[0].reason
     assert told[1].direction == UP
     assert told[1].desired == 10
     fleet.run(100, 600)

@@ -32,6 +32,7 @@ class TestHome:
             assert set(homes) <= set(range(shards))
             here = [homes[shard] for shard in range(shards)]
             assert here == [slots_at(shard, slots, shards) for shard in range(shards)]
+            assert slots_at(shards, slots, shards) == 0
             assert max(here) - min(here) <= 1
 
     def test_depends_on_no_order_and_a_newcomer_knows_it_before_others_know_the_newcomer(self) -> None:

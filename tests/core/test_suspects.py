@@ -2,14 +2,13 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.departure import APART, Departure, Hold
+from headway.core.departure import Departure, Hold
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
@@ -52,8 +51,8 @@ class Bench:
 
     def offer(self, *asked: tuple[str, str], tenant: str = "t") -> None:
         for caller, text in asked:
-            found = msgspec.structs.replace(entry(text, tenant=tenant, timeout=1e6, queue_timeout=1e6), caller=caller)
-            assert isinstance(self.queue.offer(found, self.now), QueuedEntry)
+            offered = entry(text, tenant=tenant, timeout=1e6, queue_timeout=1e6, caller=caller)
+            assert isinstance(self.queue.offer(offered, self.now), QueuedEntry)
 
     def step(self, cause: Cause = Cause.RAISED) -> Departure | None:
         departure = self.queue.depart("gpu-0", 32, AT_ONCE, self.now)
@@ -67,6 +66,11 @@ class Bench:
             self.dead += self.queue.fail(departure, cause, self.now, lambda: 0.5).dead
         else:
             self.answered += self.queue.finish(departure, self.now)
+        return departure
+
+    def leave(self, limit: int = 32) -> Departure:
+        departure = self.queue.depart("gpu-0", limit, AT_ONCE, self.now)
+        assert isinstance(departure, Departure)
         return departure
 
     def drain(self) -> None:
@@ -111,18 +115,6 @@ def test_what_waits_of_a_hostile_caller_costs_no_input_of_others_more_than_one_r
     assert max(runs.values()) == 2
 
 
-def test_who_has_sent_a_culprit_rides_apart() -> None:
-    bench = Bench()
-    bench.offer(("evil", "bad"))
-    bench.drain()
-    bench.offer(("evil", "fine"), tenant="t")
-    bench.offer(("good", "good"), tenant="u")
-    bench.drain()
-    apart, others = bench.runs[-2:]
-    assert (inputs(apart.members), apart.reason) == (["fine"], APART)
-    assert (inputs(others.members), others.reason) == (["good"], "full")
-
-
 def test_who_rides_apart_gets_no_more_than_its_part_of_the_gpus() -> None:
     """All its inputs fail, and there are always more of them, beside a tenant that keeps the GPU busy."""
     bench = Bench(max_batch=4)
@@ -153,8 +145,7 @@ def test_a_probe_that_is_handed_back_goes_first_and_keeps_its_rest() -> None:
     bench = Bench()
     bench.offer(("c", "good 1"), ("c", "bad"), ("c", "good 2"), ("c", "good 3"))
     bench.step()
-    half = bench.queue.depart("gpu-0", 32, AT_ONCE, bench.now)
-    assert isinstance(half, Departure)
+    half = bench.leave()
     bench.queue.hand_back(half, bench.now)
     bench.offer(("d", "fresh"))
     again = bench.step()
@@ -169,8 +160,7 @@ def test_a_smaller_slot_takes_part_of_a_probe_and_the_rest_waits(limit: int) -> 
     bench = Bench()
     bench.offer(*(("c", f"good {number}") for number in range(7)), ("c", "bad"))
     bench.step()
-    half = bench.queue.depart("gpu-0", limit, AT_ONCE, bench.now)
-    assert isinstance(half, Departure)
+    half = bench.leave(limit)
     assert len(half.members) == limit
     bench.answered += bench.queue.finish(half, bench.now)
     bench.drain()
@@ -181,30 +171,26 @@ ANN, BOB = ("t", "ann"), ("t", "bob")
 
 
 def some(*callers: str) -> list[QueuedEntry]:
-    return [
-        queued_at(msgspec.structs.replace(entry(str(place)), caller=caller), 0.0)
-        for place, caller in enumerate(callers)
-    ]
+    return [queued_at(entry(str(place), caller=caller), 0.0) for place, caller in enumerate(callers)]
 
 
-class TestCutting:
-    @pytest.mark.parametrize(
-        ("callers", "order", "cut"),
-        [
-            ("aaaa", "aaaa", 2),
-            ("aaaaa", "aaaaa", 2),
-            ("abab", "aabb", 2),
-            ("abbb", "bbba", 3),
-            ("aaabbc", "aaabbc", 3),
-            ("aabbccd", "aabbccd", 4),
-            ("aabbcc", "aabbcc", 2),
-            ("abcaaaaa", "aaaaaabc", 6),
-            ("ab", "ab", 1),
-        ],
-    )
-    def test_is_between_two_callers_as_near_to_the_middle_as_can_be(self, callers: str, order: str, cut: int) -> None:
-        members, at = _cut(some(*callers))
-        assert ("".join(member.entry.caller for member in members), at) == (order, cut)
+@pytest.mark.parametrize(
+    ("callers", "order", "cut"),
+    [
+        ("aaaa", "aaaa", 2),
+        ("aaaaa", "aaaaa", 2),
+        ("abab", "aabb", 2),
+        ("abbb", "bbba", 3),
+        ("aaabbc", "aaabbc", 3),
+        ("aabbccd", "aabbccd", 4),
+        ("aabbcc", "aabbcc", 2),
+        ("abcaaaaa", "aaaaaabc", 6),
+        ("ab", "ab", 1),
+    ],
+)
+def test_a_cut_is_between_two_callers_as_near_to_the_middle_as_can_be(callers: str, order: str, cut: int) -> None:
+    members, at = _cut(some(*callers))
+    assert ("".join(member.entry.caller for member in members), at) == (order, cut)
 
 
 class TestPools:
@@ -213,15 +199,13 @@ class TestPools:
         suspects.unknown([], like, lambda _: 8)
         assert suspects.groups == {}
         suspects.unknown(some("ann", "ann"), like, {ANN: 8}.__getitem__)
-        quarantine = suspects.quarantine(ANN)
-        assert quarantine is not None
-        seen = quarantine.ready_at, quarantine.kind, quarantine.failures
-        assert (len(quarantine.members), *seen) == (2, 5.0, QUARANTINE, 3)
-        assert (quarantine.caller, suspects.quarantine(BOB), suspects.callers) == (ANN, None, 1)
         suspects.unknown(some("ann", "bob"), like, dict[tuple[str, str], int]().__getitem__)
-        together = list(suspects.groups)[1]
-        assert (len(together.members), together.ready_at, together.kind) == (2, 5.0, QUARANTINE)
-        assert (together.failures, together.attempts, together.caller) == (3, 2, None)
+        assert suspects.quarantine(ANN) is next(iter(suspects.groups))
+        assert (suspects.quarantine(BOB), suspects.callers) == (None, 1)
+        assert [
+            (len(group.members), group.ready_at, group.kind, group.failures, group.caller) for group in suspects.groups
+        ] == [(2, 5.0, QUARANTINE, 3, ANN), (2, 5.0, QUARANTINE, 3, None)]
+        assert list(suspects.groups)[1].attempts == 2
 
     def test_those_of_a_pool_count_as_run_once_as_soon_as_one_of_them_has(self) -> None:
         suspects, fresh, again = Suspects(), some("ann"), some("ann")
@@ -237,15 +221,11 @@ class TestPools:
 
 
 class TestChoosing:
-    def bench(self) -> tuple[Suspects, Group, Group]:
+    def test_probes_and_pools_take_turns_by_what_they_cost(self) -> None:
         suspects = Suspects()
         half, quarantine = Group(some("a"), 1.0, HALF), Group(some("b"), 2.0, QUARANTINE)
         suspects.add(half)
         suspects.add(quarantine)
-        return suspects, half, quarantine
-
-    def test_probes_and_pools_take_turns_by_what_they_cost(self) -> None:
-        suspects, half, quarantine = self.bench()
         turns = []
         for _ in range(8):
             turn = suspects.choose("gpu-0", False, 2.0).turn
@@ -270,23 +250,19 @@ class TestChoosing:
         assert suspects.wake(["gpu-0", "gpu-1"], True, 0.5) == 1.0
 
 
-class TestCredit:
-    def test_is_earned_by_part_and_spent_at_its_price(self) -> None:
-        suspects = Suspects()
-        suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 9)
-        suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
-        suspects.earn(0.3, 3, 1.0)
-        assert suspects.credit == pytest.approx(0.3 * 2 / 3)
-        suspects.earn(0.3, 1, 1.0)
-        assert suspects.credit == pytest.approx(0.2 + 0.6)
-        suspects.pay(next(iter(suspects.groups)), 0.1, 1.0, 4.0)
-        assert suspects.credit == pytest.approx(0.4)
-
-    def test_is_saved_up_for_two_full_batches_at_most(self) -> None:
-        suspects = Suspects()
-        for _ in range(100):
-            suspects.earn(0.5, 1, 0.5)
-        assert suspects.credit == pytest.approx(MOST_CREDIT * 0.5)
+def test_credit_is_earned_by_part_spent_at_its_price_and_saved_up_for_two_full_batches_at_most() -> None:
+    suspects = Suspects()
+    suspects.join(ANN, some("ann"), Group([], 5.0, QUARANTINE), 9)
+    suspects.join(BOB, some("bob"), Group([], 5.0, QUARANTINE), 9)
+    suspects.earn(0.3, 3, 1.0)
+    assert suspects.credit == pytest.approx(0.3 * 2 / 3)
+    suspects.earn(0.3, 1, 1.0)
+    assert suspects.credit == pytest.approx(0.2 + 0.6)
+    suspects.pay(next(iter(suspects.groups)), 0.1, 1.0, 4.0)
+    assert suspects.credit == pytest.approx(0.4)
+    for _ in range(100):
+        suspects.earn(0.5, 1, 0.5)
+    assert suspects.credit == pytest.approx(MOST_CREDIT * 0.5)
 
 
 def test_one_that_never_ran_keeps_its_queue_deadline_and_is_told_at_its_last_moment() -> None:
@@ -308,7 +284,8 @@ class Line:
         self.runs = self.runs_alone = 0
 
 
-def suspects() -> LineSuspects:
+@pytest.fixture
+def found() -> LineSuspects:
     return LineSuspects(lambda: 0.0)
 
 
@@ -340,7 +317,7 @@ def search(lines: Sequence[Line], cause: Cause, found: LineSuspects) -> list[Lin
     st.sampled_from([Cause.RAISED, Cause.TIMEOUT, Cause.CRASHED]),
 )
 def test_bad_lines_alone_are_given_up_and_no_tenant_stays_suspected(bad: list[bool], cause: Cause) -> None:
-    lines, found = [Line(one) for one in bad], suspects()
+    lines, found = [Line(one) for one in bad], LineSuspects(lambda: 0.0)
     given_up = search(lines, cause, found)
     assert Counter(map(id, given_up)) == Counter(id(line) for line in lines if line.bad)
     assert all(line.runs_alone >= (1 if cause in SEARCHED else DEATHS_ALONE) for line in given_up)
@@ -351,8 +328,7 @@ def test_bad_lines_alone_are_given_up_and_no_tenant_stays_suspected(bad: list[bo
     assert found.shape("t") == 0
 
 
-def test_what_a_tenant_owes_doubles_with_each_bad_line() -> None:
-    found = suspects()
+def test_what_a_tenant_owes_doubles_with_each_bad_line(found: LineSuspects) -> None:
     for times in range(3):
         search([Line(bad=True)], Cause.RAISED, found)
         for _ in range(CLEAN * 2**times):
@@ -362,8 +338,8 @@ def test_what_a_tenant_owes_doubles_with_each_bad_line() -> None:
     assert found.shape("another") == 0
 
 
-def test_lines_with_large_outputs_ride_apart_as_many_as_have_room() -> None:
-    found, size = suspects(), MOST_OUTPUT // 3
+def test_lines_with_large_outputs_ride_apart_as_many_as_have_room(found: LineSuspects) -> None:
+    size = MOST_OUTPUT // 3
     assert found.succeeded("t", size, 8)
     assert not found.succeeded("t", size, 8), "it is told once"
     shapes = [found.shape("t") for _ in range(9)]
@@ -375,8 +351,8 @@ def test_lines_with_large_outputs_ride_apart_as_many_as_have_room() -> None:
 
 
 @pytest.mark.parametrize("ran", [0.1, 10.0])
-def test_groups_of_a_tenant_that_killed_a_worker_rest_one_after_another(ran: float) -> None:
-    found, each = suspects(), max(LEAST_REST, RESTS * ran)
+def test_groups_of_a_tenant_that_killed_a_worker_rest_one_after_another(found: LineSuspects, ran: float) -> None:
+    each = max(LEAST_REST, RESTS * ran)
     assert found.rest("t", 3, ran, 100.0) == [each, 2 * each, 3 * each]
     assert found.rest_left("t", 100.0) == 4 * each
     assert found.rest("t", 1, ran, 100.0) == [5 * each]
@@ -384,8 +360,9 @@ def test_groups_of_a_tenant_that_killed_a_worker_rest_one_after_another(ran: flo
 
 
 @pytest.mark.parametrize(("cause", "longer"), [(Cause.RAISED, 1), (Cause.TIMEOUT, 8), (Cause.CRASHED, 8)])
-def test_a_rest_doubles_with_each_line_that_has_killed_a_worker_and_not_with_others(cause: Cause, longer: int) -> None:
-    found = suspects()
+def test_a_rest_doubles_with_each_line_that_has_killed_a_worker_and_not_with_others(
+    found: LineSuspects, cause: Cause, longer: int
+) -> None:
     for _ in range(3):
         search([Line(bad=True)], cause, found)
     assert found.rest("t", 1, 0.1, 100.0) == [longer * LEAST_REST]
@@ -393,9 +370,7 @@ def test_a_rest_doubles_with_each_line_that_has_killed_a_worker_and_not_with_oth
 
 @pytest.mark.parametrize(("cause", "longer"), [(Cause.RAISED, False), (Cause.REMOTE, True)])
 def test_lines_pause_longer_and_longer_while_a_remote_api_fails(cause: Cause, longer: bool) -> None:
-    line = Line()
-    pause: Callable[[], float] = lambda: line_pause([[line]], cause, 1.0)  # noqa: E731
-    line.failures = 1
-    first = pause()
-    line.failures = 3
-    assert (pause() > 4 * first) == longer
+    line, pauses = Line(), []
+    for line.failures in (1, 3):
+        pauses.append(line_pause([[line]], cause, 1.0))
+    assert (pauses[1] > 4 * pauses[0]) == longer

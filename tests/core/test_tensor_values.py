@@ -1,6 +1,5 @@
 """Tensors as values: packed, checked against a model's specifications, and in JSON."""
 
-import contextlib
 import itertools
 import json
 from typing import Any
@@ -74,12 +73,19 @@ def test_damaged_tensors_are_told_and_raise_nothing_else(content: bytes) -> None
                 unpack(Octets(damaged))
 
 
-@pytest.mark.parametrize("text", [b"[[1,2],[3]]", b"[1 2]", b'["a"]', b"[300]", b"[1.5]", b"[null]", b"1", b"", b"[[[[", b"[1,]", b"[,1]",
-                                  b"[true]", b"[-1]", b"[[],[]]", b"[1]]", b"[1]2", b"{}", b"[\xff]", b"[1[2]", b"[1e999]"])  # fmt: skip
-def test_what_is_no_array_of_that_shape_and_datatype_is_told(text: bytes) -> None:
-    for shape in ((1,), (2,), (1, 2), (2, 1)):
-        with pytest.raises(NoTensors):
-            tensor_json.read(text, "x", "UINT8", shape)
+NO_NUMBERS = [b"[[1,2],[3]]", b"[1 2]", b'["a"]', b"[300]", b"[1.5]", b"[null]", b"1", b"", b"[[[[", b"[1,]", b"[,1]",
+              b"[true]", b"[-1]", b"[[],[]]", b"[1]]", b"[1]2", b"{}", b"[\xff]", b"[1[2]", b"[1e999]"]  # fmt: skip
+NO_TEXTS = [b"[null]", b"[0]", b"[false]", b"[{}]", b"[[]]", b'["a",null]', b'["a",[]]', b'[["a"],"b"]', b'["\\ud800"]']
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"), [*(("UINT8", text) for text in NO_NUMBERS), *(("BYTES", text) for text in NO_TEXTS)]
+)
+def test_what_is_no_array_of_that_shape_and_datatype_is_told(datatype: str, text: bytes) -> None:
+    for shape in ((1,), (2,), (1, 2), (2, 1), (1, 1)):
+        with pytest.raises(NoTensors) as caught:
+            tensor_json.read(text, "x", datatype, shape)
+        assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("datatype", ["BYTES", "FP32"])
@@ -97,14 +103,6 @@ def test_many_arrays_without_elements_show_their_shape(shape: tuple[int, ...]) -
     for damaged in (text.replace(b"[]", b"[1]", 1), text.replace(b"[]", b"1", 1), text[:-1], text + b"]"):
         with pytest.raises(NoTensors):
             tensor_json.read(damaged, "x", "FP32", tensor_json.shape_of(damaged))
-
-
-@pytest.mark.parametrize("text", [b"[null]", b"[0]", b"[false]", b"[{}]", b"[[]]", b'["a",null]', b'["a",[]]', b'[["a"],"b"]', b'["\\ud800"]'])  # fmt: skip
-def test_what_is_no_array_of_texts_is_told(text: bytes) -> None:
-    for shape in ((1,), (2,), (2, 1), (1, 1)):
-        with pytest.raises(NoTensors) as caught:
-            tensor_json.read(text, "x", "BYTES", shape)
-        assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ SPECS = (TensorSpec("query", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)))
         ([TensorHead("query", "FP32", (0, 2)), TensorHead("ids", "INT64", (0, 3))], "has no rows"),
         ([TensorHead("query", "FP32", (1, 2)), TensorHead("other", "INT64", (1, 3))], "there is no input `other`"),
         ([TensorHead("query", "FLOAT", (1, 2)), TensorHead("ids", "INT64", (1, 3))], "has the datatype `FLOAT`"),
-        ([TensorHead("query", "FP32", (1, 2)), TensorHead("query", "FP32", (1, 2))], "is there 2 times"),
+        ([TensorHead("query", "FP32", (1, 2)), TensorHead("query", "FP32", (1, 2))], "is given 2 times"),
     ],
 )  # fmt: skip
 def test_inputs_that_a_model_does_not_take_are_told(heads: list[TensorHead], told: str) -> None:
@@ -178,14 +176,9 @@ def test_brain_floats_are_widened_and_hold_small_integers() -> None:
     halves = Tensor(TensorHead("x", "BF16", (1, 2)), b"\x80\x3f\x80\x7f")
     assert bytes(tensor_json.widened(halves, "FP64")) == np.array([1, np.inf]).tobytes()
     assert bytes(tensor_json.widened(tensor(np.array([[-128, 3]], "i1"), "INT8"), "BF16")) == b"\x00\xc3\x40\x40"
-    for sent, taken, good in (
-        ("BF16", "FP16", False),
-        ("FP16", "BF16", False),
-        ("UINT8", "BF16", True),
-        ("INT16", "BF16", False),
-    ):
-        refused = pytest.raises(NoTensors) if not good else contextlib.nullcontext()
-        with refused:
+    check_heads([TensorHead("x", "UINT8", (1, 2))], [TensorSpec("x", "BF16", (2,))])
+    for sent, taken in (("BF16", "FP16"), ("FP16", "BF16"), ("INT16", "BF16")):
+        with pytest.raises(NoTensors):
             check_heads([TensorHead("x", sent, (1, 2))], [TensorSpec("x", taken, (2,))])
 
 
@@ -205,24 +198,8 @@ def test_brain_floats_are_widened_and_hold_small_integers() -> None:
 def test_an_input_that_would_lose_something_is_refused_with_what_to_do(sent: str, taken: str, mend: str) -> None:
     with pytest.raises(NoTensors) as caught:
         check_heads([TensorHead("x", sent, (1, 2))], [TensorSpec("x", taken, (2,))])
-    assert (
-        str(caught.value)
-        == f"the input `x` is {sent} of shape [1, 2]; the model takes `x`, {taken} of shape [-1, 2]{mend}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "rows", "single"),
-    [
-        (b"[1,2,3,4]", 1, True),
-        (b"[[1,2,3,4]]", 1, False),
-        (b"[[1,2,3,4],[5,6,7,8]]", 2, False),
-        (b'{"x":[1,2,3,4]}', 1, True),
-    ],
-)
-def test_a_json_value_is_one_row_or_several(value: bytes, rows: int, single: bool) -> None:
-    found = tensor_json.tensors_of(value, (TensorSpec("x", "FP32", (4,)),))
-    assert (rows_of(found), header_of(found).single) == (rows, single)
+    said = f"the input `x` is {sent} of shape [1, 2]; the model takes `x`, {taken} of shape [-1, 2]{mend}"
+    assert str(caught.value) == said
 
 
 def test_tensors_have_digests_of_their_own() -> None:

@@ -16,7 +16,7 @@ from headway.core.trace_context import (
     read_carried,
     read_trace_context,
     read_trace_state,
-    trace_id_of,
+    trace_field,
     traceparent,
 )
 from headway.model import CarriedTrace, TraceContext
@@ -108,7 +108,8 @@ def test_of_a_long_tracestate_long_members_are_left_out_first_and_then_the_last(
 def test_what_an_entry_carries_comes_out_as_it_went_in(carried: CarriedTrace) -> None:
     packed = pack_carried(carried)
     assert read_carried(packed) == carried
-    assert trace_id_of(packed) == carried.context.trace_id.hex()
+    assert trace_field(packed) == {"trace_id": carried.context.trace_id.hex()}
+    assert trace_field(b"") == {}
 
 
 @given(st.binary(max_size=100))

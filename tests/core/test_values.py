@@ -41,8 +41,7 @@ def test_any_octets_are_read_as_json_is_or_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [rb'"\ud800"', rb'["\udc00 a"]', rb'{"\ud83d":1}', rb'["a\\\ud800b"]', rb'["\uD83D\u0041"]'],
+    "text", [rb'"\ud800"', rb'["\udc00 a"]', rb'{"\ud83d":1}', rb'["a\\\ud800b"]', rb'["\uD83D\u0041"]']
 )
 def test_a_lone_surrogate_is_no_value(text: bytes) -> None:
     with pytest.raises((values.NoValue, msgspec.DecodeError)):
@@ -71,13 +70,6 @@ def test_nesting_is_bounded_and_brackets_in_texts_do_not_count() -> None:
             values.read(deeper)
     with pytest.raises(RecursionError):
         values.read(b"[" * 100_000)
-
-
-def test_numbers_beyond_the_range_of_a_float_are_refused_when_built() -> None:
-    assert values.build(values.read(b"123456789012345678901234567890")) == 123456789012345678901234567890
-    assert values.build(values.read(b"[1e308, 5e-324, 1.5]")) == [1e308, 5e-324, 1.5]
-    with pytest.raises(msgspec.ValidationError, match="out of range"):
-        values.build(b"[1e400]")
 
 
 @pytest.mark.parametrize(("value", "most"), [("ab", 2), ("é", 4), ("é".encode(), 2), (b"[1]", 3)])

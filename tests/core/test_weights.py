@@ -1,39 +1,44 @@
-"""Batches by weight: who rides, what it costs a tenant, and what is reckoned with it."""
+"""Batches by weight, and entries of many pages: who rides, what it costs a tenant, and what is reckoned with it."""
 
+import itertools
 import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headway.core.admission import Refused
+from headway.core.budget import GREED
 from headway.core.capacity import pace
 from headway.core.departure import FULL, Hold, Load, Rule
-from headway.core.fair_queue import LOOKED_AT, TierQueue, queued_at
+from headway.core.fair_queue import BATCH_PAGES, LOOKED_AT, PAGE, QueuedEntry, TierQueue, queued_at
 from headway.core.packing import Terms, pack
 from headway.core.policies.paced import headway
-from headway.core.queue import ModelQueue
+from headway.core.queue import MIXED_SECONDS, ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.model import Cause, Lease, Slot
+from headway.model import Cause, Entry, Lease, Slot
 from headway.worker.slot_figures import SlotFigures
 from tests.core.entries import entry
+from tests.core.test_fair_queue import drain
 from tests.core.test_queue import Fixed, ids, leave, rng
 
 B, N = 8, 80
 
 
-def make(max_weight: int = N, tiers: int = 3, slots: int = 1, reserved_share: float = 0.125) -> ModelQueue:
+def make(max_weight: int = N, tiers: int = 3, reserved_share: float = 0.125) -> ModelQueue:
     queue = ModelQueue(QueueLimits(tiers, B, reserved_share, max_weight=max_weight))
-    queue.set_slots(slots)
+    queue.set_slots(1)
     return queue
 
 
-def offer(queue: ModelQueue, *weights: int, tier: int = 0, tenant: str = "t", now: float = 0.0) -> list[bool]:
-    entries = [entry(f"{weight}", weight=weight, tier=tier, tenant=tenant) for weight in weights]
+def offered(queue: ModelQueue, *entries: Entry, now: float = 0.0) -> list[bool]:
     return [not isinstance(queue.offer(one, now), Refused) for one in entries]
+
+
+def offer(queue: ModelQueue, *weights: int, tier: int = 0, tenant: str = "t", now: float = 0.0) -> list[bool]:
+    entries = (entry(f"{weight}", weight=weight, tier=tier, tenant=tenant) for weight in weights)
+    return offered(queue, *entries, now=now)
 
 
 def weights(queue: ModelQueue, limit: int = B, now: float = 0.0) -> list[int]:
@@ -89,21 +94,6 @@ class TestBatches:
         assert not isinstance(departure, Hold)
         assert (departure.reason, departure.size) == (FULL, B)
 
-    @given(st.lists(st.tuples(st.integers(1, 2 * N), st.integers(0, 2), st.sampled_from("ab")), max_size=60))
-    def test_each_rides_once_and_no_batch_is_too_heavy(self, asked: list[tuple[int, int, str]]) -> None:
-        queue = make()
-        for weight, tier, tenant in asked:
-            queue.offer(entry(str(weight), weight=weight, tier=tier, tenant=tenant), 0.0)
-        rode = Counter[int]()
-        while queue.depth:
-            batch = weights(queue)
-            assert batch
-            assert sum(batch) <= N or len(batch) == 1
-            assert len(batch) <= B
-            rode.update(batch)
-        assert rode == Counter(weight for weight, _, _ in asked)
-        assert all(tier_queue.weight == 0 for tier_queue in queue._tier_queues)
-
     def test_of_several_that_would_all_be_too_late_the_last_rides(self) -> None:
         tier_queue = TierQueue()
         for number in range(3):
@@ -128,23 +118,18 @@ class TestTurns:
             rode = weights(queue)
         assert rode == [10, 10, 10, 45]
 
-    @pytest.mark.parametrize("weight", [11, N, 3 * N])
-    def test_no_tier_starves_however_heavy_its_next_one(self, queue: ModelQueue, weight: int) -> None:
+    @pytest.mark.parametrize(
+        ("weight", "others", "most"), [(11, 10, 2), (N, 10, B), (3 * N, 10, 3 * B), (N - 5, 1, 12), (N - 5, N, 12)]
+    )
+    def test_no_tier_starves_however_heavy_its_next_one_and_whatever_the_others(
+        self, queue: ModelQueue, weight: int, others: int, most: int
+    ) -> None:
         offer(queue, weight, tier=2)
-        rode = []
-        while weight not in rode:
-            offer(queue, *[10] * 10)
-            rode += weights(queue)
-        assert len(rode) <= B * math.ceil(weight / 10)
-
-    @pytest.mark.parametrize("light", [1, N])
-    def test_also_beside_entries_that_fill_a_batch_by_number_or_alone(self, queue: ModelQueue, light: int) -> None:
-        offer(queue, N - 5, tier=2)
-        for _ in range(12):
-            offer(queue, *[light] * B)
-            if N - 5 in weights(queue):
-                return
-        raise AssertionError("it waits on")
+        batches = list[list[int]]()
+        while weight not in itertools.chain(*batches):
+            offer(queue, *[others] * 10)
+            batches.append(weights(queue))
+        assert len(batches) <= most
 
     def test_what_is_owed_is_not_more_than_waits(self) -> None:
         tier_queues = [TierQueue(), TierQueue()]
@@ -244,3 +229,120 @@ class TestReckoning:
         load = queue.load(20.0)
         assert load.entry_size == pytest.approx(B)
         assert load.batch_seconds(B) == pytest.approx(0.02)
+
+
+def paged(id: str, tenant: str, pages: int = 1, tier: int = 0) -> Entry:
+    return entry(id, input="x" * PAGE * pages, tenant=tenant, tier=tier)
+
+
+def push(tier_queue: TierQueue, id: str, tenant: str, pages: int = 1) -> QueuedEntry:
+    queued = queued_at(paged(id, tenant, pages), 0.0)
+    tier_queue.push(queued)
+    return queued
+
+
+@pytest.mark.parametrize(
+    ("length", "parameters", "cost"),
+    [(0, 0, 1), (PAGE, 0, 1), (PAGE, 1, 2), (PAGE + 1, 0, 2), (0, 3 * PAGE, 3), (900_000, 0, 14)],
+)
+def test_an_entry_costs_a_round_for_each_page(length: int, parameters: int, cost: int) -> None:
+    assert queued_at(entry(input="x" * length, parameters=b"1" * parameters), 0.0).cost == cost
+
+
+class TestPages:
+    def test_rounds_go_by_pages(self) -> None:
+        tier_queue = TierQueue()
+        for number in range(3):
+            push(tier_queue, f"large-{number}", "a", 3)
+        for number in range(8):
+            push(tier_queue, f"b{number}", "b")
+        expected = ["large-0", "b0", "b1", "b2", "large-1", "b3", "b4", "b5", "large-2", "b6", "b7"]
+        assert drain(tier_queue) == expected
+
+    def test_the_first_large_entry_of_a_tenant_waits_no_longer_than_a_small_one(self) -> None:
+        tier_queue = TierQueue()
+        for number in range(20):
+            push(tier_queue, f"b{number}", "b")
+        push(tier_queue, "large", "a", 100)
+        assert drain(tier_queue).index("large") == 1
+
+    def test_a_large_one_that_leaves_costs_nothing(self) -> None:
+        tier_queue = TierQueue()
+        push(tier_queue, "first", "a")
+        gone = push(tier_queue, "large", "a", 10)
+        for number in range(4):
+            push(tier_queue, f"b{number}", "b")
+        tier_queue.drop(gone)
+        push(tier_queue, "second", "a")
+        assert drain(tier_queue) == ["first", "b0", "b1", "second", "b2", "b3"]
+
+    def test_what_costs_more_than_there_is_room_for_stays_first(self) -> None:
+        tier_queue = TierQueue()
+        push(tier_queue, "large", "a", 10)
+        push(tier_queue, "b", "b")
+        assert tier_queue.pop(9) is None
+        assert tier_queue.depth == 2
+        assert drain(tier_queue) == ["large", "b"]
+
+    def test_what_does_not_fit_yet_stays_behind_who_comes_before_its_turn(self) -> None:
+        tier_queue = TierQueue()
+        for number in range(2):
+            push(tier_queue, f"large-{number}", "a", 10)
+        gone = push(tier_queue, "gone", "c", 10)
+        assert tier_queue.pop(10) is not None
+        tier_queue.drop(gone)
+        assert tier_queue.pop(9) is None
+        push(tier_queue, "b", "b")
+        taken = tier_queue.pop(9)
+        assert taken is not None
+        assert taken.entry.id == "b"
+
+
+class TestBatchesOfPages:
+    def test_one_tenant_alone_has_its_batches_full_however_large(self) -> None:
+        queue = make(max_weight=0)
+        offered(queue, *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(8)))
+        assert len(leave(queue).members) == 8
+
+    def test_of_large_entries_others_ride_with_one_or_with_as_many_as_have_the_pages_together(self) -> None:
+        queue = make(max_weight=0)
+        offered(queue, *(paged(f"a{number}", "a", 2 * BATCH_PAGES) for number in range(3)))
+        offered(queue, *(paged(f"b{number}", "b") for number in range(4)))
+        assert ids(leave(queue)) == ["a0", "b0", "b1", "b2", "b3"]
+        assert ids(leave(queue)) == ["a1"]
+        assert ids(leave(queue, now=MIXED_SECONDS)) == ["a2"]
+        queue = make(max_weight=0)
+        offered(queue, paged("b", "b"), *(paged(f"a{number}", "a", BATCH_PAGES // 3) for number in range(6)))
+        assert ids(leave(queue)) == ["b", "a0", "a1", "a2"]
+
+    def test_batches_are_full_again_when_the_others_have_gone(self) -> None:
+        queue = make(max_weight=0)
+        offered(queue, paged("b", "b"), *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(9)))
+        assert ids(leave(queue)) == ["b", "a0"]
+        offered(queue, paged("last", "a", BATCH_PAGES), now=MIXED_SECONDS - 0.1)
+        assert len(leave(queue, now=MIXED_SECONDS).members) == 8
+
+    def test_a_tier_whose_next_one_does_not_fit_leaves_its_places_to_the_others(self) -> None:
+        queue = make(max_weight=0, tiers=2)
+        offered(queue, *(paged(f"a{number}", "a", BATCH_PAGES) for number in range(3)))
+        offered(queue, *(paged(f"b{number}", "b", tier=1) for number in range(9)))
+        assert ids(leave(queue)) == ["a0", *(f"b{number}" for number in range(7))]
+
+
+class TestPlaces:
+    def test_one_tenant_leaves_a_tenth_of_the_places(self) -> None:
+        queue = ModelQueue(QueueLimits(1, B, max_queue=100))
+        admitted = offered(queue, *(paged(str(number), "a") for number in range(100)))
+        assert admitted.count(True) == 100 * GREED // (GREED + 1)
+        assert all(offered(queue, *(paged(f"b{number}", "b") for number in range(9))))
+        assert offered(queue, paged("again", "a")) == [False]
+
+    def test_places_of_who_has_left_are_free(self) -> None:
+        queue = ModelQueue(QueueLimits(1, B, max_queue=10))
+        waiting = [queue.offer(paged(str(number), "a"), 0.0) for number in range(9)]
+        assert offered(queue, paged("more", "a")) == [False]
+        assert isinstance(waiting[0], QueuedEntry)
+        queue.remove(waiting[0])
+        assert offered(queue, paged("more", "a"), paged("most", "a")) == [True, False]
+        leave(queue, limit=3)
+        assert offered(queue, *(paged(f"again-{number}", "a") for number in range(4))) == [True, True, True, False]

@@ -92,8 +92,8 @@ class Page:
         found: str = await self.run(f"document.querySelector({json.dumps(selector)}).innerText")
         return found
 
-    async def press(self, key: str, code: int = 0, text: str = "", shift: bool = False) -> None:
-        how = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+    async def press(self, key: str, code: int = 0, text: str = "") -> None:
+        how = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         await self.send("Input.dispatchKeyEvent", type="keyDown", **how, **({"text": text} if text else {}))
         await self.send("Input.dispatchKeyEvent", type="keyUp", **how)
 

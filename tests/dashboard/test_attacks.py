@@ -1,16 +1,13 @@
 """Other sites in a real browser: attacks on the dashboard, and a page that asks the public port as docs/http.md shows it."""
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
+from tests.client.scripted import scripted
 from tests.dashboard.chromium import browser
 from tests.dashboard.stage import LIVE, Stage, enter, quiet, sign_in, tab_to
 from tests.docs.pages import ROOT, blocks
@@ -21,6 +18,7 @@ __all__ = ["quiet"]
 
 pytestmark = pytest.mark.processes
 
+HTML = {"Content-Type": "text/html"}
 FETCHED = """
 (async () => {
   const status = async (path, method) => { try { return (await fetch(path, { method })).status; } catch { return 0; } };
@@ -46,21 +44,13 @@ async def test_a_page_of_a_name_that_was_rebound_to_this_host_gets_nothing(stage
         await page.send("Page.close")
 
 
-async def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage: Stage) -> None:
+async def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage: Stage, hostile: str) -> None:
     await stage.letter("wanted")
     signed_in = await stage.open(stage.guarded)
     await sign_in(signed_in)
     admin = f"http://127.0.0.1:{stage.guarded.admin_port}"
 
-    async def hostile(_: web.Request) -> web.Response:
-        return web.Response(text="<title>hostile</title><iframe></iframe>", content_type="text/html")
-
-    site = web.Application()
-    site.router.add_get("/", hostile)
-    runner = web.AppRunner(site)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    page = await stage.chromium.open(f"http://evil.test:{runner.addresses[0][1]}/")
+    page = await stage.chromium.open(hostile.replace("127.0.0.1", "evil.test"))
     purge = f"{admin}/internal/dlq/req_wanted"
     for method, mode in (("POST", "no-cors"), ("DELETE", "cors"), ("GET", "cors")):
         asked = f"fetch('{purge}', {{method: '{method}', mode: '{mode}', credentials: 'include'}})"
@@ -81,7 +71,6 @@ async def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage
         == "blocked"
     )
     await page.send("Page.close")
-    await runner.cleanup()
     await signed_in.until("document.querySelector('#letters').textContent.includes('req_wanted')")
     await signed_in.until(LIVE)
 
@@ -105,21 +94,16 @@ async def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: S
     await thief.send("Page.close")
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None: ...
+@pytest.fixture
+def hostile() -> Iterator[str]:
+    with scripted((200, HTML, b"<title>hostile</title><iframe></iframe>")) as service:
+        yield f"{service.url}/"
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[str]:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "index.html").write_text("<!doctype html><title>app</title>")
-    handler = partial(Quiet, directory=str(tmp_path / "site"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join(60)
+def site() -> Iterator[str]:
+    with scripted((200, HTML, b"<!doctype html><title>app</title>")) as service:
+        yield service.url
 
 
 def test_the_snippet_of_the_page_works_from_a_page_of_an_origin_that_is_named(tmp_path: Path, site: str) -> None:

@@ -49,7 +49,7 @@ async def fill(page: Page, label: str, value: str) -> None:
 
 async def rollouts(page: Page) -> None:
     await page.until("!document.querySelector('#rollout-start').disabled")
-    await page.until(says("#rollouts", "No model has had one."))
+    await page.until(says("#rollouts", "There have been no rollouts."))
     await tab_to(page, "Start a rollout")
     await enter(page)
     await page.until(OPEN)
@@ -89,7 +89,7 @@ async def drains(page: Page) -> None:
     await enter(page)
     await page.until(says("#dialog-error", "would have no healthy worker left"))
     assert (await asked(page, "internal/drains"))["drains"] == []
-    await tab_to(page, "Drain all the same")
+    await tab_to(page, "Drain anyway")
     await enter(page)
     await page.until(says("#workers-note", f"{workers[0]} is drained."))
     await page.until(f"{drained}.filter(Boolean).length === 1")

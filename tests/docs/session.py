@@ -54,16 +54,10 @@ class Service:
 
 
 class Reader:
-    """Tries the commands of a page one after the other.
+    """Tries the commands of a page one after the other, in an environment and a folder of its own.
 
-    Arguments:
-        folder: working directory at first.
-        installed: `headway` is on the path.
-        home: host of the documents that commands without a host run on.
-
-    Attributes:
-        environ: environment of every command.
-        ids: id on the page to the one that came in its place.
+    `installed` puts `headway` on the path. Commands without a host run on `home`. `ids` leads from an id on the page to
+    the one that came in its place.
     """
 
     def __init__(self, folder: Path, installed: bool = True, home: str = "") -> None:
@@ -112,10 +106,8 @@ class Reader:
         self._prelude.append(self._real(command.text, command.host))
 
     def run(self, command: Command, edits: Sequence[tuple[str, str]] = (), compares: bool = True) -> None:
-        """Run a command to its end.
-
-        Raises:
-            AssertionError: it failed and the page shows no error of Headway, or it did not, or did not print what the page shows.
+        """Run a command to its end: it must fail only where the page shows an error of Headway, and print what the page
+        shows.
         """
         script = self._script(command, edits)
         with (self.folder / ".output").open("w+b") as file:
@@ -130,10 +122,8 @@ class Reader:
         assert (ended != 0) == fails, f"{command}\n{script}\nended with code {ended}:\n{came}"
 
     def start(self, command: Command, edits: Sequence[tuple[str, str]] = ()) -> None:
-        """Start what goes on until it says that it serves; what had its ports before is ended.
-
-        Raises:
-            AssertionError: it ended instead, or did not print what the page shows.
+        """Start what goes on until it says that it serves; what had its ports before is ended. It must print what the
+        page shows.
         """
         script = self._script(command, edits).removesuffix("&")
         named = dict(re.findall(r"--(admin-host|admin-port|host|port) (\S+?)(?='|\s|$)", script))

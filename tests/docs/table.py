@@ -11,12 +11,10 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Run:
-    """Run it to its end.
+    """Run it to its end, with these edits. What the page shows below it must come, unless that is the figures of a busy
+    fleet.
 
-    Attributes:
-        edits: texts that are replaced in it first.
-        compares: what the page shows below it must come. Figures of a busy fleet do not, where there is no load.
-        optional: where its program is not installed, it is parsed.
+    Where the program of an `optional` one is not installed, it is parsed.
     """
 
     edits: Edits = ()
@@ -89,7 +87,7 @@ ROWS: list[Row] = [
     ("docs/tracing.md", r"headway serve|export OTEL", Parse("tests/e2e/test_traces.py does, with a collector")),
     ("docs/bulk.md", r"headway (serve|bulk) ", Parse("tests/bulk/test_cli.py and tests/e2e/test_bulk.py do")),
     ("docs/fleet.md", r"headway (un)?drain ", Parse("it takes a fleet: tests/e2e/test_fleet_restarts.py has one")),
-    ("docs/fleet.md", r"headway worker .* --name extra", Parse("tests/e2e/test_roles.py does")),
+    ("docs/fleet.md", r"headway worker .* --name extra", Parse("tests/e2e/test_rollouts.py names workers so")),
     (
         "docs/operations.md",
         r"kill \$PID; curl ",
@@ -98,7 +96,7 @@ ROWS: list[Row] = [
     (
         "docs/errors.md",
         r"curl .* 'X-Request-Tier: free'",
-        Parse("it takes a queue that is full: tests/e2e/test_tiers.py has one"),
+        Parse("it takes a lowest tier without room: tests/services/test_lookout.py has one"),
     ),
     (
         "docs/redis.md",
@@ -111,7 +109,7 @@ ROWS: list[Row] = [
     (
         "*",
         r"headway .* --(tls-cert|ca|remote-ca) ",
-        Parse("it takes certificates; tests/cli/test_tls.py and tests/e2e/test_remote_tls.py make some"),
+        Parse("it takes certificates; tests/cli/test_tls.py and tests/backends/test_remote_tls.py make some"),
     ),
     ("*", r"grpcurl ", Run(optional=True)),
     ("docs/grpc.md", r"mkdir stubs$|python -m grpc_tools\.protoc ", Parse("tests/clients/test_snippets.py runs them")),

@@ -143,10 +143,7 @@ def gpus(folder: Path, watch: Watches) -> None:
     flags, environ = ("--workers", "1"), machine.environ("0")
     server = Server(folder, flags=flags, environ=environ)
     xids: list[int] = []
-    with (
-        contextlib.ExitStack() as stack,
-        watch(folder, server, window="3s", interval="500ms") as drill,
-    ):
+    with contextlib.ExitStack() as stack, watch(folder, server, window="3s", interval="500ms") as drill:
 
         def failing() -> None:
             xids.append(94)

@@ -33,6 +33,8 @@ LISTED = 180.0
 """Seconds within which a worker that vanished is no longer listed."""
 GATEWAY = ("--broker-timeout-ms", "1000", "--request-timeout-ms", "3000", "--queue-timeout-ms", "3000")
 WORKER = ("--max-batch-size", "1", "--gpu-timeout-ms", "3000")
+SOON = {"headway.core.health.OFFLINE_AFTER": 5.0}
+"""Time of a fleet after which a process that says nothing is taken for lost; in the source it is longer."""
 
 
 LOWER = {
@@ -82,41 +84,24 @@ class Watch(Protocol):
         """Scrape nothing from now on, or the processes again."""
 
 
-class Watches(Protocol):
-    """Begins to watch running processes: as `watched` does, whose arguments those of a call are."""
-
-    def __call__(
-        self,
-        folder: Path,
-        *servers: Server,
-        certificate: tuple[Path, Path] | None = None,
-        window: str = "10s",
-        interval: str = "1s",
-    ) -> contextlib.AbstractContextManager[Watch]: ...
+Watches = Callable[..., contextlib.AbstractContextManager[Watch]]
+"""Begins to watch running processes: as `watched` does, whose arguments those of a call are but for the first."""
 
 
 @dataclass
 class Drill:
-    """Processes under the watch of a Prometheus.
-
-    Attributes:
-        prometheus: what watches them.
-        missed: what did not happen.
-    """
+    """Processes under the watch of a Prometheus, and what did not happen."""
 
     prometheus: Prometheus
     missed: list[str]
 
     def scrape(self, nothing: bool = False) -> None:
-        """Scrape nothing from now on, or the processes again."""
         self.prometheus.scrape(nothing)
 
     def fires(self, *alerts: str, meanwhile: Callable[[], None] = _nothing) -> None:
-        """Wait until these alerts fire."""
         self._wait("fires", alerts, lambda firing: firing >= set(alerts), meanwhile)
 
     def clears(self, *alerts: str, meanwhile: Callable[[], None] = _nothing, within: float = WITHIN) -> None:
-        """Wait until these alerts fire no longer."""
         self._wait("clears", alerts, lambda firing: not firing & set(alerts), meanwhile, within)
 
     def _wait(
@@ -151,13 +136,8 @@ def watched(
 ) -> Iterator[Drill]:
     """Drill of running processes; they are killed at its end, as none of what they were through is in good order.
 
-    Arguments:
-        missed: gets what did not happen.
-        folder: where Prometheus has its files.
-        servers: the processes.
-        certificate: files of the certificate that their admin ports ask for, and of its key.
-        window: that of all rates in the rules.
-        interval: time between two scrapes.
+    `window` is that of all rates in the rules, `interval` the time between two scrapes, and `certificate` what the
+    admin ports ask for.
     """
     try:
         for server in servers:
@@ -194,16 +174,10 @@ def six(folder: Path, watch: Watches) -> Iterator[tuple[Watch, Fleet, RedisServe
         contextlib.suppress(_Over),
         RedisServer("valkey", folder / "redis") as redis,
         fleet(
-            folder,
-            redis,
-            gateways=2,
-            gateway_flags=GATEWAY,
-            worker_flags=WORKER,
-            target=TARGET,
-            patience=1.0,
-            lawful=False,
+            folder, redis, gateways=2, gateway_flags=GATEWAY, worker_flags=WORKER, target=TARGET, patience=1.0, lawful=False,
+            constants=SOON,
         ) as it,
-    ):
+    ):  # fmt: skip
         for _ in range(2):
             it.start("controller", "--expected-workers", "2")
         with watch(folder, *it.everybody()) as drill:
@@ -276,7 +250,8 @@ def losses(folder: Path, watch: Watches) -> None:
         for worker in list(it.workers):
             it.kill(worker)
         (folder / "broken").touch()
-        in_vain = Server(folder, TARGET, ("--name", "in-vain", "--broker", it.url, *WORKER), role="worker")
+        flags = ("--name", "in-vain", "--broker", it.url, *WORKER)
+        in_vain = Server(folder, TARGET, flags, role="worker", constants=SOON)
         lost = "HeadwayWorkerMissing", "HeadwayWorkerLost", "HeadwayNoHealthyWorker", "HeadwayModelWithoutWorker"
         drill.fires(*lost)
         in_vain.kill()

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import socket
-import struct
 import threading
 import uuid
 from collections.abc import Callable
@@ -27,10 +26,8 @@ _pause = threading.Event()
 
 
 def wait_until(condition: Callable[[], _T | None], seconds: float = PATIENCE) -> _T:
-    """The first true value of `condition`, which is asked again and again.
-
-    Raises:
-        AssertionError: it is not true within `seconds`.
+    """The first true value of `condition`, which is asked again and again. An AssertionError when none comes within
+    `seconds`.
     """
     waited = 0.0
     while waited < seconds:
@@ -119,11 +116,6 @@ class Connection:
     def close(self) -> None:
         self.sock.close()
 
-    def reset(self) -> None:
-        """Leave with RST."""
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.sock.close()
-
     def _more(self) -> None:
         data = self.sock.recv(1 << 16)
         if not data:
@@ -139,13 +131,9 @@ def request(body: bytes, path: str = "/v1/inference", *fields: str, method: str 
 
 @dataclass
 class Asked:
-    """One request on a connection of its own.
+    """One request on a connection of its own, with an id that is chosen here.
 
-    Attributes:
-        text: its input.
-        expected: the output it must get, if it gets one.
-        id: UUID text, chosen here.
-        outcome: `ok`, an error code, `cancelled` when it was left, or empty as long as none is known.
+    `outcome` is `ok`, an error code, `cancelled` when it was left, or empty as long as none is known.
     """
 
     text: str
@@ -181,22 +169,14 @@ class Asked:
         assert answer.status != 200, answer.body
         return self.outcome
 
-    def leave(self, *, reset: bool = False) -> None:
+    def leave(self) -> None:
         """Close the connection without having read an answer."""
         self.outcome = "cancelled"
-        if reset:
-            self.connection.reset()
-        else:
-            self.connection.close()
+        self.connection.close()
 
 
 class Gate:
-    """Gate at which batches of the target `gates` wait: a FIFO that is closed when they may go on.
-
-    Arguments:
-        folder: folder in which the FIFO is made.
-        name: name of the FIFO.
-    """
+    """Gate at which batches of the target `gates` wait: a FIFO that is closed when they may go on."""
 
     def __init__(self, folder: Path, name: str = "") -> None:
         self._path = folder / (name or f"gate-{uuid.uuid4().hex}")
@@ -219,12 +199,6 @@ class Gate:
         os.close(self._held)
         self._held = None
 
-    def holds(self, pid: int) -> bool:
-        """Whether this process waits here."""
-        with contextlib.suppress(OSError):
-            return any(entry.samefile(self._path) for entry in Path(f"/proc/{pid}/fd").iterdir())
-        return False
-
     def dissolve(self) -> None:
         """Let every batch go on that has come, is about to come, or comes later."""
         passage = self._path.with_name(f"{self._path.name}-open")
@@ -232,12 +206,16 @@ class Gate:
         passage.replace(self._path)
         self.open()
 
-    def remove(self) -> None:
-        """Let nobody come to the gate any more."""
-        self._path.unlink()
-
     def _opened(self) -> int | None:
         try:
             return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             return None
+
+
+def process_state(pid: int) -> str:
+    """State of a process as Linux tells it; X of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pytest
 
 from headway.core.retry import MAX_ATTEMPTS
-from tests.e2e.client import Asked, Gate, wait_until
+from tests.e2e.client import Asked, Gate, process_state, wait_until
 from tests.e2e.server import Server
 from tests.servers.redis import RunningServer
 from tests.targets.journal import JOURNAL
@@ -67,14 +67,9 @@ class Run(NamedTuple):
 
 
 class Fleet:
-    """Made by `fleet`.
+    """Made by `fleet`. `redis` is the server that is looked into: the primary, where there are several.
 
-    Attributes:
-        folder: working directory of all.
-        redis: the server that is looked into; the primary, where there are several.
-        url: by which processes reach it, unless they are started with another one.
-        gateways, workers, controllers: those that were started and not killed or ended.
-        expected: events that any log may hold as warnings or errors.
+    `gateways`, `workers` and `controllers` are those that were started and not killed or ended.
     """
 
     def __init__(
@@ -135,21 +130,23 @@ class Fleet:
         server.signal(signal.SIGKILL)
         assert server.ended() == -signal.SIGKILL
         # What it held open is closed only at its very end, after its environment is gone.
-        wait_until(lambda: not server.processes() and all(_state(pid) in "ZX" for pid in processes))
+        wait_until(lambda: not server.processes() and all(process_state(pid) in "ZX" for pid in processes))
         self._of(server).remove(server)
         self._gone.append(self._ids[server])
         for asked in server.asked:
-            if not asked.outcome:
-                lose(asked)
+            if not asked.outcome:  # Its client sees a reset, and no answer.
+                with pytest.raises(ConnectionError):
+                    asked.answer()
+                asked.outcome = "reset"
 
-    def end(self, *servers: Server, unheard: bool = False) -> None:
-        """Tell processes to end; they do so in good order. `unheard`: there is no server that they could tell."""
+    def end(self, *servers: Server) -> None:
+        """Tell processes to end; they do so in good order."""
         for server in servers:
             server.signal()
         for server in servers:
             server.check_end()
             self._of(server).remove(server)
-            (self._gone if unheard else self._left).append(self._ids.get(server, ""))
+            self._left.append(self._ids.get(server, ""))
 
     def everybody(self) -> list[Server]:
         return [*self.gateways, *self.workers, *self.controllers]
@@ -267,16 +264,9 @@ def fleet(
 ) -> Iterator[Fleet]:
     """A fleet that is up; see above for what is checked at the end. Whatever happens, none of it outlives the block.
 
-    Arguments:
-        folder: working directory of all.
-        redis: where the server is looked into.
-        gateways, workers, controllers: how many of each; a worker has one slot.
-        gateway_flags, worker_flags: of their command lines.
-        url: by which the server is reached, if not as `redis` is.
-        target: what the workers run.
-        patience: seconds that a call to the server may take; more than a busy machine needs.
-        lawful: compare outcomes, which needs every request to be sent by `ask`; else there may be dead letters, too.
-        constants: see `Server`.
+    A worker has one slot. `redis` is where the server is looked into, and `url` how it is reached, if that differs.
+    `patience`: seconds that a call to the server may take. `lawful` compares outcomes: every request must be sent by
+    `ask`, and no dead letter is left.
     """
     flags = {"gateway": gateway_flags, "worker": worker_flags, "controller": ()}
     made = Fleet(
@@ -304,13 +294,6 @@ def _process(id: str) -> str:
     return "-".join(id.split("-")[:2])
 
 
-def lose(asked: Asked) -> None:
-    """The gateway of a request was killed: its client sees a reset, and no answer."""
-    with pytest.raises(ConnectionError):
-        asked.answer()
-    asked.outcome = "reset"
-
-
 def pause(*servers: Server) -> None:
     """Have processes stand still (SIGSTOP); their children go on. Returns when they do."""
     for server in servers:
@@ -320,7 +303,7 @@ def pause(*servers: Server) -> None:
 
 def stands_still(server: Server) -> bool:
     """Whether a process is paused."""
-    return _state(server.process.pid) == "T"
+    return process_state(server.process.pid) == "T"
 
 
 def resume(*servers: Server) -> None:
@@ -335,11 +318,3 @@ def gate_of(it: Fleet, gateway: Server) -> tuple[Gate, Asked]:
     asked = gateway.ask(gate.text())
     gate.reached()
     return gate, asked
-
-
-def _state(pid: int) -> str:
-    """State of a process as Linux tells it; X of one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"

@@ -49,10 +49,8 @@ _MOST = 1 << 17
 
 
 class Forked:
-    """A process that the fork server has started, with what is used of `subprocess.Popen`.
-
-    Attributes:
-        pid: process id; it is not given anew before the exit code was asked for.
+    """A process that the fork server has started, with what is used of `subprocess.Popen`. Its id stays until its exit
+    code was asked for.
     """
 
     def __init__(self, server: ForkServer, pid: int) -> None:
@@ -67,11 +65,7 @@ class Forked:
         return self._code
 
     def wait(self, timeout: float) -> int:
-        """Exit code, once it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it runs on after so many seconds.
-        """
+        """Exit code, once it has ended. A `subprocess.TimeoutExpired` if it runs on after so many seconds."""
         if self._code is None:
             end = os.pidfd_open(self.pid)
             try:
@@ -114,12 +108,7 @@ class ForkServer:
         stderr: int,
         constants: Mapping[str, float] | None = None,
     ) -> Forked:
-        """Start `headway ARGUMENTS` in a folder.
-
-        Arguments:
-            stdout, stderr: descriptors of the outputs.
-            constants: values of module constants, by `module.NAME`, in place of those in the source.
-        """
+        """Start `headway ARGUMENTS` in a folder; `constants` are values of module constants, by `module.NAME`."""
         how = {
             "arguments": arguments, "folder": str(folder), "environ": dict(environ), "constants": dict(constants or {})
         }  # fmt: skip

@@ -29,7 +29,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 import headway
-from tests.e2e.client import PATIENCE, Answer, Asked, Connection, Gate, wait_until
+from tests.e2e.client import PATIENCE, Answer, Asked, Connection, Gate, request, wait_until
 from tests.e2e.fork_server import Forked, the_fork_server
 
 ROOT = Path(headway.__file__).parent.parent
@@ -52,7 +52,7 @@ GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 HELD_UP = frozenset(
     (
         "the store of keys is out of reach",
-        "not all keys can be read again; their changes are",
+        "cannot reread all keys; their changes are still being read",
         "the store does not answer yet",
         "worker process must be killed to end",
         "memory is scarce",
@@ -95,23 +95,17 @@ class Server:
     """A running `headway serve` or another role; made by `serving` and `launched`, and by `tests.e2e.fleet`.
 
     Arguments:
-        folder: working directory and place of its output.
         target: what it serves; a gateway and a controller have none.
         flags: more of its command line; time-outs of clients' requests are long unless they are in it.
-        environ: more of its environment.
         before: called in the child before it becomes Headway.
-        answer_to: what the target makes of an input.
         logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
-        stdout, stderr: descriptors, where it should not write to files.
         fresh: it is a new Python, though that takes longer than a fork; a test looks at what `/proc` shows of it.
         constants: values of module constants of a fork, by `module.NAME`, as shorter times than those in the source.
-        role: the command that it is started by.
 
     Attributes:
         expected: events that the log may hold as warnings or errors.
-        port, admin_port: once it is `ready`; a worker and a controller have no public port.
-        grpc_port: likewise; 0 without one.
-        asked: all requests sent by `ask`.
+        port, admin_port, grpc_port: once it is `ready`; 0 where it has none.
+        answer_to: what the target makes of an input.
     """
 
     def __init__(
@@ -121,7 +115,6 @@ class Server:
         flags: Sequence[str] = (),
         environ: dict[str, str] | None = None,
         before: Callable[[], None] | None = None,
-        answer_to: Callable[[str], str] = str.upper,
         logs_json: bool = True,
         stdout: int | None = None,
         stderr: int | None = None,
@@ -133,7 +126,7 @@ class Server:
         self.logs_json = logs_json
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        self.answer_to = answer_to
+        self.answer_to: Callable[[str], str] = str.upper
         self.asked: list[Asked] = []
         self._connections: list[Connection] = []
         self.expected: set[str] = set()
@@ -199,10 +192,6 @@ class Server:
         self.port, self.admin_port = int(public[1]) if public else 0, int(admin[1])
         grpc = _GRPC.search(self.banner())
         self.grpc_port = int(grpc[1]) if grpc else 0
-        self.note_descriptors()
-
-    def note_descriptors(self) -> None:
-        """Take the descriptors that it holds now for those that it may hold in the end, as it has more workers than at first."""
         self._descriptors = self.descriptors()
 
     def connect(self) -> Connection:
@@ -219,11 +208,21 @@ class Server:
 
     def get(self, path: str) -> Answer:
         """GET on the public port."""
-        return _ask(self.port, "GET", path)
+        return ask_at(self.port, "GET", path)
+
+    def post(self, path: str, body: Any, *fields: str) -> Answer:
+        """POST on the public port: of bytes as they are, and of anything else as JSON."""
+        if not isinstance(body, bytes):
+            body, fields = json.dumps(body).encode(), ("Content-Type: application/json", *fields)
+        connection = self.connect()
+        connection.send(request(body, path, *fields))
+        answer = connection.answer()
+        connection.close()
+        return answer
 
     def admin(self, path: str, method: str = "GET") -> Answer:
         """A request to the admin port."""
-        return _ask(self.admin_port, method, path)
+        return ask_at(self.admin_port, method, path)
 
     def health(self) -> Any:
         return self.admin("/internal/health").json
@@ -395,10 +394,12 @@ def _patient(flags: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _ask(port: int, method: str, path: str) -> Answer:
+def ask_at(port: int, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
+    """Answer of a port; underscores in names of fields are hyphens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
-        connection.request(method, path)
+        header = {name.replace("_", "-"): value for name, value in fields.items() if value}
+        connection.request(method, path, body or None, header)
         response = connection.getresponse()
         return Answer(response.status, response.headers, response.read())
     finally:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
@@ -46,20 +45,13 @@ def submit(server: Server, texts: list[str], to: Server | None = None, model: st
     content = "\n".join(map(json.dumps, lines))
     head = "Content-Disposition: form-data; name="
     form = f'--b\r\n{head}"purpose"\r\n\r\nbatch\r\n--b\r\n{head}"file"; filename="l"\r\n\r\n{content}\r\n--b--\r\n'
-    file = json.loads(call(server, "/v1/files", form, "multipart/form-data; boundary=b"))["id"]
+    file = server.post("/v1/files", form.encode(), "Content-Type: multipart/form-data; boundary=b").json["id"]
     asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    return str(json.loads(call(to or server, "/v1/batches", json.dumps(asked)))["id"])
-
-
-def call(server: Server, path: str, body: str | None = None, kind: str = "application/json") -> str:
-    data = None if body is None else body.encode()
-    sent = Request(f"http://127.0.0.1:{server.port}{path}", data, {"Content-Type": kind})
-    with urlopen(sent, timeout=30.0) as answer:
-        return str(answer.read().decode())
+    return str((to or server).post("/v1/batches", asked).json["id"])
 
 
 def job(server: Server, id: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(call(server, f"/v1/batches/{id}"))
+    found: dict[str, Any] = server.get(f"/v1/batches/{id}").json
     return found
 
 
@@ -75,7 +67,7 @@ def done(server: Server, id: str) -> int:
 
 def answers(server: Server, id: str) -> Counter[str]:
     """How often each line is in the output."""
-    content = call(server, f"/v1/files/{job(server, id)['output_file_id']}/content")
+    content = server.get(f"/v1/files/{job(server, id)['output_file_id']}/content").body
     return Counter(json.loads(line)["custom_id"] for line in content.splitlines())
 
 
@@ -170,7 +162,7 @@ def test_a_job_waits_for_room_on_a_full_disk_and_requests_notice_nothing(tmp_pat
         wait_until(lambda: done(server, id) > LINES / 10)
         others = fill(disk)
         meanwhile(server, lambda: paused(server, id))
-        assert paused(server, id) == "the disk of the folder of bulk jobs is full"
+        assert paused(server, id) == "the disk of the bulk folder is full"
         assert server.metrics().value("bulk_paused") == 1
         assert done(server, id) < LINES
         others.unlink()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.client import request
 from tests.e2e.server import launched
 
 
@@ -31,9 +29,7 @@ def test_each_example_of_the_contract_works(targets: list[str], fewest: int, tmp
             if (example := content.get("application/json", {}).get("example")) is not None:
                 model = "default" if len(targets) == 1 else "first"
                 asked = path.format(model=model, version="1")
-                connection = server.connect()
-                connection.send(request(json.dumps(example).encode(), asked))
-                answers[path] = connection.answer().status
+                answers[path] = server.post(asked, example).status
         assert set(answers.values()) == {200}, answers
         assert len(answers) >= fewest
         server.signal()

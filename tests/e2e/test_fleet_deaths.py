@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.client import wait_until
+from tests.e2e.client import Gate, wait_until
 from tests.e2e.fleet import CUT_OFF, FORGETFUL, LATE, LEASE, fleet, gate_of
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
@@ -34,14 +34,19 @@ def test_a_killed_gateway_takes_only_its_own_clients_with_it_and_its_large_value
 ) -> None:
     with fleet(tmp_path, redis, gateways=2, workers=1) as it:
         killed, other = it.gateways
-        gate, running = gate_of(it, killed)
+        gate, key = Gate(tmp_path), "Idempotency-Key: k"
+        running = killed.ask(gate.text(), key)
+        gate.reached()
         lost = [killed.ask(f"lost {number}{LARGE}") for number in range(3)]
         kept = [other.ask(f"kept {number}{LARGE}") for number in range(3)]
         other.queued(6)
         assert len(apart(redis)) == 6
         it.kill(killed)
         assert {asked.outcome for asked in (running, *lost)} == {"reset"}
+        again = other.ask(gate.text(), key)
+        wait_until(lambda: other.health()["pending"] == 4)
         gate.open()
+        assert again.answer().header["idempotency-replayed"] == "true"
         for asked in kept:
             asked.output()
         for asked in (running, *lost):

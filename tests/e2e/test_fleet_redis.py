@@ -15,9 +15,7 @@ BRIEF = 4.0
 What is asked right after it went comes in within that."""
 
 
-def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_and_no_more(
-    tmp_path: Path,
-) -> None:
+def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_and_no_more(tmp_path: Path) -> None:
     """Queued requests are taken back: when the server returns they have been answered, and do not run again."""
     fallback = ("--fallback", TARGET, *PATIENT)
     with (

@@ -27,12 +27,7 @@ has to send that again. What it loses in less time is lost."""
 
 
 class Load:
-    """Clients that send at fixed instants, whatever becomes of the requests before, over connections that they keep.
-
-    Attributes:
-        asked: all that was sent.
-        faults: what befell a client that should not.
-    """
+    """Clients that send at fixed instants, whatever becomes of the requests before, over connections that they keep."""
 
     def __init__(self, gateways: list[Server]) -> None:
         self._gateways = gateways

@@ -24,9 +24,9 @@ from tests.promises.client import Door
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
 from tests.promises.numbers_in import NUMBERS_IN
-from tests.promises.operation import History
+from tests.promises.operation import History, canonical
 from tests.promises.requests import WAYS
-from tests.promises.ways_in import ROWS_IN, TENSORS_IN, WAYS_IN, WayIn
+from tests.promises.ways_in import WAYS_IN, WayIn
 from tests.servers.ports import Port
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
@@ -38,7 +38,9 @@ FAULTS = os.environ.get(
     "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
 )
 RATE, POISON, LARGE = 120.0, 0.01, 0.05
-TARGET, ROWS, NUMBERS = (f"tests.targets.marked:{name}" for name in ("Marked", "Rows", "Numbers"))
+TARGET, FITTED, NUMBERS = (f"tests.targets.marked:{name}" for name in ("Marked", "Fitted", "Numbers"))
+VALUES = '{"t": 0}', '{"t": 1}', '{"t": 1.0}'
+"""Parameters that a call of Fitted has once; 1 and 1.0 may be in one call."""
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
 """Requests a second and burst of the last tenant, to the one model that there is; of all models it may have twice as many."""
@@ -55,12 +57,13 @@ def promised(
     doors: list[Door],
     trouble: Callable[[History], None] | None = None,
     ways: Sequence[WayIn] = WAYS_IN,
+    parameters: Sequence[str] = (),
 ) -> History:
     """What came of a crowd that asked at these doors, after all of it was judged."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
 
     async def drive() -> History:
-        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON, large=LARGE, ways=ways)
+        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON, large=LARGE, ways=ways, parameters=parameters)
         crowd.history.limits |= {(TENANTS[-1], ""): CAPPED, (TENANTS[-1], None): (2 * CAPPED[0], 2 * CAPPED[1])}
         troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
         await asyncio.gather(crowd.run(SECONDS), troubling)
@@ -90,31 +93,17 @@ def test_one_process_keeps_its_promises(folder: Path) -> None:
     flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
     with (
         contextlib.closing(Port()) as port,
-        serving(folder, *flags, "--grpc-port", str(port.number), target=TARGET, lawful=False) as server,
+        serving(folder, *flags, "--grpc-port", str(port.number), target=FITTED, lawful=False) as server,
     ):
         server.expected |= {"batch failed"}
-        history = promised(folder, [Door("serve", server.port, grpc=port.number)])
+        history = promised(folder, [Door("serve", server.port, grpc=port.number)], parameters=VALUES)
         outcomes = Counter(one.status for one in history.operations if not one.lost)
         assert min(outcomes[status] for status in (200, 202, 404, 422, 429)) > 0  # The rest is chance.
         assert len({one.way for one in history.operations if one.output is not None} & set(WAYS)) > len(WAYS_IN) // 2
         several = {one.way for one in history.operations if one.inputs}
         assert several <= {way.name for way in WAYS.values() if way.most > 1}
         assert len(several) > 2
-
-
-def test_one_process_keeps_its_promises_to_rows(folder: Path) -> None:
-    """Requests of several rows run whole, beside requests of one, and beside lists."""
-    flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
-    with (
-        contextlib.closing(Port()) as port,
-        serving(folder, *flags, "--grpc-port", str(port.number), target=ROWS, lawful=False) as server,
-    ):
-        server.expected |= {"batch failed"}
-        history = promised(folder, [Door("serve", server.port, grpc=port.number)], ways=TENSORS_IN)
-        answered = [one for one in history.operations if one.output is not None]
-        of_several = {one.way for one in answered if one.rows and len(one.inputs) > 1}
-        assert len(of_several) > 2 and of_several <= {way.name for way in ROWS_IN}
-        assert max(len(run.inputs) for run in history.runs) == 8
+        assert {run.parameters for run in history.runs if len(run.inputs) > 1} == {"", *map(canonical, VALUES)}
 
 
 @pytest.mark.parametrize(("target", "ways"), [(TARGET, WAYS_IN), (NUMBERS, NUMBERS_IN)], ids=["texts", "numbers"])

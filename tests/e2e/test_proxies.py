@@ -42,12 +42,7 @@ LINES = 40
 
 
 class Stage:
-    """Two gateways at ports that they keep, and a worker.
-
-    Arguments:
-        it: fleet without gateways.
-        folder: where certificates and the files of balancers are.
-    """
+    """Two gateways at ports that they keep, and a worker."""
 
     def __init__(self, it: Fleet, folder: Path) -> None:
         self.fleet = it
@@ -178,11 +173,7 @@ def check_grpc(balancer: Balancer) -> None:
 
 
 class Http2:
-    """httpx over HTTP/2, in its environment, for as long as the block runs.
-
-    Attributes:
-        outcomes: how many requests ended how.
-    """
+    """httpx over HTTP/2, in its environment, for as long as the block runs; `outcomes`: how many requests ended how."""
 
     def __init__(self, balancer: Balancer, rate: float) -> None:
         arguments = (balancer.url, str(balancer.certificates.trusted), f"{rate:g}")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from pathlib import Path
 
-import jwt
-from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-
-from tests.e2e.client import request, wait_until
+from tests.e2e.client import wait_until
 from tests.e2e.fleet import CUT_OFF
 from tests.e2e.server import Server, launched, run_cli, serving
+from tests.identity.issuing import ISSUER, jwk, jwks, token
 from tests.identity.writing import entry, key_of
 from tests.servers.redis import RedisServer
 
 FLAGS = ("--keys", "keys.toml", "--jwt", "issuers.toml", "--ledger", "sqlite:///ledger.db", "--cache")
-ISSUERS = """
+ISSUERS = f"""
 [[issuers]]
-issuer = "https://login.example"
+issuer = "{ISSUER}"
 audience = "headway"
 jwks = "jwks.json"
 algorithm = "RS256"
@@ -29,26 +26,19 @@ ASKED = [f"/internal/{name}" for name in ("health", "workers", "fleet", "dlq")] 
 
 def made_tokens(folder: Path) -> dict[str, str]:
     """Tokens of an issuer whom the service knows: a good one, one that has expired, one that somebody else signed."""
-    own, other = generate_private_key(65537, 2048), generate_private_key(65537, 2048)
-    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key()))
-    (folder / "jwks.json").write_text(json.dumps({"keys": [{**public, "kid": "1", "alg": "RS256", "use": "sig"}]}))
+    (folder / "jwks.json").write_bytes(jwks(jwk("RS256")))
     (folder / "issuers.toml").write_text(ISSUERS)
-    now = int(time.time())
-    claims = {"iss": "https://login.example", "aud": "headway", "sub": "v", "tenant": "t", "tier": "paid"}
-    header = {"kid": "1"}
+    later = time.time() + 3600
     return {
-        "good": jwt.encode({**claims, "exp": now + 3600}, own, "RS256", header),
-        "expired": jwt.encode({**claims, "exp": now - 3600}, own, "RS256", header),
-        "forged": jwt.encode({**claims, "exp": now + 3600}, other, "RS256", header),
+        "good": token("RS256", exp=later).decode(),
+        "expired": token("RS256", exp=later - 7200).decode(),
+        "forged": token("RS256", "stranger", {"kid": "first"}, exp=later).decode(),
     }
 
 
 def ask(server: Server, credential: str, text: str, *fields: str) -> tuple[int, bytes]:
-    connection = server.connect()
-    body = json.dumps({"input": text, "parameters": {"note": text}}).encode()
-    connection.send(request(body, "/v1/inference", f"Authorization: Bearer {credential}", *fields))
-    answer = connection.answer()
-    connection.close()
+    body = {"input": text, "parameters": {"note": text}}
+    answer = server.post("/v1/inference", body, f"Authorization: Bearer {credential}", *fields)
     return answer.status, answer.body
 
 

@@ -76,16 +76,12 @@ def test_nothing_is_lost_while_commands_come_and_go_and_a_service_is_killed(tmp_
         assert query("PRAGMA integrity_check") == "ok"
 
 
-def test_a_key_that_is_revoked_in_a_copy_that_took_the_files_place_is_refused(tmp_path: Path) -> None:
-    path, copy = tmp_path / "ledger.db", tmp_path / "copy.db"
-    url = f"sqlite:///{path}"
-    key = command("create", *WHO, "--ledger", url)
-    with serving(tmp_path, "--keys", "ledger", "--user-rate", "0", "--ledger", url) as server:
-        server.expected = {"another file has taken the place of the ledger's; using the new one"}
-        assert good(server, key)
-        with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
-            source.backup(target)
-        copy.replace(path)
-        server.logged("another file has taken the place of the ledger's; using the new one")
-        command("revoke", key.split("_")[2], "--ledger", url)
-        wait_until(lambda: not good(server, key))
+def test_keys_that_nobody_is_asked_for_are_told_at_the_start(tmp_path: Path) -> None:
+    ledger = "--ledger", f"sqlite:///{tmp_path}/headway.db"
+    command("create", *WHO, *ledger)
+    with serving(tmp_path, *ledger) as server:
+        server.expected = {"API keys in the ledger are not used"}
+        told = server.logged("API keys in the ledger are not used")
+        assert (told["keys"], told["let_in"]) == (1, "everybody")
+        assert "--keys ledger" in told["hint"]
+        server.ask("anybody").output()

@@ -5,7 +5,6 @@ Every output carries a mark of its run. No mark may ever be seen by both.
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.e2e.client import PATIENCE, Answer
-from tests.e2e.server import launched
+from tests.e2e.client import Answer
+from tests.e2e.server import ask_at, launched
 from tests.identity.writing import entry, key_of
 from tests.servers.redis import RedisServer
 
@@ -50,16 +49,6 @@ class Stage:
     marks: dict[str, str] = field(default_factory=dict)
     """Mark of a run to the tenant who saw it."""
 
-    def ask(self, port: int, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        try:
-            header = {name.replace("_", "-"): value for name, value in fields.items() if value}
-            connection.request(method, path, body or None, header)
-            response = connection.getresponse()
-            return Answer(response.status, response.headers, response.read())
-        finally:
-            connection.close()
-
     def saw(self, tenant: str, told: Answer) -> str:
         """Note whose a run is; it must be of one tenant alone."""
         assert self.marks.setdefault(mark_of(told), tenant) == tenant
@@ -89,7 +78,7 @@ class Adversaries(RuleBasedStateMachine):
         stage, self.turn = self.stage, self.turn + 1
         key = stage.keys[tenant][self.turn % 2]
         port = stage.ports[self.turn // 2 % len(stage.ports)]
-        return stage.ask(port, method, path, body, authorization=f"Bearer {key}", **fields)
+        return ask_at(port, method, path, body, authorization=f"Bearer {key}", **fields)
 
     def own(self, id: str) -> str:
         """An id that both tenants use in this history, and in no other."""
@@ -154,7 +143,7 @@ class Adversaries(RuleBasedStateMachine):
     def tries_the_admin_port(self, tenant: str, path: str) -> None:
         stage = self.stage
         for key in stage.keys[tenant]:
-            told = stage.ask(stage.admin_port, "GET", path, authorization=f"Bearer {key}")
+            told = ask_at(stage.admin_port, "GET", path, authorization=f"Bearer {key}")
             assert told.status == 403, told.body
 
     @rule(forged=st.sampled_from(("cut", "changed", "operator", "none", "both")))
@@ -171,7 +160,7 @@ class Adversaries(RuleBasedStateMachine):
         for method, path in (("POST", "/v1/inference"), ("GET", f"/v1/result/{IDS[0]}")):
             body = b'{"input": "x"}' if method == "POST" else b""
             fields = {"authorization": f"Bearer {credential}"} if credential else {}
-            told = stage.ask(stage.ports[0], method, path, body, **fields)
+            told = ask_at(stage.ports[0], method, path, body, **fields)
             assert told.status == 401, told.body
             assert first not in told.body.decode() and second not in told.body.decode()
 

@@ -29,6 +29,12 @@ def test_a_death_ends_with_its_last_words_in_the_dead_letter_queue_and_batch_mat
             assert letter["attempts"] in ((2, 3) if cause == "raised" else (3, 4))
             assert words in letter["error"], word
         wait_until(lambda: "Fatal Python error: Segmentation fault" in server.log_text())
+        metrics = server.metrics()
+        assert metrics.value("dlq_depth") == len(DEATHS)
+        assert min(metrics.value("retries_total", cause=cause) for cause in ("crashed", "raised")) > 0
+        assert min(metrics.value("wasted_gpu_seconds_total", cause=cause) for cause in ("crashed", "raised")) > 0
+        assert metrics.value("worker_restarts_total", worker="cpu-0") >= len(DEATHS) - 1
+        assert metrics.value("batches_total", reason="retry") > 0
 
 
 def test_an_input_that_is_never_done_is_turned_down_at_the_gpu_deadline(tmp_path: Path) -> None:
@@ -67,7 +73,7 @@ def test_large_values_come_back_whole_and_workers_that_leak_are_replaced_without
             return all(worker["restarts"] for worker in server.workers())
 
         wait_until(replaced)
-        server.logged("worker wants to be replaced")
+        server.logged("worker uses too much memory, replacing it")
         server.answer_to = lambda text: "x" * 8_000_000
         server.ask("big 8000000").output()
 
@@ -84,7 +90,7 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
     flags = "--reload", "--workers", "2", "--cache", "--collapse"
     with serving(tmp_path, *flags, target="model.py:answer", lawful=False) as server:
         server.expected = {
-            "the changed target does not load; the former workers go on serving",
+            "the changed target does not load; the previous workers keep serving",
             "the target raised while it started",
             "worker process ended",
         }
@@ -98,13 +104,13 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         write("return no such thing")
         assert (
             "SyntaxError"
-            in server.logged("the changed target does not load; the former workers go on serving")["error"]
+            in server.logged("the changed target does not load; the previous workers keep serving")["error"]
         )
         assert server.ask("three", on=line).output() == "Three"
         raised = server.logged("the target raised while it started")
         assert "return no such thing" in raised["exception"], "the traceback is in the log"
         write("return [None for text in inputs]")
-        server.logged("the changed target does not load; the former workers go on serving", 2)
+        server.logged("the changed target does not load; the previous workers keep serving", 2)
         assert server.ask("four", on=line).output() == "Four"
         write("return [number + 1.0 for number in inputs]", "float", "answer.example = 1.0\n")
         server.logged("target reloaded", 2)

@@ -28,15 +28,8 @@ _rest = threading.Event()
 
 
 class Troubles:
-    """Faults that befall a fleet.
-
-    Arguments:
-        it: the fleet.
-        redis: its server; writes are on disk before they are answered, and DEBUG is allowed.
-        proxy: proxy between them.
-        doors: addresses of its gateways, with their fates.
-        history: history in which faults are noted.
-        seed: seed of the random choices.
+    """Faults that befall a fleet. Writes to its server are on disk before they are answered, and DEBUG is allowed
+    there.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class Patient:
             '    "patient": Kind(Patient, wait=0.020),\n',
         ),
     ],
-    [before("docs/batching.md", "| `pid` | as `window`,", "| `patient` | when it is late | if you have time |\n")],
+    [before("docs/batching.md", "| `pid` | as with `window`,", "| `patient` | when it is late | if you have time |\n")],
     SETTINGS,
 )
 
@@ -105,11 +105,7 @@ class KettleBroker(MemoryBroker):
 '''
     },
     [
-        after(
-            "headway/config/urls.py",
-            "    **dict.fromkeys(SCHEMES, _redis_fault),\n",
-            '    "kettle": lambda url: None,\n',
-        ),
+        after("headway/config/urls.py", "{**dict.fromkeys(SCHEMES, _redis_fault)", ', "kettle": lambda url: None'),
         after("headway/app/brokers.py", "    **dict.fromkeys(SCHEMES, _redis),\n", '    "kettle": _kettle,\n'),
         (
             "headway/app/brokers.py",
@@ -138,8 +134,8 @@ BROKERS: Mapping""",
         ),
         before(
             "tests/contracts/brokers.py",
-            '    "valkey": lambda servers: RedisHarness(servers.of("valkey")),\n',
-            '    "kettle": lambda _: MemoryHarness(kind=KettleBroker),\n',
+            '    "valkey": lambda servers, **how: RedisHarness(servers.of("valkey"), **how),\n',
+            '    "kettle": lambda _, **how: MemoryHarness(kind=KettleBroker, **how),\n',
         ),
         after("tests/contracts/brokers.py", 'EXAMPLES = ("memory", ', '"kettle", '),
     ],
@@ -272,11 +268,7 @@ class KettleList(TextList, frozen=True):
             "DIALECTS: Mapping",
             "from headway.dialects.kettle import KettleList  # noqa: E402\n\nDIALECTS: Mapping",
         ),
-        (
-            "headway/dialects/__init__.py",
-            'NAMES = ("list", ',
-            'NAMES = ("list", "kettle-list", ',
-        ),
+        ("headway/dialects/__init__.py", 'NAMES = ("list", ', 'NAMES = ("list", "kettle-list", '),
     ],
     [
         before(
@@ -311,7 +303,7 @@ CANCELLED = "CANCELLED"
             "| 418 | `TEAPOT` | coffee was asked for | ask for tea |\n| 429 | `SHED` | at this load",
         ),
         after("docs/grpc.md", "| INVALID_ARGUMENT | `BAD_REQUEST`,", " `TEAPOT`,"),
-        after("docs/ledger.md", "Counted so are `BAD_REQUEST`,", " `TEAPOT`,"),
+        after("docs/ledger.md", "This applies to `BAD_REQUEST`,", " `TEAPOT`,"),
     ],
 )
 
@@ -348,7 +340,7 @@ SETTING = Addition(
             "headway/config/settings.py",
             "    reload: bool = setting(",
             '    steep_s: float = setting(180.0, _SERVICE, "How long tea draws.", "s", within=(1, 600))\n    reload: bool = setting(',
-        ),
+        )
     ],
     renewed=SETTINGS,
 )
@@ -409,7 +401,7 @@ async def _tea(request: Request) -> RouteAnswer:
             "- `GET /tea` and `GET /tea/best` pour tea.\n",
         ),
         after("tests/http/test_public.py", '"/v1/result/{task_id}", ', '"/tea", "/tea/best", '),
-        ("tests/e2e/test_contract.py", '    "others": (29, ', '    "others": (31, '),
+        ("tests/e2e/test_contract.py", '"others": (29, ', '"others": (31, '),
         after("tests/clients/openapi_python_program.py", 'for name in ("live", ', '"tea", "best_tea", '),
         before(
             "tests/clients/openapi_calls.ts",

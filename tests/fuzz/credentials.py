@@ -170,11 +170,7 @@ LARGEST_FILE = 4096
 
 
 class Files:
-    """Reads each input as a file.
-
-    Arguments:
-        path: where it is written.
-    """
+    """Reads each input as a file at a path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -5,17 +5,12 @@ A kind is a route, the model that is asked, and a body that repeats one small pi
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import itertools
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from headway.config import Settings
 from headway.core.json_pages import PAGE, Steps
 from headway.doors.exchange import Exchange
-from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import codecs
@@ -45,14 +40,8 @@ MODELS: dict[str, tuple[ValueKind, tuple[TensorSpec, ...]]] = {
 
 
 class Dear(NamedTuple):
-    """One expensive body.
-
-    Attributes:
-        name: what it is made of.
-        path: path of its route.
-        body: the body.
-        model: the model that is asked, one of MODELS.
-        length: bytes of its JSON object, where binary data follow.
+    """One expensive body: what it is made of, its route, and the model that is asked. Binary data follow `length` bytes
+    of JSON.
     """
 
     name: str
@@ -125,11 +114,7 @@ NATIVE = (
     ),
 )
 """Bodies of the native route: the model, what each is made of, its template and its piece."""
-MESSAGE, EMPTY, HOLLOW = (
-    '{"role":"user","content":"a"}',
-    '{"role":"","content":""}',
-    '{"role":"","content":[]}',
-)
+MESSAGE, EMPTY, HOLLOW = ('{"role":"user","content":"a"}', '{"role":"","content":""}', '{"role":"","content":[]}')
 PART = '{"type":"text","text":""}'
 OPENAI = (
     (CHAT, "messages", '{"model":"m","messages":[@]}', MESSAGE),
@@ -280,43 +265,3 @@ def _asked(dear: Dear) -> tuple[InferenceHead, ServedModels]:
     if dear.length is not None:
         head.single[LENGTH_FIELD.lower().encode()] = b"%d" % dear.length
     return read_inference_head(_CODECS[dear.path], head, RequestTarget({"model": "m"}, b""), context, None), models
-
-
-SLOW = 0.05
-"""Processor seconds for one step: five times what is promised, as machines differ."""
-
-
-def check(data: bytes) -> None:
-    """No step of an expensive body takes long. The first bytes select the body and its size."""
-    size = MOST // 32 + int.from_bytes(data[2:4], "little") * MOST // (1 << 17)
-    dear = next(itertools.islice(bodies(size), int.from_bytes(data[:2], "little") % _KINDS, None))
-    with uncollected():
-        took = longest(steps_of(dear))
-    assert took < SLOW, f"{dear.name} at {dear.path}, {len(dear.body)} bytes: a step took {took * 1e3:.0f} ms"
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile: that takes the longer, the more objects earlier tests have left."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def longest(steps: Iterator[object]) -> float:
-    """Processor seconds of the longest step."""
-    most = 0.0
-    with contextlib.suppress(StopIteration, RequestError):
-        while True:
-            before = time.thread_time()
-            try:
-                next(steps)
-            finally:
-                most = max(most, time.thread_time() - before)
-    return most
-
-
-_KINDS = len([*bodies(1000)])
-SEEDS = [bytes([kind, 0, 0, size]) for kind in range(0, _KINDS, 16) for size in (0, 128, 255)]

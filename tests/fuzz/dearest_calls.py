@@ -41,14 +41,7 @@ class Taken(Exception):
 
 
 class Dear(NamedTuple):
-    """One expensive message.
-
-    Attributes:
-        name: what it is made of.
-        method: name of its reader.
-        body: the message.
-        taken: whether some model takes it.
-    """
+    """One expensive message: what it is made of, its reader, and whether some model takes it."""
 
     name: str
     method: str

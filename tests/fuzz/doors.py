@@ -263,11 +263,7 @@ LARGEST_FILE = 4096
 
 
 class Files:
-    """Reads each input as a file.
-
-    Arguments:
-        folder: folder of the files.
-    """
+    """Reads each input as a file in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._template, self._policy = folder / "template.jinja", folder / "policy.toml"

@@ -35,13 +35,9 @@ class Codec:
 
 
 class Mutator:
-    """Makes inputs, the same ones for the same seed.
+    """Makes inputs of good ones and of words that mean something to the parser, the same ones for the same seed.
 
-    Arguments:
-        seeds: good inputs.
-        words: pieces with a meaning for the parser.
-        seed: of the randomness.
-        codec: how to read inputs that are trees of values, so that their values are changed, too.
+    With a codec it reads inputs that are trees of values, so that their values are changed, too.
     """
 
     def __init__(self, seeds: Sequence[bytes], words: Sequence[bytes], seed: str, codec: Codec | None = None) -> None:

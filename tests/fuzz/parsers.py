@@ -14,23 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import bulk, credentials, dearest, dearest_calls, dearest_forms, doors, frames, requests, tensors, wire
+from tests.fuzz import bulk, credentials, dearest_calls, dearest_forms, doors, frames, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
 @dataclass(frozen=True)
 class Parser:
-    """Parser that is fuzzed.
+    """Parser that is fuzzed, by a `check` that feeds it one input.
 
-    Attributes:
-        name: name of its input.
-        check: feeds it one input.
-        seeds: good inputs.
-        words: pieces that mean something to it.
-        codec: codec of its inputs, if they are trees of values.
-        weight: how many inputs it gets, relative to the others.
-        draw: draws its inputs, instead of damaging good ones.
-        slow: most processor seconds for one input.
+    `weight` is how many inputs it gets, relative to the others; `draw` draws them, instead of damaging good ones;
+    `slow` is the most processor seconds for one.
     """
 
     name: str
@@ -59,11 +52,7 @@ REPLY = Codec(wire.unpacked_fields, wire.packed_fields)
 
 
 def parsers(folder: Path) -> list[Parser]:
-    """Parsers that are fuzzed.
-
-    Arguments:
-        folder: folder for those that read files.
-    """
+    """Parsers that are fuzzed; those that read files have them in a folder."""
     issuers, keys = credentials.Files(folder / "issuers.toml"), credentials.Files(folder / "keys.toml")
     files = doors.Files(folder)
     return [
@@ -73,7 +62,6 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("native bodies", requests.check_body, requests.BODIES, requests.BODY_WORDS),
         Parser("bodies of OpenAI's", doors.check_openai, doors.OPENAI, doors.OPENAI_WORDS, JSON, weight=4),
         Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS, weight=4),
-        Parser("long body", dearest.check, dearest.SEEDS, weight=0.01),
         Parser("gRPC messages", doors.check_grpc, doors.GRPC, doors.GRPC_WORDS, weight=4),
         Parser(
             "expensive gRPC messages",

@@ -32,11 +32,7 @@ _ENTRY = Entry(
 _PLAIN = Entry("id", "default", "héllo", 0, "t", "g", 1.0, 5.0)
 _FAILURE = wire.encode(wire.WireFailure("raised", "ValueError: x", "gpu-0", "", "7", "gpu-0@1.000000"))
 
-ENTRIES = (
-    entry_wire.pack_entry(_ENTRY),
-    entry_wire.pack_entry(_PLAIN),
-    _FAILURE,
-)
+ENTRIES = (entry_wire.pack_entry(_ENTRY), entry_wire.pack_entry(_PLAIN), _FAILURE)
 LETTERS = (pack_letter(1000.0, 3, _FAILURE, entry_wire.pack_entry(_ENTRY)),)
 
 _RUN = wire.encode(

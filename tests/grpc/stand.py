@@ -30,11 +30,11 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.request_traces import RefusalTraces
 from headway.grpc.listener import GrpcListener
 from headway.identity.principals import AnonymousIdentity
-from headway.model import WorkerInfo, WorkerStatus
+from headway.model import WorkerInfo
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
-from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work, recording
+from tests.http.stand import KEPT_LIMITS, PATIENCE, Bearers, EchoGateway, Keys, Stand, _work, recording, worker
 from tests.scenes import Scene, scene
 
 PREDICT = "/headway.v1.Inference/Predict"
@@ -177,8 +177,8 @@ async def _serve(
         gate = policy.gate
     recorded, traces = recording(settings, counters)
     real = Gateway(settings, [settings.model], broker, counters.gateway, now, gate=gate, traces=traces)
-    worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
-    await broker.heartbeat(worker)
+    attended = Attended(broker, worker("", model=settings.model))
+    await broker.heartbeat(attended.worker)
     gateway = EchoGateway(broker, settings, counters.gateway)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
@@ -187,7 +187,7 @@ async def _serve(
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     refused = RefusalTraces(recorded.recorder, counters.spans_dropped) if traces else None
     entrance = Entrance(real if whole else cast(Any, gateway), identity, lambda: ID.format(next(numbers)), refused)
-    ready = Readiness(cast(Any, Attended(broker, worker)), lambda: stand.leaving, slots={"gpu-0"})
+    ready = Readiness(cast(Any, attended), lambda: stand.leaving, slots={"gpu-0"})
     listener = GrpcListener(entrance, ready, certificates, port=0)
     port = Port(listener, gateway, counters, settings, stand)
     stand.go.set()

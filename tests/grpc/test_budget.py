@@ -9,46 +9,31 @@ import random
 import sys
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from bench.load import http2
-from headway import protos
 from headway.errors import RequestError
 from headway.grpc import call_stream
 from headway.grpc.call_stream import SHARE, MessageTurns
 from headway.grpc.inference_call import InferenceCall
-from headway.model import WorkerInfo, WorkerStatus
 from tests.fuzz import dearest_calls
 from tests.fuzz.dearest_calls import MODELS, Dear, Taken
 from tests.grpc.stand import INFER, PREDICT, Port, predict, served
+from tests.grpc.test_open_inference import request
+from tests.grpc.test_tensors import raw_four
 from tests.grpc.wire import SETTINGS, WINDOW, Wire, connect
-from tests.http.stand import INSTANT, settled
+from tests.http.stand import INSTANT, settled, worker
 from tests.http.test_budget import BATCH, BUDGET, FOUR, TEXT, Counts, enough, within
-from tests.scenes import Scene, scene
-
-
-def infer() -> bytes:
-    """Message of a ModelInfer with one text."""
-    asked = protos.message("inference.ModelInferRequest")(model_name="default")
-    asked.inputs.add(name="x", datatype="BYTES", shape=[1]).contents.bytes_contents.append(TEXT.encode())
-    return bytes(asked.SerializeToString())
-
-
-def infer_tensor() -> bytes:
-    """Message of a ModelInfer with one row of four numbers."""
-    asked = protos.message("inference.ModelInferRequest")(model_name="default", raw_input_contents=[bytes(16)])
-    asked.inputs.add(name="x", datatype="FP32", shape=[1, 4])
-    return bytes(asked.SerializeToString())
-
+from tests.scenes import Played
 
 CALLS = {
     "grpc predict": (PREDICT, predict(TEXT)),
-    "grpc infer": (INFER, infer()),
-    "grpc tensor": (INFER, infer_tensor()),
+    "grpc infer": (INFER, request(TEXT).SerializeToString()),
+    "grpc tensor": (INFER, raw_four(1, 4).SerializeToString()),
 }
 
 
@@ -74,12 +59,9 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
 
     async def main(port: Port) -> None:
         if kind == "grpc tensor":
-            worker = WorkerInfo(
-                worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="tensors", gives="tensors"
-            )
-            worker = replace(worker, inputs=(FOUR,), outputs=(FOUR,))
-            await port.stand.broker.heartbeat(worker)
-            port.stand.real.served.learn([worker])
+            tensors = worker("tensors", inputs=(FOUR,), outputs=(FOUR,))
+            await port.stand.broker.heartbeat(tensors)
+            port.stand.real.served.learn([tensors])
         # On a busy machine there are many rounds, whose answers are more than a client takes that gives no room.
         room = http2.frame(WINDOW, 0, 0, (1 << 30).to_bytes(4, "big"))
         wire = await connect(port, http2.PREFACE, http2.frame(SETTINGS, 0, 0), room)
@@ -196,18 +178,18 @@ class Loop:
         return asyncio.ensure_future(self.turns.take(owner, self.work(name)))
 
 
-def in_turns(main: Callable[[Loop], object]) -> None:
+def in_turns(main: Callable[[Loop], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        await main(Loop())  # type: ignore[misc]
+        await main(Loop())
 
     asyncio.run(run())
 
 
-def on_loop() -> Callable[[Scene], Callable[..., None]]:
-    return scene(in_turns)
+@pytest.fixture
+def loop() -> Played:
+    return Played(in_turns)
 
 
-@on_loop()
 async def test_a_flood_of_one_owner_is_read_in_turns_with_other_owners(loop: Loop) -> None:
     flood = [loop.take("flood", f"f{number}") for number in range(8)]
     other = loop.take("other", "o")
@@ -218,14 +200,12 @@ async def test_a_flood_of_one_owner_is_read_in_turns_with_other_owners(loop: Loo
     assert other.result() == "o waited 0.5"
 
 
-@on_loop()
 async def test_a_message_that_comes_alone_waits_for_nothing(loop: Loop) -> None:
     before = loop.turn
     assert await loop.turns.take("a", loop.work("a")) == "a waited 0"
     assert loop.turn == before
 
 
-@on_loop()
 async def test_the_turn_of_a_call_that_has_ended_goes_to_the_next(loop: Loop) -> None:
     asked = [loop.take("a", str(number)) for number in range(5)]
     await asyncio.sleep(0)
@@ -234,21 +214,6 @@ async def test_the_turn_of_a_call_that_has_ended_goes_to_the_next(loop: Loop) ->
     assert [name for _, name in loop.done] == ["0", "1", "3", "4"]
 
 
-@on_loop()
-async def test_an_error_of_the_work_is_its_callers_alone(loop: Loop) -> None:
-    def fail(loop: Loop, waited: float) -> None:
-        loop.now += SHARE
-        raise ValueError("no message")
-
-    asked = [asyncio.ensure_future(loop.turns.take("a", partial(fail, loop))) for _ in range(2)]
-    last = loop.take("a", "last")
-    for one in asked:
-        with pytest.raises(ValueError, match="no message"):
-            await one
-    assert await last == "last waited 1"
-
-
-@on_loop()
 async def test_waiting_messages_let_other_processes_run_first(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_yield", lambda: loop.done.append((loop.turn, "others")))
     await loop.turns.take("a", loop.work("a"))
@@ -258,7 +223,6 @@ async def test_waiting_messages_let_other_processes_run_first(loop: Loop, monkey
     assert [name for _, name in loop.done] == ["a", "b", "c", "others", "d"]
 
 
-@on_loop()
 async def test_an_error_holds_nothing_of_its_work_once_its_caller_has_it(loop: Loop) -> None:
     """Bodies of 1 MB that were wrong stayed until the garbage collector came, thousands of objects later."""
 

@@ -19,27 +19,18 @@ from headway.grpc.connection import LAST, LEAVING, CallConnection
 from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.reader import PREFACE, Http2Reader
 from headway.grpc.writer import Broken, Burden, Http2Writer
-from tests.grpc.stand import PREDICT, Port, predict, served
+from tests.grpc.stand import PREDICT, Port, predict
 from tests.grpc.test_open_inference import STREAM, request
+from tests.grpc.test_reader import settings, window
 from tests.grpc.wire import GOAWAY, greeted
 
 CHECK, WATCH = f"/{protos.HEALTH}/Check", f"/{protos.HEALTH}/Watch"
 REFLECT = f"/{protos.REFLECTION}/ServerReflectionInfo"
-_WINDOW = b"\0\4"
-"""Number of the setting for the window that each stream begins with."""
 
 
 class Deaf:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
-
-
-def window(number: int, amount: int) -> bytes:
-    return http2.frame(http2.WINDOW, 0, number, amount.to_bytes(4, "big"))
-
-
-def initial(amount: int) -> bytes:
-    return http2.frame(http2.SETTINGS, 0, 0, _WINDOW + amount.to_bytes(4, "big"))
 
 
 def begun(*frames: bytes, streams: int = 1) -> Http2Reader:
@@ -61,9 +52,9 @@ class LoopTurns:
 
 
 def test_a_frame_of_hundreds_of_settings_ends_the_connection() -> None:
-    begun(http2.frame(http2.SETTINGS, 0, 0, (_WINDOW + bytes(4)) * 32))
+    begun(settings(*[(4, 0)] * 32))
     with pytest.raises(Broken, match="ENHANCE_YOUR_CALM"):
-        begun(http2.frame(http2.SETTINGS, 0, 0, (_WINDOW + bytes(4)) * 33))
+        begun(settings(*[(4, 0)] * 33))
 
 
 @pytest.mark.parametrize("change", [b"\x20", b"\x3f\xe1\x1f", b"\x3f\x80\x80\0"])
@@ -93,23 +84,19 @@ def test_little_is_unpacked_between_two_looks_at_the_time() -> None:
 
 @pytest.mark.parametrize(
     "nothing",
-    [http2.frame(http2.PING, 1, 0, b"x" * 8), http2.frame(http2.SETTINGS, 1, 0), http2.frame(7, 0, 0, bytes(8)), initial(9)],
+    [http2.frame(http2.PING, 1, 0, b"x" * 8), http2.frame(http2.SETTINGS, 1, 0), http2.frame(7, 0, 0, bytes(8)), settings((4, 9))],
     ids=["answers to pings", "answers to settings", "goodbyes", "settings"],
 )  # fmt: skip
-def test_a_flood_of_empty_frames_ends_the_connection(nothing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_of_empty_frames_is_cut_off(port: Port, nothing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "LIMIT", 100)
-
-    async def main(port: Port) -> None:
-        client, _ = await greeted(port)
+    client, _ = await greeted(port)
+    with structlog.testing.capture_logs() as lines:
         client.send(nothing * 120)
         goodbye = b""
         while not goodbye.endswith(b"too_many_frames"):
             goodbye = await client.next(GOAWAY)
-        assert port.counters.gateway.refusals["too_many_frames", "none", ""] == 1
-        client.writer.close()
-
-    with structlog.testing.capture_logs() as lines:
-        served(main)
+    assert port.counters.gateway.refusals["too_many_frames", "none", ""] == 1
+    client.writer.close()
     assert [line["times"] for line in lines if line["event"] == "a client sends too many useless frames"] == [1]
 
 
@@ -141,7 +128,7 @@ async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
 async def test_an_answer_taken_byte_by_byte_explains_no_frames(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "LIMIT", 100)
     client, _ = await greeted(port)
-    client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
+    client.send(settings((4, 0)) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
     for _ in range(120):
         client.send(window(http2.stream_of(1), 1))
     # The first goodbye, where the frames come in several reads, still lets the call in hand end.

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from headway.runtime.counters import TlsCounts
 from tests.authority import Authority
 from tests.grpc.stand import PREDICT, Client, Port, on_port, predict, predicted, served
 from tests.grpc.wire import ACK, GOAWAY, PING, Wire, greeted
+from tests.scenes import Played
 
 Status = grpc.StatusCode
 CHECK, WATCH, LIST = (f"/{protos.HEALTH}/{name}" for name in ("Check", "Watch", "List"))
@@ -96,7 +98,7 @@ async def test_reflection_gives_all_services_and_their_files(port: Port, version
         assert (refused.error_code, refused.error_message) == (5, f"there is no such type: {name}")
     of = {"containing_type": message, "extension_number": 7}
     refused = (await learn(file_containing_extension=of)).error_response
-    assert (refused.error_code, refused.error_message) == (5, f"there is no extension 7 of {message}")
+    assert (refused.error_code, refused.error_message) == (5, f"there is no extension number 7 of {message}")
     assert (await learn()).error_response.error_code == 12
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
@@ -178,25 +180,31 @@ async def test_a_drain_answers_what_is_held_and_ends_streams_that_only_wait(port
     await draining
 
 
-def test_an_old_connection_is_told_to_leave_and_answers_what_it_has() -> None:
-    now = [1000.0]
+@pytest.fixture
+def now() -> list[float]:
+    return [1000.0]
 
-    async def main(port: Port) -> None:
-        client, _ = await greeted(port)
-        port.gateway.hold = True
-        client.ask(1)
-        await port.gateway.until(lambda: len(port.gateway.waiting) == 1)
-        port.listener.look_after()
-        await client.settled()
-        assert client.goaways == []
-        now[0] += 1.2 * Settings.grpc_max_age_s
-        port.listener.look_after()
-        assert await client.next(GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
-        port.gateway.release()
-        assert (await client.ended(1)).status == "0"
-        client.writer.close()
 
-    served(main, now=lambda: now[0])
+@pytest.fixture
+def aging(now: list[float]) -> Played:
+    """A port whose clock shows `now`."""
+    return Played(partial(served, now=lambda: now[0]))
+
+
+async def test_an_old_connection_is_told_to_leave_and_answers_what_it_has(aging: Port, now: list[float]) -> None:
+    client, _ = await greeted(aging)
+    aging.gateway.hold = True
+    client.ask(1)
+    await aging.gateway.until(lambda: len(aging.gateway.waiting) == 1)
+    aging.listener.look_after()
+    await client.settled()
+    assert client.goaways == []
+    now[0] += 1.2 * Settings.grpc_max_age_s
+    aging.listener.look_after()
+    assert await client.next(GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
+    aging.gateway.release()
+    assert (await client.ended(1)).status == "0"
+    client.writer.close()
 
 
 @on_port(max_connections=1)
@@ -218,42 +226,32 @@ async def test_a_tenants_connections_are_bounded_for_the_tenant_alone(port: Port
     assert predicted(await port.client().ask(PREDICT, predict("b"), other)).output == b"B"
 
 
-def test_bytes_that_are_no_http2_end_the_connection_and_nothing_else() -> None:
-    async def main(port: Port) -> None:
+async def test_bytes_that_are_no_http2_end_the_connection_and_nothing_else(port: Port) -> None:
+    with structlog.testing.capture_logs() as lines:
         for raw in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"\0" * 5000):
             reader, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
             writer.write(raw)
             assert (b"this port speaks gRPC" in await reader.read()) == raw.startswith(b"GET")
             writer.close()
-        assert predicted(await port.client().ask(PREDICT, predict("a"))).output == b"A"
-
-    with structlog.testing.capture_logs() as lines:
-        served(main)
-    told = [(line["event"], line["port"]) for line in lines if "a client speaks" in line["event"]]
-    assert told == [
-        ("a client speaks HTTP/1.1 to the gRPC port", "grpc"),
-        ("a client speaks TLS to a plain port", "grpc"),
-    ]
+    assert predicted(await port.client().ask(PREDICT, predict("a"))).output == b"A"
+    told = {line["event"]: line["port"] for line in lines if "a client speaks" in line["event"]}
+    events = "a client speaks HTTP/1.1 to the gRPC port", "a client speaks TLS to a plain port"
+    assert told == dict.fromkeys(events, "grpc")
 
 
-def test_a_client_that_takes_no_answer_is_cut_off() -> None:
-    now = [1000.0]
-
-    async def main(port: Port) -> None:
-        connections = port.listener._connections
-        assert connections is not None
-        sock = socket.create_connection(("127.0.0.1", port.listener.port))
-        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-        while not connections.open:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
-            await asyncio.sleep(0)
-        (connection,) = connections.open
-        connection.pause_writing()
-        now[0] += 11.0
-        port.listener.look_after()
-        await connections.emptied()
-        sock.close()
-
-    served(main, now=lambda: now[0])
+async def test_a_client_that_takes_no_answer_is_cut_off(aging: Port, now: list[float]) -> None:
+    connections = aging.listener._connections
+    assert connections is not None
+    sock = socket.create_connection(("127.0.0.1", aging.listener.port))
+    sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    while not connections.open:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+        await asyncio.sleep(0)
+    (connection,) = connections.open
+    connection.pause_writing()
+    now[0] += 11.0
+    aging.listener.look_after()
+    await connections.emptied()
+    sock.close()
 
 
 @pytest.mark.processes
@@ -266,92 +264,67 @@ def test_nothing_of_grpc_is_imported_where_the_port_is_off() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def credentials(authority: Authority, shown: tuple[Path, Path] | None = None) -> grpc.ChannelCredentials:
-    if shown is None:
-        return grpc.ssl_channel_credentials(authority.file.read_bytes())
-    certificate, key = shown
-    return grpc.ssl_channel_credentials(authority.file.read_bytes(), key.read_bytes(), certificate.read_bytes())
+def credentials(authority: Authority, *shown: Path) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(*(path.read_bytes() for path in (authority.file, *reversed(shown))))
 
 
-def test_calls_are_answered_over_tls_and_certificates_change_between_them(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+def test_calls_are_answered_over_tls_where_a_certificate_is_shown_and_those_of_the_port_change(tmp_path: Path) -> None:
+    authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
     certificate, key = authority.issue()
-    certificates = Certificates(str(certificate), str(key), "", TlsCounts())
+    certificates = Certificates(str(certificate), str(key), str(clients.file), TlsCounts())
+    shown = clients.issue("client")
 
     async def main(port: Port) -> None:
-        client = port.client(credentials(authority))
+        client = port.client(credentials(authority, *shown))
         assert predicted(await client.ask(PREDICT, predict("abc"))).output == b"ABC"
         authority.issue()
         await certificates.reread()
-        for asking in (client, port.client(credentials(authority))):
+        for asking in (client, port.client(credentials(authority, *shown))):
             assert predicted(await asking.ask(PREDICT, predict("x" * 300_000))).output == b"X" * 300_000
-        assert (await port.client().fail(PREDICT, predict("abc"))).status is Status.UNAVAILABLE
+        for shows in (credentials(authority), None):
+            assert (await port.client(shows).fail(PREDICT, predict("abc"))).status is Status.UNAVAILABLE
+        assert len(port.gateway.asked) == 3
         reader, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert b"this port speaks TLS" in await reader.read()
         writer.close()
-        assert certificates.counts.failures["grpc", "plain"] >= 1
+        for why in ("no_certificate", "plain"):
+            assert certificates.counts.failures["grpc", why] >= 1
 
     served(main, certificates=certificates)
 
 
-def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
-    authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
-    certificate, key = authority.issue()
-    certificates = Certificates(str(certificate), str(key), str(clients.file), TlsCounts())
-
-    async def main(port: Port) -> None:
-        good = port.client(credentials(authority, clients.issue("client")))
-        assert predicted(await good.ask(PREDICT, predict("abc"))).output == b"ABC"
-        refused = await port.client(credentials(authority)).fail(PREDICT, predict("abc"))
-        assert refused.status is Status.UNAVAILABLE
-        assert certificates.counts.failures["grpc", "no_certificate"] >= 1
-        assert len(port.gateway.asked) == 1
-
-    served(main, certificates=certificates)
-
-
-def test_a_connection_stays_until_its_client_has_read_that_it_is_to_leave() -> None:
-    now = [1000.0]
-
-    async def main(port: Port) -> None:
-        client, connections = await greeted(port)
-        draining = asyncio.ensure_future(port.listener.drain())
-        assert await client.next(GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
-        assert await client.next(PING) == LEAVING
-        for number in (1, 2, 3):
-            now[0] += 0.4 * SILENCE
-            connections.sweep(now[0], True)
-            client.ask(number)
-            await client.ended(number)
-        client.send(http2.frame(http2.PING, ACK, 0, LEAVING))
-        assert await client.next(GOAWAY) == http2.stream_of(3).to_bytes(4, "big") + bytes(4)
-        assert len(await client.left()) == 2, "nothing follows its last word"
-        await draining
-        client.writer.close()
-
-    served(main, now=lambda: now[0])
+async def test_a_connection_stays_until_its_client_has_read_that_it_is_to_leave(aging: Port, now: list[float]) -> None:
+    client, connections = await greeted(aging)
+    draining = asyncio.ensure_future(aging.listener.drain())
+    assert await client.next(GOAWAY) == LAST.to_bytes(4, "big") + bytes(4)
+    assert await client.next(PING) == LEAVING
+    for number in (1, 2, 3):
+        now[0] += 0.4 * SILENCE
+        connections.sweep(now[0], True)
+        client.ask(number)
+        await client.ended(number)
+    client.send(http2.frame(http2.PING, ACK, 0, LEAVING))
+    assert await client.next(GOAWAY) == http2.stream_of(3).to_bytes(4, "big") + bytes(4)
+    assert len(await client.left()) == 2, "nothing follows its last word"
+    await draining
+    client.writer.close()
 
 
-def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while() -> None:
-    now = [1000.0]
-
-    async def main(port: Port) -> None:
-        client, connections = await greeted(port)
-        port.listener.retire()
-        await client.next(PING)
-        for _ in range(2):
-            connections.sweep(now[0], False)
-            now[0] += SILENCE - 1.0
-        client.ask(1)
-        await client.ended(1)
+async def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while(aging: Port, now: list[float]) -> None:
+    client, connections = await greeted(aging)
+    aging.listener.retire()
+    await client.next(PING)
+    for _ in range(2):
         connections.sweep(now[0], False)
-        connections.sweep(now[0] + SILENCE + 1.0, False)
-        assert await client.next(GOAWAY) == http2.stream_of(1).to_bytes(4, "big") + bytes(4)
-        assert len(await client.left()) == 2, "nothing follows its last word"
-        client.writer.close()
-
-    served(main, now=lambda: now[0])
+        now[0] += SILENCE - 1.0
+    client.ask(1)
+    await client.ended(1)
+    connections.sweep(now[0], False)
+    connections.sweep(now[0] + SILENCE + 1.0, False)
+    assert await client.next(GOAWAY) == http2.stream_of(1).to_bytes(4, "big") + bytes(4)
+    assert len(await client.left()) == 2, "nothing follows its last word"
+    client.writer.close()
 
 
 def test_a_closed_connection_whose_client_takes_nothing_is_cut() -> None:
@@ -392,9 +365,7 @@ async def pinged(client: Wire, times: int) -> bytes:
     return b""
 
 
-async def test_a_client_may_ping_with_or_without_calls_but_not_without_end(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_may_ping_with_and_without_calls_in_bounds(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = await greeted(port)
     assert await pinged(client, 20) == b"too_many_pings"
     client.writer.close()
@@ -411,9 +382,7 @@ async def test_a_client_may_ping_with_or_without_calls_but_not_without_end(
     client.writer.close()
 
 
-async def test_a_call_that_the_client_held_back_goes_by_another_connection(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_held_back_by_its_client_goes_elsewhere(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.grpc.connection.STREAMS", 1)
     client = port.client(**{"grpc.enable_retries": 1})
     await client.ask(PREDICT, predict("first"))

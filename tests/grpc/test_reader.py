@@ -439,29 +439,6 @@ def test_a_client_with_a_larger_table_is_told_nothing() -> None:
     assert frames_of(http2.writer.take())[1:] == [ANSWERED]
 
 
-def test_data_respect_every_window() -> None:
-    http2, _ = begun()
-    receive(http2, settings((4, 10)) + ask(1))
-    assert (http2.writer.room(1), http2.writer.room(3)) == (10, 0)
-    http2.writer.send(1, b"abcdefg")
-    receive(http2, settings((4, 2)))
-    assert http2.writer.room(1) == -5, "the client has made it smaller than what is on its way"
-    receive(http2, window(1, 5))
-    assert http2.writer.room(1) == 0
-    receive(http2, ask(3) + settings((4, 1 << 20)))
-    assert http2.writer.room(1) == http2.writer.room(3) == LARGEST_FRAME
-    for _ in range(3):
-        http2.writer.send(3, bytes(LARGEST_FRAME))
-    assert http2.writer.room(1) == http2.writer.room(3) == DEFAULT_WINDOW - 7 - 3 * LARGEST_FRAME
-    http2.writer.send(1, bytes(http2.writer.room(1)))
-    receive(http2, window(3, 5))
-    assert (http2.writer.room(1), http2.writer.room(3)) == (0, 0)
-    receive(http2, window(0, 5))
-    assert (http2.writer.room(1), http2.writer.room(3)) == (5, 5)
-    http2.writer.headers(3, b"\x88", end=True)
-    assert (http2.writer.room(1), http2.writer.room(3)) == (5, 0)
-
-
 def test_the_connection_gives_room_once_half_of_it_is_used() -> None:
     http2, log = begun()
     receive(http2, ask(1) + READ)
@@ -483,14 +460,6 @@ def test_only_the_latest_streams_that_ended_here_are_kept_in_mind() -> None:
     assert log.heard[len(numbers) :] == [passed()] * STREAMS
     with pytest.raises(Broken, match="STREAM_CLOSED"):
         receive(http2, data(numbers[0]))
-
-
-def test_a_connection_sends_pings_and_goaways() -> None:
-    http2, _ = begun()
-    http2.writer.ping(b"12345678")
-    http2.writer.leave(7, ErrorCode.ENHANCE_YOUR_CALM, b"why")
-    assert frames_of(http2.writer.take()) == [(PING, 0, 0, b"12345678"), (GOAWAY, 0, 0, b"\0\0\0\7\0\0\0\x0bwhy")]
-    assert http2.writer.take() == b""
 
 
 # Any order of frames.

@@ -20,11 +20,12 @@ from headway.errors import UNFORESEEN
 from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import ServedModels
 from headway.grpc.call_stream import MessageTurns
-from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.tensors import CONTENTS
 from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict, predicted, served
-from tests.grpc.test_open_inference import BEARER, STREAM, Request, answered, request, say, streamed
+from tests.grpc.test_open_inference import BEARER, STREAM, Request, answered, request, streamed
+from tests.http.stand import worker
 from tests.http.test_tensors import arrays, tensors
 from tests.oip.arrays import Drawn, several
 
@@ -33,15 +34,6 @@ FOUR = TensorSpec("x", "FP32", (4,))
 INTEGERS, HALVES = TensorSpec("x", "INT64", (-1,)), TensorSpec("x", "FP16", (2,))
 BAD_REQUEST = Status.INVALID_ARGUMENT, "BAD_REQUEST"
 NAMED = (TensorSpec("query", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)), TensorSpec("texts", "BYTES"))
-
-
-def model(takes: str = "tensors", gives: str = "tensors", inputs: Any = (), outputs: Any = ()) -> list[WorkerInfo]:
-    """Workers of the model, of which it is known that it takes and gives these."""
-    return [
-        WorkerInfo(
-            worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives, inputs=inputs, outputs=outputs
-        )
-    ]  # fmt: skip
 
 
 def asked(given: Mapping[str, tuple[str, Sequence[int], bytes]], **members: Any) -> Any:
@@ -71,7 +63,7 @@ def told(answer: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 async def test_messages_that_differ_in_their_data_alone_are_each_read_and_answered(port: Port, count: int) -> None:
     """All but their data is remembered. A large tensor that needs nothing behind it stays where it was received."""
     spec, client = TensorSpec("x", "UINT8", (-1,)), port.client()
-    port.gateway.served.learn(model(inputs=(spec,), outputs=(spec,)))
+    port.stand.learn("tensors", inputs=(spec,), outputs=(spec,))
     for first in (b"\1", b"\2", b"\3"):
         data = first.ljust(count, b"\4")
         answer = await client.ask(INFER, asked({"y": ("UINT8", [1, count], data)}).SerializeToString())
@@ -79,12 +71,12 @@ async def test_messages_that_differ_in_their_data_alone_are_each_read_and_answer
         assert arrays(port.gateway.asked[-1].input) == {"x": ("UINT8", (1, count), data)}
     other = asked({"z": ("UINT8", [1, count], data)}).SerializeToString()  # As long as those before.
     assert told(answered(await client.ask(INFER, other))) == {"x": ("UINT8", (1, count), data)}
-    port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT8", (-1,)),)))
+    port.stand.learn("tensors", inputs=(TensorSpec("x", "INT8", (-1,)),))
     assert (await client.fail(INFER, other)).status is Status.INVALID_ARGUMENT
 
 
 async def test_what_is_remembered_of_a_message_keeps_its_id_parameters_and_outputs(port: Port) -> None:
-    port.gateway.served.learn(model(inputs=(FOUR,), outputs=(FOUR, TensorSpec("other", "INT8"))))
+    port.stand.learn("tensors", inputs=(FOUR,), outputs=(FOUR, TensorSpec("other", "INT8")))
     client = port.client()
     for number in range(3):
         data = bytes([number] * 16)
@@ -94,17 +86,6 @@ async def test_what_is_remembered_of_a_message_keeps_its_id_parameters_and_outpu
         answer = answered(await client.ask(INFER, given.SerializeToString()))
         assert (answer.id, told(answer)) == ("7", {"x": ("FP32", (1, 4), data)})
         assert port.gateway.asked[-1].parameters == b'{"heat":5}'
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-async def test_halves_travel_raw(port: Port, datatype: str) -> None:
-    port.gateway.served.learn(model(inputs=(TensorSpec("x", datatype, (2,)),)))
-    client = port.client()
-    answer = answered(await client.ask(INFER, asked({"x": (datatype, [1, 2], b"\1\2\3\4")}).SerializeToString()))
-    assert told(answer) == {"x": (datatype, (1, 2), b"\1\2\3\4")}
-    found = await client.fail(INFER, typed(datatype, [1, 2], fp32_contents=[1, 2]).SerializeToString())
-    assert found.status is Status.INVALID_ARGUMENT
-    assert f"`x` is {datatype}, for which the protocol has no `contents`" in found.details
 
 
 def raw_four(*shape: int, datatype: str = "FP32", name: str = "x", data: bytes | None = None, **members: Any) -> Any:
@@ -147,8 +128,8 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "no data": ((FOUR,), typed("FP32", [1, 4]), "`fp32_contents` of the input `x` has 0 elements; FP32 of shape [1, 4] takes 4"),
     "few elements": ((FOUR,), typed("FP32", [1, 4], fp32_contents=[1]), "of the input `x` has 1 elements; FP32 of shape [1, 4] takes 4"),
     "other contents": ((FOUR,), typed("FP32", [1, 4], fp64_contents=[1] * 4), "the input `x` has `fp64_contents`; expected `fp32_contents`"),
-    "typed halves": ((HALVES,), typed("FP16", [1, 2], fp32_contents=[1, 2]), "`x` is FP16, for which the protocol has no `contents`"),
-    "both forms": ((FOUR,), both_forms(), "the input `x` has `contents`, and the request has `raw_input_contents`"),
+    "typed halves": ((HALVES,), typed("FP16", [1, 2], fp32_contents=[1, 2]), "`x` is FP16, for which the protocol does not define `contents`"),
+    "both forms": ((FOUR,), both_forms(), "the input `x` has `contents`, but the request has `raw_input_contents`"),
     "range": (
         (TensorSpec("x", "UINT8"),), typed("UINT8", [2], uint_contents=[255, 256]),
         "element 1 of the input `x` is 256, which is out of the range of UINT8",
@@ -162,12 +143,12 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         "element 0 of the input `x` is -40000, which is out of the range of INT16",
     ),
     "missing": (NAMED, named("ids"), "the input `ids` is missing; the model takes `query`"),
-    "raw missing": (NAMED, without_last_raw(), "`raw_input_contents` has 2 members, and the request has 3 inputs"),
-    "shared memory": (NAMED, in_shared_memory(), "shared memory is not served here"),
-    "many inputs": (NAMED, Request(inputs=[{"name": "a"}] * 30_000), "the message has more than 1024 members, which take long to decode"),
-    "no output": ((FOUR,), raw_four(1, 4, outputs=[{"name": "z"}]), "there is no output `z`; the model gives `y`"),
-    "many outputs": ((FOUR,), raw_four(1, 4, outputs=[{"name": "y"}] * 65), "the request asks for 65 outputs; at most 64"),
-    "classification": ((FOUR,), classified(), "classification is not served here"),
+    "raw missing": (NAMED, without_last_raw(), "`raw_input_contents` has 2 members, but the request has 3 inputs"),
+    "shared memory": (NAMED, in_shared_memory(), "shared memory is not supported"),
+    "many inputs": (NAMED, Request(inputs=[{"name": "a"}] * 30_000), "the message has more than 1024 members, which would take long to decode"),
+    "no output": ((FOUR,), raw_four(1, 4, outputs=[{"name": "z"}]), "there is no output `z`; the model returns `y`"),
+    "many outputs": ((FOUR,), raw_four(1, 4, outputs=[{"name": "y"}] * 65), "the request lists 65 outputs; at most 64"),
+    "classification": ((FOUR,), classified(), "classification is not supported"),
 }  # fmt: skip
 """Specifications of a model, a request that is wrong for it, and what its client is told."""
 
@@ -176,7 +157,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 async def test_inputs_that_a_model_does_not_take_are_refused_before_anything_is_queued(port: Port) -> None:
     client = port.client()
     for name, (specs, wrong, says) in WRONG.items():
-        port.stand.real.served.learn(model(inputs=specs, outputs=(TensorSpec("y", "FP32"),)))
+        port.stand.learn("tensors", inputs=specs, outputs=(TensorSpec("y", "FP32"),))
         refused = await client.fail(INFER, wrong.SerializeToString())
         assert (name, refused.status, refused.trailers["x-headway-error"]) == (name, *BAD_REQUEST)
         assert says in refused.details
@@ -185,43 +166,16 @@ async def test_inputs_that_a_model_does_not_take_are_refused_before_anything_is_
 
 @on_port(max_body_bytes=1 << 16)
 async def test_numbers_that_take_more_bytes_than_a_message_may_are_refused(port: Port) -> None:
-    port.gateway.served.learn(model(inputs=(INTEGERS,)))
+    port.stand.learn("tensors", inputs=(INTEGERS,))
     refused = await port.client().fail(INFER, typed("INT64", [1, 9000], int64_contents=[1] * 9000).SerializeToString())
     assert refused.status is Status.RESOURCE_EXHAUSTED
-    assert "are 72000 bytes; the limit is 65536 (max_body_bytes)" in refused.details
+    assert "have 72000 bytes of data; the limit is 65536 (max_body_bytes)" in refused.details
     assert port.gateway.asked == []
-
-
-async def test_metadata_and_config_tell_the_tensors_as_they_are(port: Port) -> None:
-    outputs = (TensorSpec("scores", "BF16", (-1, 3)), TensorSpec("more", "JSON"))
-    port.gateway.served.learn(model(inputs=NAMED, outputs=outputs))
-    client = port.client()
-    metadata = await say(client, "ModelMetadata", name="default")
-    described = [(each.name, each.datatype, list(each.shape)) for each in (*metadata.inputs, *metadata.outputs)]
-    assert described == [
-        ("query", "FP32", [-1, 2]),
-        ("ids", "INT64", [-1, -1]),
-        ("texts", "BYTES", [-1]),
-        ("scores", "BF16", [-1, -1, 3]),
-        ("more", "BYTES", [-1]),
-    ]
-    config = (await say(client, "ModelConfig", name="default")).config
-    kinds = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    both = (*config.input, *config.output)
-    configured = [(each.name, kinds[each.data_type].name, list(each.dims)) for each in both]
-    assert configured == [
-        ("query", "TYPE_FP32", [2]),
-        ("ids", "TYPE_INT64", [-1]),
-        ("texts", "TYPE_STRING", []),
-        ("scores", "TYPE_BF16", [-1, 3]),
-        ("more", "TYPE_STRING", []),
-    ]
-    assert config.max_batch_size == port.gateway.served["default"].settings.max_batch_size
 
 
 @on_port(max_body_bytes=1 << 23)
 async def test_large_tensors_go_in_and_out_whole_and_nothing_stays_counted(port: Port) -> None:
-    port.gateway.served.learn(model(inputs=(TensorSpec("x", "FP32", (-1,)),)))
+    port.stand.learn("tensors", inputs=(TensorSpec("x", "FP32", (-1,)),))
     free = port.gateway.quotas.bytes.free
     client = port.client(**{"grpc.max_receive_message_length": -1})
     for size in (150_000, 1_500_000):
@@ -246,7 +200,7 @@ def peak_of(work: Callable[[], Any]) -> tuple[Any, int]:
 
 def test_a_large_raw_tensor_is_copied_once_on_its_way_in_and_once_on_its_way_out() -> None:
     known = ServedModels(["default"], Settings())
-    known.learn(model(inputs=(TensorSpec("x", "FP32", (-1,)),)))
+    known.learn([worker("tensors", inputs=(TensorSpec("x", "FP32", (-1,)),))])
     size = 600_000
     body = asked({"x": ("FP32", (1, size // 4), bytes(size))}).SerializeToString()
     read = infer_reader(Settings()).at_once
@@ -265,14 +219,14 @@ async def test_predict_takes_and_gives_nested_arrays_in_json_and_an_object_of_se
         ((FOUR,), " [[1, 2, 3, 4], [5, 6, 7, 8]]"),
         (NAMED, '{"query": [1, 2], "ids": [7], "texts": "a"}'),
     ):
-        port.gateway.served.learn(model(inputs=inputs))
+        port.stand.learn("tensors", inputs=inputs)
         assert json.loads(predicted(await client.ask(PREDICT, predict(text))).output) == json.loads(text)
     assert [next(iter(arrays(each.input).values()))[1] for each in port.gateway.asked] == [(1, 4), (2, 4), (1, 2)]
 
 
 @on_port(whole=True)
 async def test_predict_refuses_what_is_no_tensor_of_the_model(port: Port) -> None:
-    port.stand.real.served.learn(model(inputs=(FOUR,)))
+    port.stand.learn("tensors", inputs=(FOUR,))
     client = port.client()
     for text, says in (
         ("abc", "the input is not JSON text: JSON is malformed"),
@@ -287,7 +241,7 @@ async def test_predict_refuses_what_is_no_tensor_of_the_model(port: Port) -> Non
 
 
 async def test_predict_writes_a_large_tensor_in_turns_and_says_which_numbers_json_has_not(port: Port) -> None:
-    port.gateway.served.learn(model("text"))
+    port.stand.learn("text", "tensors")
     client, rows = port.client(), np.arange(300_000, dtype="f4").reshape(1, -1, 3)
     port.gateway.output = tensors(True, y=rows)
     answer = predicted(await client.ask(PREDICT, predict("a")))
@@ -296,7 +250,7 @@ async def test_predict_writes_a_large_tensor_in_turns_and_says_which_numbers_jso
     refused = await client.fail(PREDICT, predict("a"))
     assert (refused.status, refused.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
     assert refused.details == (
-        "the output `y` holds NaN or an infinity, which JSON has not; ask for it in binary, "
+        "the output `y` contains NaN or an infinity, which JSON cannot represent; request it in binary, "
         "by ModelInfer of the Open Inference Protocol"
     )
 
@@ -304,7 +258,7 @@ async def test_predict_writes_a_large_tensor_in_turns_and_says_which_numbers_jso
 @on_port({"secret": {"rate": 1000.0, "burst": 10.0}}, whole=True)
 async def test_a_long_message_is_charged_its_reading(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit of a thousand messages of a megabyte would otherwise buy most of a minute of the event loop."""
-    port.stand.real.served.learn(model(inputs=(INTEGERS,)))
+    port.stand.learn("tensors", inputs=(INTEGERS,))
     charged: list[int] = []
     monkeypatch.setattr(Limiter, "charge_pages", lambda self, limits, pages: charged.append(pages))
     client = port.client()
@@ -323,7 +277,7 @@ PAGES = predict(json.dumps([1] * 100_000))
 @on_port({"secret": {"rate": 1.0, "burst": 1.0}}, whole=True)
 async def test_a_long_message_within_the_limit_is_not_refused_for_its_own_pages(port: Port, as_stream: bool) -> None:
     """The pages are charged behind their request, as over HTTP: else a key of few at once could send no long message at all."""
-    port.stand.real.served.learn(model(inputs=(INTEGERS,)))
+    port.stand.learn("tensors", inputs=(INTEGERS,))
     client = port.client()
     if as_stream:
         many = typed("INT64", [1, 130_000], int64_contents=[1] * 130_000).SerializeToString()
@@ -345,7 +299,7 @@ async def test_a_long_message_within_the_limit_is_not_refused_for_its_own_pages(
 async def test_a_call_that_ends_while_its_message_is_read_pays_for_the_pages_that_were(
     port: Port, monkeypatch: pytest.MonkeyPatch, as_stream: bool
 ) -> None:
-    port.gateway.served.learn(model(inputs=(INTEGERS,)))
+    port.stand.learn("tensors", inputs=(INTEGERS,))
     charged, stopped, take, taken = list[int](), asyncio.Event(), MessageTurns.take, itertools.count()
 
     async def some(turns: MessageTurns, owner: str, work: Callable[[float], Any]) -> Any:
@@ -371,7 +325,7 @@ async def test_a_call_that_ends_while_its_message_is_read_pays_for_the_pages_tha
 
 
 async def test_a_message_whose_time_passes_unread_stays_unread(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    port.gateway.served.learn(model(inputs=(INTEGERS,)))
+    port.stand.learn("tensors", inputs=(INTEGERS,))
     seconds = itertools.count()
     with monkeypatch.context() as patch:
         patch.setattr("headway.grpc.inference_call.monotonic", lambda: float(next(seconds)))
@@ -404,7 +358,7 @@ def known_by(drawn: list[Drawn], takes: ValueKind | None, *, free: bool) -> Serv
     known, heads = ServedModels(["default"], Settings()), [one.tensor.head for one in drawn]
     if takes is not None:
         specs = tuple(TensorSpec(one.name, one.datatype, tuple(-1 if free else size for size in one.shape[1:])) for one in heads)  # fmt: skip
-        known.learn(model(inputs=specs, outputs=specs))
+        known.learn([worker("tensors", inputs=specs, outputs=specs)])
     return known
 
 
@@ -458,12 +412,10 @@ REFUSED = {Status.OK, Status.INVALID_ARGUMENT, Status.NOT_FOUND, Status.RESOURCE
 def test_damaged_messages_leave_their_connection_intact(drawn: list[tuple[list[Drawn], bytes]]) -> None:
     async def main(port: Port) -> None:
         client = port.client()
-        learn = port.stand.real.served.learn
-        specs = tuple(
-            TensorSpec(one.tensor.head.name, one.tensor.head.datatype, one.tensor.head.shape[1:]) for one in drawn[0][0]
-        )
+        heads = [one.tensor.head for one in drawn[0][0]]
+        specs = tuple(TensorSpec(head.name, head.datatype, head.shape[1:]) for head in heads)
         for inputs in ((), specs):
-            learn(model(inputs=inputs))
+            port.stand.learn("tensors", inputs=inputs)
             calls = [client.call(way, body) for _, body in drawn for way in (INFER, PREDICT)]
             assert {await call.code() for call in calls} <= REFUSED
             stream = client.stream(STREAM)
@@ -473,7 +425,7 @@ def test_damaged_messages_leave_their_connection_intact(drawn: list[tuple[list[D
             for _ in drawn:
                 assert streamed(await asyncio.wait_for(stream.read(), 10)).error_message != UNFORESEEN
             assert await stream.code() is Status.OK
-        learn(model("text", "text"))
+        port.stand.learn("text")
         await client.ask(INFER, request("a").SerializeToString())
 
     served(main, whole=True)

@@ -9,14 +9,16 @@ from tests.services.stand import Stand
 
 
 class Away:
-    """A board, and all else of a broker, that is out of reach until it is back."""
+    """A board, and all else of a broker, that is out of reach until it is back: its calls fail at once, or hang."""
 
-    def __init__(self, stand: Stand) -> None:
-        self._stand = stand
+    def __init__(self, stand: Stand, hangs: bool = False) -> None:
+        self._stand, self._hangs = stand, hangs
         self.back = asyncio.Event()
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def ask(*arguments: Any) -> Any:
+            if self._hangs:
+                await self.back.wait()
             if not self.back.is_set():
                 raise BrokerUnavailable("connection refused")
             for part in (self._stand.broker, self._stand.fleet, self._stand.dead):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headway.runtime.fair_turns import Begin, FairTurns
 from tests.http.stand import served
 from tests.http.test_admin import played
 from tests.scenes import Played
@@ -16,3 +17,16 @@ def stand() -> Played:
 def port() -> Played:
     """An admin port, with the stand behind it."""
     return Played(played)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FairTurns, str]]:
+    """Lines in which turns are waited for, and the tenants who wait."""
+    asked, wait = list[tuple[FairTurns, str]](), FairTurns.wait
+
+    def note(line: FairTurns, tenant: str, begin: Begin) -> None:
+        asked.append((line, tenant))
+        wait(line, tenant, begin)
+
+    monkeypatch.setattr(FairTurns, "wait", note)
+    return asked

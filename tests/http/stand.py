@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, cast
@@ -30,7 +30,7 @@ from headway.core.retention import KeptLimits
 from headway.core.values import shown
 from headway.doors.entrance import Entrance
 from headway.doors.readiness import Readiness
-from headway.gateway.client_quotas import Quotas
+from headway.gateway.client_quotas import HeldBytes, Quotas
 from headway.gateway.gateway import Gateway, TenantCounts
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import Lane, ReplySink, SeveralInputs
@@ -75,6 +75,11 @@ KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 
 Keys = Mapping[str, Mapping[str, Any]]
 """Principals' data by the text of a key, as `make_principal` takes it; user, tenant and tier may be left out."""
+ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
+TENANTS: Keys = {"ada": {"rate": 0.0}, "bob": {"tenant": "other", "rate": 0.0}}
+"""Two tenants without limits, `acme` and `other`."""
+LENGTH = "Inference-Header-Content-Length"
+MEBIBYTE = 1 << 20
 
 
 class Bearers:
@@ -123,7 +128,6 @@ class EchoGateway:
         self.served = ServedModels(["default"], Settings())
         self.served.learn([worker()])
         self.tenant_counts = TenantCounts(Settings().tier_names, self.served, lambda counts: None)
-        self.refusals: list[tuple[str, Failure]] = []
         self.hold = False
         self.shared: DedupKind | None = None
         self.kept = False
@@ -175,7 +179,6 @@ class EchoGateway:
         self._news.set()
 
     def note_refusal(self, request: InferenceRequest, failure: Failure) -> Reply:
-        self.refusals.append((request.id, failure))
         return Reply(request.id, request.principal.tenant, None, failure)
 
     def detach(self, tenant: str, id: str) -> None:
@@ -213,6 +216,16 @@ class Answer:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def parts(self) -> tuple[Any, bytes]:
+        """JSON object of an answer by the Open Inference Protocol, and the binary data behind it."""
+        assert self.status == 200, self.body
+        length = self.header.get(LENGTH.lower())
+        kind = "application/json" if length is None else "application/octet-stream"
+        assert self.header["content-type"] == kind
+        end = len(self.body) if length is None else int(length)
+        return json.loads(self.body[:end]), self.body[end:]
 
     @property
     def error(self) -> str:
@@ -265,12 +278,18 @@ class Client:
             return Answer(100, header, b"")
         assert header["x-request-id"].startswith("req_")
         assert header["date"].endswith("GMT")
+        assert not bodiless or int(header["content-length"]) > 0
         length = 0 if bodiless or status == "204" else int(header["content-length"])
         return Answer(int(status), header, await self.reader.readexactly(length))
 
     async def ended(self) -> bool:
         """True when the server ends the connection without a further byte."""
         return await self.reader.read(1) == b""
+
+    def listen(self, now: bool = True) -> None:
+        """Read what the system has, or leave it there."""
+        transport: Any = self.writer.transport
+        (transport.resume_reading if now else transport.pause_reading)()
 
     def leave(self) -> None:
         self.writer.close()
@@ -292,9 +311,6 @@ class Stand:
     leaving: bool = False
     clients: list[Client] = field(default_factory=list)
 
-    def failed(self, asked: Asked, failure: Failure) -> Reply:
-        return Reply(asked.id, asked.principal.tenant, None, failure)
-
     async def connect(self, **options: Any) -> Client:
         if "sock" not in options:
             options |= {"host": "127.0.0.1", "port": self.door.port}
@@ -310,7 +326,7 @@ class Stand:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.door.port))
         client = await self.connect(sock=sock)
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.listen(False)
         return client
 
     async def ask(self, *pieces: bytes) -> Answer:
@@ -329,6 +345,16 @@ class Stand:
     @property
     def context(self) -> Any:
         return self.door._context
+
+    @property
+    def bodies(self) -> HeldBytes:
+        """Budget of bodies and answers."""
+        held: HeldBytes = self.context.quotas.bytes
+        return held
+
+    @property
+    def nothing_held(self) -> bool:
+        return self.bodies.free == self.settings.bodies_bytes
 
     @property
     def connection(self) -> Any:
@@ -381,6 +407,16 @@ def post(
     count = len(content) if length is None else length
     lines = [f"POST {path} HTTP/{version}", "Host: test", f"Content-Length: {count}", *fields, "", ""]
     return "\r\n".join(lines).encode("latin-1") + content
+
+
+def chunked(*pieces: bytes, path: str = "/v1/inference", fields: Sequence[str] = (), end: bytes = b"") -> bytes:
+    """Head of a request with a body in chunks, and these chunks; `end` is what comes after the last one."""
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: test", "Transfer-Encoding: chunked", *fields, "", ""])
+    return head.encode("latin-1") + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
+
+
+LAST = b"0\r\n\r\n"
+"""Chunk that ends a body."""
 
 
 def get(path: str, *fields: str, method: str = "GET") -> bytes:

@@ -18,6 +18,7 @@ BEARER = f"Bearer {TOKEN}"
 LONG = "0123456789abcdef" * 2
 SESSION = "/dashboard/session"
 HERE = {"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:9000"}
+NEAR = "http://127.0.0.1:3000"
 
 
 async def sign_in(port: Port, token: str = TOKEN, **how: Any) -> Answer:
@@ -48,13 +49,23 @@ async def test_the_ports_own_address_leads_to_the_dashboard(stand: Stand, port: 
 
 def test_what_is_no_name_is_refused_as_a_setting() -> None:
     for names in ("http://ops.example", "ops.example:9000", "a b", ",", "a,"):
-        with pytest.raises(SettingError, match="must be host names"):
+        with pytest.raises(SettingError, match="must be comma-separated host names"):
             Settings(admin_names=names)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sec-fetch-site": "same-site", "origin": NEAR},
+        {"sec-fetch-site": "cross-site"},
+        *({"origin": origin} for origin in (NEAR, "https://evil.example", "null", "")),
+    ],
+    ids=str,
+)
 @on_admin(admin_token=TOKEN)
-async def test_a_page_of_another_site_changes_nothing_with_a_token_or_a_cookie(stand: Stand, port: Port) -> None:
-    fields = {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:3000"}
+async def test_a_page_of_another_site_changes_nothing_with_a_token_or_a_cookie(
+    stand: Stand, port: Port, fields: dict[str, str]
+) -> None:
     cookie = cookie_in(await sign_in(port))
     for method, path in (("DELETE", "/internal/dlq/x"), ("POST", "/internal/dlq/x/replay"), ("DELETE", SESSION)):
         for token, sent in ((BEARER, fields), (None, {**fields, "cookie": cookie})):
@@ -65,6 +76,9 @@ async def test_a_page_of_another_site_changes_nothing_with_a_token_or_a_cookie(s
     stolen = await port.ask("GET", "/internal/dlq", fields={**fields, "cookie": cookie})
     assert stolen.status == 401, "a cookie is good for the port's own pages only"
     assert (await port.ask("GET", "/internal/dlq", fields={**HERE, "cookie": cookie})).status == 200
+    assert (await port.ask("GET", "/internal/dlq", fields=fields, token=BEARER)).status == 200, "it changes nothing"
+    for here in (HERE, {"sec-fetch-site": "none"}, {"origin": HERE["origin"]}, {}):
+        assert (await port.ask("DELETE", "/internal/dlq/x", fields=here, token=BEARER)).status == 404
 
 
 @on_admin(admin_token=TOKEN)
@@ -74,7 +88,7 @@ async def test_a_token_in_an_address_is_refused(stand: Stand, port: Port) -> Non
             for token in (None, BEARER):
                 refused = await port.ask("GET", f"{path}?{name}={TOKEN}", token=token)
                 assert (refused.status, refused.json["error"]) == (400, "BAD_REQUEST")
-                assert "change a token that was sent like this" in refused.json["message"]
+                assert "replace any token that was sent like this" in refused.json["message"]
                 assert TOKEN.encode() not in refused.body
 
 

@@ -1,8 +1,8 @@
 """The admin port of each role, and while the broker is away, and orders of operators: rollouts and drains."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,13 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from headway.app.process_figures import FigureSource
 from headway.core.capacity import STALE_AFTER
 from headway.doors.readiness import AGE, ANSWER_WITHIN
-from headway.errors import TITLE, BrokerUnavailable
+from headway.errors import TITLE
 from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
-from headway.ports import Broker
 from tests.core.test_rollout import PLAN
 from tests.core.test_versions import worker
 from tests.http.away import Away
-from tests.http.test_admin import Port, Touchy, played
+from tests.http.test_admin import Port, played
 from tests.scenes import Played
 from tests.services.stand import Stand
 
@@ -30,25 +29,6 @@ APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
 @pytest.fixture
 def stand() -> Played:
     return Played(lambda test: played(lambda stand, port: test(stand)))
-
-
-class Unreachable:
-    """A broker, keeper of letters and fleet that does not answer: at once, or never."""
-
-    def __init__(self, hangs: bool) -> None:
-        self._hangs = hangs
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        async def call(*arguments: Any) -> Any:
-            if self._hangs:
-                await asyncio.Event().wait()
-            raise BrokerUnavailable("the broker at redis://there does not answer: connection refused")
-
-        return call
-
-
-def other(status: WorkerStatus, name: str = "elsewhere/gpu-0") -> WorkerInfo:
-    return WorkerInfo(worker_id=name, model="m", status=status)
 
 
 async def test_the_fleet_is_shown(stand: Stand, port: Port) -> None:
@@ -84,66 +64,57 @@ async def test_every_role_tells_what_it_is(stand: Stand, role: Role) -> None:
     for path in ("/livez", "/readyz", "/healthz"):
         assert (await port.get(path)).json == {"status": "ok"}
     stand.membership.leaving = True
-    assert (await port.get("/readyz")).json == {"status": "draining"}
+    ready = await port.get("/readyz")
+    assert (ready.status, ready.json) == (503, {"status": "draining"})
+    assert (await port.get("/internal/health")).json["status"] == "draining"
     assert (await port.get("/livez")).status == 200
 
 
-class Counted:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.asked = 0
-
-    async def workers(self) -> Sequence[WorkerInfo]:
-        self.asked += 1
-        await asyncio.sleep(0.1)
-        return await self._broker.workers()
-
-
 async def test_whoever_probes_costs_the_broker_two_looks_a_second(stand: Stand) -> None:
-    broker = Counted(stand.broker)
-    port = Port(stand, Role.GATEWAY, broker=broker)
+    async def workers() -> Sequence[WorkerInfo]:
+        await asyncio.sleep(0.1)
+        return await stand.broker.workers()
+
+    asked = mock.AsyncMock(side_effect=workers)
+    port = Port(stand, Role.GATEWAY, broker=mock.Mock(workers=asked))
     at_once = await asyncio.gather(*(port.get(path) for path in ("/readyz", "/healthz", "/readyz?verbose") * 100))
     assert {answer.status for answer in at_once} == {200}
-    assert broker.asked == 1, "all wait for the same answer"
+    assert asked.await_count == 1, "all wait for the same answer"
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while loop.time() < begun + 10.0:
         assert (await port.get("/readyz")).status == 200
         await asyncio.sleep(0.01)
-    asked = broker.asked
-    assert asked <= 1 + 10 / AGE
+    assert asked.await_count <= 1 + 10 / AGE
+    asked.reset_mock()
     stand.membership.leaving = True
     assert (await port.get("/readyz")).json["status"] == "draining", "at once"
-    assert broker.asked == asked + 1
+    assert asked.await_count == 1
 
 
-def test_each_role_is_ready_by_the_workers_that_it_needs() -> None:
+async def test_each_role_is_ready_by_the_workers_that_it_needs(stand: Stand) -> None:
     """A gateway by any in the fleet, a worker by its own, and a controller by none."""
-    backend = Touchy()
+    ports, [backend] = [Port(stand, role) for role in APART], stand.backends
 
-    async def scene(stand: Stand, _: Port) -> None:
-        ports = [Port(stand, role) for role in APART]
+    async def ready(elsewhere: WorkerStatus) -> list[tuple[int, str]]:
+        await asyncio.sleep(LATER)
+        await stand.broker.heartbeat(WorkerInfo(worker_id="elsewhere/gpu-0", model="m", status=elsewhere))
+        answers = [await port.get("/readyz?verbose") for port in ports]
+        return [(answer.status, answer.json["checks"].get("workers", "")) for answer in answers]
 
-        async def ready(elsewhere: WorkerStatus) -> list[tuple[int, str]]:
-            await asyncio.sleep(LATER)
-            await stand.broker.heartbeat(other(elsewhere))
-            answers = [await port.get("/readyz?verbose") for port in ports]
-            return [(answer.status, answer.json["checks"].get("workers", "")) for answer in answers]
-
-        own = 200, "1 of 1 healthy"
-        gateway, worker, controller = await ready(WorkerStatus.OFFLINE)
-        assert (gateway, worker, controller[0]) == (own, own, 200), "one that has left is not missed"
-        gateway, worker, controller = await ready(WorkerStatus.DEGRADED)
-        assert (gateway, worker, controller[0]) == ((200, "1 of 2 healthy"), own, 200)
-        backend.refuse_start = 1000
-        backend.dead.set()
-        await asyncio.sleep(0.1)
-        gateway, worker, controller = await ready(WorkerStatus.OFFLINE)
-        assert (gateway[0], worker, controller[0]) == (503, (503, "0 of 1 healthy"), 200)
-        gateway, worker, controller = await ready(WorkerStatus.HEALTHY)
-        assert (gateway, worker, controller[0]) == ((200, "1 of 2 healthy"), (503, "0 of 1 healthy"), 200)
-
-    played(scene, backend=backend)
+    own = 200, "1 of 1 healthy"
+    gateway, worker, controller = await ready(WorkerStatus.OFFLINE)
+    assert (gateway, worker, controller[0]) == (own, own, 200), "one that has left is not missed"
+    gateway, worker, controller = await ready(WorkerStatus.DEGRADED)
+    assert (gateway, worker, controller[0]) == ((200, "1 of 2 healthy"), own, 200)
+    backend.refuse_start = 1000
+    backend.dead.set()
+    await asyncio.sleep(0.1)
+    gateway, worker, controller = await ready(WorkerStatus.OFFLINE)
+    assert (gateway[0], worker, controller[0]) == (503, (503, "0 of 1 healthy"), 200)
+    assert (await ports[0].get("/internal/health")).json["status"] == "unavailable"
+    gateway, worker, controller = await ready(WorkerStatus.HEALTHY)
+    assert (gateway, worker, controller[0]) == ((200, "1 of 2 healthy"), (503, "0 of 1 healthy"), 200)
 
 
 @pytest.mark.parametrize("role", [Role.WORKER, Role.CONTROLLER])
@@ -156,46 +127,34 @@ async def test_what_only_a_gateway_can_do_is_told_elsewhere(stand: Stand, role: 
         assert "gateway" in refused.json["detail"]
 
 
-class Recorded:
-    FAILURE = LedgerRecord(
-        id=ID, user="ada", tenant="acme", tier="free", model="m", status="failed", created_at=1.0, completed_at=2.0,
-        latency_ms=1000.0, error="RATE_LIMITED",
-    )  # fmt: skip
-
-    def __init__(self, hangs: bool) -> None:
-        self._hangs = hangs
-
-    async def find(self, id: str) -> Sequence[LedgerRecord]:
-        if self._hangs:
-            await asyncio.Event().wait()
-        return [self.FAILURE] if id == ID else []
+FAILURE = LedgerRecord(
+    id=ID, user="ada", tenant="acme", tier="free", model="m", status="failed", created_at=1.0, completed_at=2.0,
+    latency_ms=1000.0, error="RATE_LIMITED",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("away", [None, False, True], ids=["there", "refuses", "hangs"])
-async def test_the_ledger_tells_how_a_request_failed_with_or_without_the_broker(
-    stand: Stand, away: bool | None
-) -> None:
-    how: dict[str, Any]
-    how, tenant = ({}, "") if away is None else ({"broker": Unreachable(away)}, "?tenant=acme")
-    port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=False), **how)
+@pytest.mark.parametrize("broker", ["there", "refuses", "hangs"])
+async def test_the_ledger_tells_how_a_request_failed_with_or_without_the_broker(stand: Stand, broker: str) -> None:
+    how, tenant = ({}, "") if broker == "there" else ({"broker": Away(stand, broker == "hangs")}, "?tenant=acme")
+    port = Port(stand, Role.CONTROLLER, ledger=mock.AsyncMock(find=mock.AsyncMock(return_value=[FAILURE])), **how)
     shown = (await port.get(f"/internal/requests/{ID}{tenant}")).json
     assert (shown["status"], shown["tenant"]) == ("failed", "acme")
     assert shown["error"] == {"error": "RATE_LIMITED", "message": TITLE["RATE_LIMITED"]}
 
 
 async def test_a_ledger_that_hangs_is_not_waited_for(stand: Stand) -> None:
-    port = Port(stand, Role.CONTROLLER, ledger=Recorded(hangs=True))
+    port = Port(stand, Role.CONTROLLER, ledger=Away(stand, hangs=True))
     async with asyncio.timeout(2 * ANSWER_WITHIN):
         refused = await port.get(f"/internal/requests/{ID}")
     assert refused.status == 503
-    assert "did not answer within 800 ms" in refused.json["detail"]
+    assert "did not respond within 800 ms" in refused.json["detail"]
     assert (refused.headers["retry-after"], refused.headers["x-headway-dropped-reason"]) == ("1", "ledger")
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("role", APART)
 async def test_without_the_broker_every_route_answers(stand: Stand, role: Role, hangs: bool) -> None:
-    port = Port(stand, role, broker=Unreachable(hangs))
+    port = Port(stand, role, broker=Away(stand, hangs))
     loop = asyncio.get_running_loop()
     reason = "did not answer within 800 ms" if hangs else "connection refused"
     assert (await port.get("/livez")).status == 200
@@ -213,7 +172,7 @@ async def test_without_the_broker_every_route_answers(stand: Stand, role: Role, 
         assert reason in answer.json["detail"]
         assert (answer.headers["retry-after"], answer.headers["x-headway-dropped-reason"]) == ("1", "broker")
     scrape = await port.get("/metrics")
-    assert scrape.status == 200
+    assert (scrape.status, scrape.headers["content-type"].split("; ")[:2]) == (200, ["text/plain", "version=0.0.4"])
     families = {family.name: family for family in text_string_to_metric_families(scrape.body.decode())}
     assert [sample.value for sample in families["headway_broker_up"].samples] == [0]
     stand.membership.leaving = True
@@ -239,22 +198,6 @@ async def test_while_the_broker_is_away_the_fleet_is_told_as_it_was(stand: Stand
     assert checks["workers"] == "unknown; 1 of 1 healthy 7 s ago", "nobody has asked for health before"
 
 
-def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
-    backend = Touchy()
-
-    async def scene(stand: Stand, _: Port) -> None:
-        port = Port(stand, Role.GATEWAY, broker=Unreachable(hangs=False), direct=stand.broker)
-        for expected in ((200, "degraded"), (503, "unavailable")):
-            for path in ("/readyz", "/internal/health"):
-                answer = await port.get(path)
-                assert (answer.status, answer.json["status"]) == expected
-            backend.refuse_start = 1000
-            backend.dead.set()
-            await asyncio.sleep(LATER)
-
-    played(scene, backend=backend)
-
-
 async def test_stores_that_are_away_are_told_also_where_nobody_asks(stand: Stand, port: Port) -> None:
     figures = FigureSource(settings=stand.settings, models=list, leaving=lambda: False)
     asked = Port(stand, troubles=figures.troubles)
@@ -262,7 +205,7 @@ async def test_stores_that_are_away_are_told_also_where_nobody_asks(stand: Stand
     assert (await asked.get("/internal/health")).json["status"] == "ok"
     figures.counters.store.keys_age = 33.0
     shown = (await asked.get("/internal/health")).json
-    assert (shown["status"], shown["keys"]) == ("degraded", "as of 33 s ago, as their store does not answer")
+    assert (shown["status"], shown["keys"]) == ("degraded", "as of 33 s ago, because their store does not answer")
     assert not {"ledger", "bulk_folder"} & shown.keys()
     ready = await asked.get("/readyz?verbose")
     assert (ready.status, ready.json["status"]) == (200, "ok"), "requests are answered"
@@ -292,9 +235,9 @@ async def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(st
     assert await refused(f"{START}&slower=x") == (400, "slower: 'x' is not a number")
     assert (await refused(START))[0] == 404
     assert await refused("/internal/rollouts/abort?model=m") == (404, "model 'm' has had no rollout")
-    missing = 400, "name is missing in the query: of a worker, a process or a host"
+    missing = 400, "the query lacks a name: that of a worker, a process or a host"
     assert await refused(DRAIN) == await refused(UNDRAIN) == missing
-    unknown = "no worker, process or host 'gpu-1' is in the fleet; near are gpu-0"
+    unknown = "no worker, process or host 'gpu-1' is in the fleet; similar names are gpu-0"
     assert await refused(f"{DRAIN}?name=gpu-1") == (404, unknown)
     assert await refused(f"{UNDRAIN}?name=gpu-0") == (404, "nothing named 'gpu-0' is drained")
     for version in ("3", "4"):
@@ -307,20 +250,16 @@ async def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(st
     assert await refused(START) == (400, none)
 
 
-async def test_an_order_that_loses_to_another_one_is_tried_again(stand: Stand, port: Port) -> None:
+async def test_an_order_that_loses_to_another_one_is_tried_again(
+    stand: Stand, port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for version in ("3", "4"):
         await stand.broker.heartbeat(worker(version, WorkerStatus.COLD))
     await stand.fleet.keep_rollout(PLAN)
-    keep, lost = stand.fleet.keep_rollout, 2
-
-    async def loses(rollout: object) -> bool:
-        nonlocal lost
-        lost -= 1
-        return await keep(rollout) if lost < 0 else False  # type: ignore[arg-type]
-
-    stand.fleet.keep_rollout = loses  # type: ignore[method-assign]
+    keep = mock.AsyncMock(wraps=stand.fleet.keep_rollout, side_effect=[False, False, mock.DEFAULT])
+    monkeypatch.setattr(stand.fleet, "keep_rollout", keep)
     assert (await port.ask("POST", "/internal/rollouts/promote?model=m")).json["state"] == "promoted"
-    lost = 99
+    keep.side_effect = [False] * 99
     assert (await port.ask("POST", "/internal/rollouts/abort?model=m")).status == 503
 
 

@@ -9,10 +9,10 @@ import structlog
 from headway.doors.exchange import Usual
 from headway.http.inference.codecs import Codec
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.routing import Request, RouteAnswer
 from headway.http.server.connection import Connection
-from tests.http.stand import Answer, Stand, get, post
-from tests.http.test_listener import behind_app
+from headway.http.server.listener import Listener
+from tests.http.stand import Answer, Client, Stand, get, post
+from tests.http.test_listener import broken, on_door
 
 BODY = '{"input": "a"}'
 Logs = Sequence[MutableMapping[str, Any]]
@@ -102,11 +102,8 @@ async def test_a_fault_in_the_sweep_hits_one_connection_alone(stand: Stand, monk
     assert other.transport.is_closing()
 
 
-def test_a_fault_outside_of_the_routes() -> None:
+@on_door(broken)
+async def test_a_fault_outside_of_the_routes(door: Listener, client: Client) -> None:
     """Before the router has the request, so that it makes no answer of it."""
-
-    async def app(_: Request) -> RouteAnswer:
-        raise ZeroDivisionError
-
     with structlog.testing.capture_logs() as logs:
-        check(behind_app(app, get("/internal/health")), logs)
+        check(await client.ask(get("/internal/health")), logs)

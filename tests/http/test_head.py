@@ -110,11 +110,11 @@ def test_takes_every_host_that_there_can_be(host: str) -> None:
         (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
         (b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
         (b"get / HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
-        (b"GET / HTTP/1.1\nHost: a\r\n\r\n", "the request line 'GET / HTTP/1.1' ends in LF alone"),
+        (b"GET / HTTP/1.1\nHost: a\r\n\r\n", "the request line 'GET / HTTP/1.1' ends with a bare LF"),
         (b"GET / HTTP/1.1\rHost: a\r\n\r\n", "request line"),
         (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", "url"),
         (b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", "method"),
-        (b"PRI * HTTP/2.0\r\n\r\n", "gRPC has a port of its own"),
+        (b"PRI * HTTP/2.0\r\n\r\n", "gRPC has its own port"),
         (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT"),
     ],
 )
@@ -122,15 +122,6 @@ def test_refuses_what_is_malformed_or_ambiguous(raw: bytes, says: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_head(raw)
     assert says in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "partial",
-    [b"P", b"POST", b"POST ", b"POST /a", b"POST /a ", b"POST /a HTT", b"POST /a HTTP/1.1", b"POST /a HTTP/1.1\r",
-     b"POST /a HTTP/1.1\r\n", b"POST /a HTTP/1.1\r\nHos", b"POST /a HTTP/1.1\r\nHost: a\r", b"M-SEARCH"],
-)  # fmt: skip
-def test_a_good_beginning_is_waited_for(partial: bytes) -> None:
-    assert suspect(partial) is None
 
 
 @pytest.mark.parametrize(
@@ -153,9 +144,15 @@ def test_a_bad_beginning_is_not(partial: bytes, seen: int) -> None:
 FIELD = st.tuples(st.from_regex(rb"\AX-[A-Za-z0-9!#$%&'*+.^_`|~-]{0,8}\Z"), st.from_regex(rb"\A[!-~]{1,8}\Z"))
 
 
-@given(st.lists(FIELD, max_size=6), st.integers(0, 10**6), st.integers(1, 200))
-def test_every_beginning_of_a_good_head_is_waited_for(fields: list[tuple[bytes, bytes]], length: int, cut: int) -> None:
-    raw = GOOD + b"".join(b"%b: %b\r\n" % field for field in fields) + b"Content-Length: %d\r\n\r\n" % length
+@given(st.sampled_from([b"POST", b"M-SEARCH"]), st.lists(FIELD, max_size=6), st.integers(0, 10**6), st.integers(1, 200))
+def test_every_beginning_of_a_good_head_is_waited_for(
+    method: bytes, fields: list[tuple[bytes, bytes]], length: int, cut: int
+) -> None:
+    raw = (
+        GOOD.replace(b"POST", method)
+        + b"".join(b"%b: %b\r\n" % field for field in fields)
+        + b"Content-Length: %d\r\n\r\n" % length
+    )
     head = read_head(raw)
     assert head.length == length
     assert head.fields[1:-1] == [(name.lower(), value) for name, value in fields]

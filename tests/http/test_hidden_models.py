@@ -112,9 +112,7 @@ def test_a_model_that_may_be_asked_is_known_as_it_is_now() -> None:
     [
         post('{"input": "a"}', "/v1/inference", KEY),
         post('{"inputs": ["a", "b"]}', "/v1/inference", KEY),
-        post('{"input": {"a": 1}}', "/v1/inference", KEY),
         post('{"input": "a"}', "/v1/inference", KEY, "Prefer: respond-async"),
-        post('{"input": "a"}', "/api/inference", KEY),
         post('{"prompt": "a"}', "/v1/completions", KEY),
         post('{"input": "a"}', "/v1/embeddings", KEY),
     ],

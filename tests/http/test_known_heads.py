@@ -2,14 +2,14 @@
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
-from headway.model import Principal
-from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
+from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served
 
 KEYS: Keys = {name: {"rate": 6e7, "burst": 1e6, "user": name, "tenant": name} for name in ("a", "b")}
 
@@ -94,7 +94,6 @@ def test_what_came_before_on_a_connection_changes_no_answer(data: st.DataObject,
     names = data.draw(st.lists(st.sampled_from(sorted(requests)), min_size=2, max_size=24))
 
     async def main(stand: Stand) -> None:
-        stand.go.set()
         alone = {name: seen(await stand.ask(requests[name])) for name in sorted(set(names))}
         client = await stand.connect()
         for name in names:
@@ -103,20 +102,6 @@ def test_what_came_before_on_a_connection_changes_no_answer(data: st.DataObject,
                 client = await stand.connect()
 
     served(main, KEYS, whole=True, user_rate=0.0)
-
-
-@on_stand(KEYS, whole=True, user_rate=0.0)
-async def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way(stand: Stand) -> None:
-    stand.go.set()
-    client = await stand.connect()
-    for _ in range(3):
-        assert "connection" not in (await client.ask(REQUESTS["text"])).header
-    stand.go.clear()
-    await client.send(REQUESTS["text"])
-    await settled(lambda: stand.real.pending == 1)
-    stand.door.retire()
-    stand.go.set()
-    assert (await client.answer()).header["connection"] == "close"
 
 
 @pytest.mark.parametrize(
@@ -128,18 +113,11 @@ async def test_a_listener_that_closes_tells_so_with_the_answer_of_a_short_way(st
 )
 @on_stand(KEYS, whole=True, user_rate=0.0)
 async def test_an_ending_credential_is_told(stand: Stand, error: RequestError, status: int, wait: str | None) -> None:
-    entrance, has_ended = stand.context.entrance, False
-    knows = entrance._identify
-
-    def identify(authorization: bytes) -> Principal | None:
-        if has_ended:
-            raise error
-        found: Principal | None = knows(authorization)
-        return found
-
-    entrance._identify = identify
+    knows = stand.context.entrance._identify
+    stand.context.entrance._identify = identify = mock.Mock(side_effect=knows)
     client = await stand.connect()
     for has_ended in (False, False, True, True, False):
+        identify.side_effect = error if has_ended else knows
         answer = await client.ask(REQUESTS["text"])
         expected = (status, wait) if has_ended else (200, None)
         assert (answer.status, answer.header.get("retry-after")) == expected

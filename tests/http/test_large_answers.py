@@ -10,26 +10,17 @@ import pytest
 
 from headway.doors import answer_pieces
 from headway.errors import BACKEND_ERROR, PAYLOAD_TOO_LARGE
-from headway.gateway.client_quotas import HeldBytes, Quotas
-from tests.http.stand import Answer, Stand, on_stand, post, settled
-
-ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
-TENANTS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}, "bob": {"tenant": "other", "rate": 0.0}}
-MEBIBYTE = 1 << 20
+from headway.oip.tensors import unpack
+from headway.runtime.fair_turns import FairTurns
+from tests.http.stand import ADA, BOB, MEBIBYTE, TENANTS, Answer, Stand, on_stand, post, settled
 
 
 def many(count: int, *fields: str) -> bytes:
     return post(json.dumps({"inputs": ["a"] * count}), "/v1/inference", *fields)
 
 
-def budget(stand: Stand) -> HeldBytes:
-    quotas = stand.gateway.quotas
-    assert isinstance(quotas, Quotas)
-    return quotas.bytes
-
-
 async def none_is_held(stand: Stand) -> None:
-    await settled(lambda: budget(stand).free == stand.settings.bodies_bytes)
+    await settled(lambda: stand.nothing_held)
 
 
 @on_stand(keys=TENANTS, memory_mb=8, max_body_bytes=1 << 18)
@@ -37,7 +28,7 @@ async def test_outputs_that_are_too_many_bytes_together_are_refused_when_the_bou
     stand.gateway.output = "x" * 300_000
     answer = await stand.ask(many(20, ADA))
     assert (answer.status, answer.error) == (413, PAYLOAD_TOO_LARGE)
-    assert f"exceed {MEBIBYTE} bytes together" in answer.json["message"]
+    assert f"exceed {MEBIBYTE} bytes in total" in answer.json["message"]
     assert "memory_mb" in answer.json["message"]
     assert stand.counters.gateway.refusals["answer", "paid", "default"] == 1
     assert (await stand.ask(many(3, ADA))).status == 200
@@ -50,9 +41,9 @@ async def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others(sta
     refused = None
     while refused is None:
         client = await stand.connect()
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.listen(False)
         await client.send(many(7, ADA))
-        before = budget(stand).used("acme")
+        before = stand.bodies.used("acme")
         answer = await stand.ask(many(7, ADA))
         refused = answer if answer.status != 200 else None
         assert before <= 0.9 * stand.settings.bodies_bytes
@@ -64,20 +55,13 @@ async def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others(sta
 
 
 @on_stand(keys=TENANTS)
-async def test_a_large_answer_is_made_and_sent_bit_by_bit(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_answer_is_made_and_sent_bit_by_bit(
+    stand: Stand, turns: list[tuple[FairTurns, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answer_pieces, "TURN", -1.0)
-    turns: list[str] = []
-    wait = stand.context.large_bodies.wait
-
-    def noted(tenant: str, begin: Callable[[], None]) -> None:
-        turns.append(tenant)
-        wait(tenant, begin)
-
-    stand.context.large_bodies.wait = noted
     stand.gateway.output = "x" * 100_000
     assert (await stand.ask(many(40, ADA))).json["outputs"] == ["x" * 100_000] * 40
-    assert len(turns) > 2 * 40
-    assert set(turns) == {"acme"}
+    assert turns.count((stand.context.large_bodies, "acme")) > 2 * 40
     await none_is_held(stand)
 
 
@@ -85,12 +69,12 @@ async def test_a_large_answer_is_made_and_sent_bit_by_bit(stand: Stand, monkeypa
 async def test_no_more_is_sent_than_the_client_takes_and_its_leaving_gives_the_room_back(stand: Stand) -> None:
     stand.gateway.output = "x" * MEBIBYTE
     client = await stand.connect()
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.listen(False)
     await client.send(many(100, ADA))
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     await settled(lambda: connection.unread.since > 0)
     assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
-    assert 80 * MEBIBYTE < budget(stand).used("acme") <= 101 * MEBIBYTE
+    assert 80 * MEBIBYTE < stand.bodies.used("acme") <= 101 * MEBIBYTE
     client.writer.transport.abort()
     await none_is_held(stand)
 
@@ -138,16 +122,8 @@ def _packed_embeddings(answer: Answer) -> list[str]:
 
 
 def _binary(answer: Answer) -> list[str]:
-    length = int(answer.header["inference-header-content-length"])
-    [output] = json.loads(answer.body[:length])["outputs"]
-    packed = answer.body[length:]
-    assert output["parameters"]["binary_data_size"] == len(packed)
-    found = []
-    while packed:
-        end = 4 + int.from_bytes(packed[:4], "little")
-        found.append(packed[4:end].decode())
-        packed = packed[end:]
-    return found
+    _, packed = answer.parts
+    return [one.decode() for one in unpack("OUTPUT", packed, 3)]
 
 
 _INPUT = {"name": "INPUT", "datatype": "BYTES", "shape": [3], "data": ["a", "b", "c"]}
@@ -238,13 +214,13 @@ async def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
 async def test_what_a_client_leaves_of_one_large_output_counts_for_it_and_is_let_go_of_with_it(stand: Stand) -> None:
     stand.gateway.output = "x" * (16 * MEBIBYTE)
     client = await stand.connect()
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.listen(False)
     await client.send(post('{"input": "a"}', "/v1/inference", ADA), post('{"input": "b"}', "/v1/inference", ADA))
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     await settled(lambda: connection.unread.since > 0)
-    assert budget(stand).used("acme") > 4 * MEBIBYTE
+    assert stand.bodies.used("acme") > 4 * MEBIBYTE
     assert connection.transport.get_write_buffer_size() < 8 * MEBIBYTE
-    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    client.listen()
     for _ in range(2):
         assert len((await client.answer()).json["output"]) == 16 * MEBIBYTE
     await none_is_held(stand)
@@ -252,11 +228,9 @@ async def test_what_a_client_leaves_of_one_large_output_counts_for_it_and_is_let
 
 @on_stand(keys=TENANTS)
 async def test_a_large_answer_comes_though_the_client_had_not_taken_what_came_before(stand: Stand) -> None:
-    stand.gateway.output, stand.gateway.hold = "x" * (2 * MEBIBYTE), True
-    client = await stand.connect()
-    await client.send(post('{"input": "a"}', "/v1/inference", ADA))
-    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
-    (connection,) = stand.door._connections()
+    stand.gateway.output = "x" * (2 * MEBIBYTE)
+    client = await stand.hold(post('{"input": "a"}', "/v1/inference", ADA))
+    connection = stand.connection
     connection.pause_writing()
     stand.gateway.release()
     connection.resume_writing()

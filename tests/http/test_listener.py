@@ -19,7 +19,7 @@ from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.listening import HANDLES
-from tests.http.stand import PATIENCE, Answer, Client, Stand, get, post, settled
+from tests.http.stand import PATIENCE, Client, Stand, chunked, get, post, settled
 from tests.scenes import Scene, as_test, scene
 
 BODY = '{"input": "a"}'
@@ -29,17 +29,6 @@ def admin_door(app: Handler, **settings: Any) -> Listener:
     return Listener.admin(
         Settings(**{"admin_port": 0, **settings}), app, lambda: "00000000-0000-7000-8000-000000000000", GatewayCounts()
     )
-
-
-def behind_app(app: Handler, request: bytes) -> Answer:
-    """Answer of an open admin listener with this app behind it to one request."""
-    answers: list[Answer] = []
-
-    async def main(door: Listener, client: Client) -> None:
-        answers.append(await client.ask(request))
-
-    behind(app, main)
-    return answers[0]
 
 
 def behind(app: Handler | Route, main: Callable[[Listener, Client], Awaitable[None]]) -> None:
@@ -109,35 +98,6 @@ def test_who_waits_when_the_door_closes_is_cut_without_a_traceback(caplog: pytes
     assert not caplog.records
 
 
-def test_drain_waits_for_a_route_and_says_goodbye() -> None:
-    entered, leave = asyncio.Event(), asyncio.Event()
-
-    async def slow(_: Request) -> RouteAnswer:
-        entered.set()
-        await leave.wait()
-        return RouteAnswer(b"done")
-
-    async def main(door: Listener, client: Client) -> None:
-        await client.send(get("/"))
-        await entered.wait()
-        drained = asyncio.ensure_future(door.drain())
-        await asyncio.sleep(0)
-        leave.set()
-        answer = await client.answer()
-        assert (answer.body, answer.header["connection"]) == (b"done", "close")
-        await drained
-
-    behind(Route("/", slow), main)
-
-
-async def test_a_port_that_is_taken_is_found_before_the_door_opens(stand: Stand) -> None:
-    door = admin_door(Router(()), admin_port=stand.door.port)
-    for act in (door.bind, door.open):
-        with pytest.raises(SettingError, match="taken by another program"):
-            await act()
-        await door.close()
-
-
 @on_loop
 async def test_an_address_that_was_taken_refuses_callers_until_the_door_opens() -> None:
     door = admin_door(Router([Route("/", here)]))
@@ -178,8 +138,7 @@ async def test_all_addresses_of_a_name_share_one_port_and_the_root_needs_no_path
     door: Listener, client: Client
 ) -> None:
     for _, _, _, _, address in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
-        reader, writer = await asyncio.open_connection(str(address[0]), door.port)
-        other = Client(reader, writer)
+        other = Client(*await asyncio.open_connection(str(address[0]), door.port))
         assert (await other.ask(get("/"))).body == b"here"
         other.leave()
     for target in (b"http://a", b"http://a?x=1"):
@@ -318,7 +277,7 @@ async def test_an_app_that_reads_its_body_gets_all_of_it(door: Listener, client:
     for sent, received in (
         (post(large, "/"), large),
         (post(b"abc", "/", "Connection: Upgrade", "Upgrade: h2c"), b"abc"),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: u\r\n\r\n", b"abc"),
+        (chunked(b"abc", path="/", end=b"0\r\nX-T: u\r\n\r\n"), b"abc"),
         (post(b"", "/"), b""),
     ):
         assert (await client.ask(sent[:100], sent[100:])).body == received
@@ -345,7 +304,7 @@ def test_an_app_whose_client_oversteps_sees_it_leave(more: bytes, later: float, 
 
     async def main(door: Listener, client: Client) -> None:
         doors.append(door)
-        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await client.send(chunked(path="/"))
         await entered.wait()
         await client.send(more)
         door.sweep(monotonic() + later)
@@ -367,7 +326,7 @@ async def talks(request: Request) -> RouteAnswer:
 
 @on_door(Route("/", talks, ("POST",)))
 async def test_a_bad_body_in_the_middle_of_an_answer_cuts_the_connection(door: Listener, client: Client) -> None:
-    await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await client.send(chunked(path="/"))
     assert (await client.reader.readuntil(b"1\r\nx\r\n")).startswith(b"HTTP/1.1 200 ")
     await client.send(b"zz\r\n")
     with contextlib.suppress(ConnectionError):

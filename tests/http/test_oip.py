@@ -3,18 +3,17 @@
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.model import Failure, Octets
+from headway.model import Failure, Octets, TokenCount
 from headway.oip.tensors import pack, unpack
-from tests.http.stand import Answer, Stand, on_stand, post
+from tests.http.stand import LENGTH, Answer, Stand, on_stand, post
 
 PATH = "/v2/models/default/infer"
-LENGTH = "Inference-Header-Content-Length"
 
 
 def tensor(data: Any, shape: Any = None, **members: Any) -> dict[str, Any]:
@@ -22,39 +21,35 @@ def tensor(data: Any, shape: Any = None, **members: Any) -> dict[str, Any]:
     return {"name": "INPUT", "datatype": "BYTES", "shape": shape or [count], "data": data} | members
 
 
-def infer(data: Any, *fields: str, shape: Any = None, path: str = PATH, **members: Any) -> bytes:
-    return post(json.dumps({"inputs": [tensor(data, shape)], **members}), path, *fields)
+def request_of(
+    *inputs: Any, fields: Sequence[str] = (), binary: bytes | None = None, length: int | None = None, path: str = PATH,
+    **members: Any,
+) -> bytes:  # fmt: skip
+    """Request with these inputs, and binary data behind the JSON object."""
+    head = json.dumps({"inputs": inputs, **members}).encode()
+    lengths = [] if binary is None else [f"{LENGTH}: {len(head) if length is None else length}"]
+    return post(head + (binary or b""), path, *lengths, *fields)
 
 
-def binary(
-    octets: bytes, *fields: str, shape: Any = None, size: int | None = None, length: int | None = None, **members: Any
-) -> bytes:
+def infer(data: Any, *fields: str, shape: Any = None, **more: Any) -> bytes:
+    return request_of(tensor(data, shape), fields=fields, **more)
+
+
+def binary(octets: bytes, *fields: str, shape: Any = None, size: int | None = None, **more: Any) -> bytes:
     size = len(octets) if size is None else size
     given = {"name": "IN", "datatype": "BYTES", "shape": shape or [1], "parameters": {"binary_data_size": size}}
-    head = json.dumps({"inputs": [given], **members}).encode()
-    return post(head + octets, PATH, f"{LENGTH}: {len(head) if length is None else length}", *fields)
+    return request_of(given, fields=fields, binary=octets, **more)
 
 
 def outputs(answer: Answer) -> list[bytes]:
-    assert answer.status == 200, answer.body
-    assert answer.header["content-type"] == "application/octet-stream"
-    length = int(answer.header[LENGTH.lower()])
-    [output] = json.loads(answer.body[:length])["outputs"]
-    assert output["parameters"]["binary_data_size"] == len(answer.body) - length
+    told, data = answer.parts
+    [output] = told["outputs"]
+    assert output["parameters"]["binary_data_size"] == len(data)
     assert "data" not in output
-    return unpack("OUTPUT", answer.body[length:], output["shape"][0])
+    return unpack("OUTPUT", data, output["shape"][0])
 
 
-async def test_the_answer_to_several_inputs_tells_each_version_that_ran_one(stand: Stand) -> None:
-    stand.gateway.versions = {"a": "3", "b": "3", "c": "4"}
-    for texts, version in (("ab", "3"), ("abc", "3,4")):
-        assert (await stand.ask(infer(list(texts), shape=[len(texts)]))).json["model_version"] == version
-
-
-@pytest.mark.parametrize(
-    ("data", "shape"),
-    [(["a é"], [1]), (["a é"], [1, 1]), ([["x"], [""]], [2, 1])],
-)
+@pytest.mark.parametrize(("data", "shape"), [(["a é"], [1]), (["a é"], [1, 1]), ([["x"], [""]], [2, 1])])
 async def test_texts_in_json_are_answered_in_json_and_in_their_shape(stand: Stand, data: Any, shape: list[int]) -> None:
     answer = await stand.ask(infer(data, shape=shape))
     texts = [one[0] if isinstance(one, list) else one for one in data]
@@ -71,7 +66,7 @@ async def test_an_id_is_echoed_and_members_that_are_null_are_none(stand: Stand) 
     for id in ("", "42", "é"):
         assert (await stand.ask(infer(["a"], id=id))).json["id"] == id
         answer = await stand.ask(binary(pack([b"a"]), id=id, parameters={"binary_data_output": True}))
-        assert json.loads(answer.body[: int(answer.header[LENGTH.lower()])])["id"] == id
+        assert answer.parts[0]["id"] == id
     answer = await stand.ask(infer(["a"], id=None, outputs=None, parameters=None))
     assert (answer.json["outputs"][0]["data"], "id" in answer.json) == (["A"], False)
 
@@ -105,12 +100,12 @@ async def test_octets_and_json_texts_are_elements_for_models_that_take_them(stan
     assert outputs(await stand.ask(asked)) == [b"\xff\x00"]
     assert [one.input for one in stand.gateway.asked] == [Octets(b"\xff\x00")]
     answer = await stand.ask(binary(pack([b"a"])))
-    assert (answer.status, "JSON cannot hold it; ask for `binary_data`" in answer.json["error"]) == (400, True)
+    assert (answer.status, "JSON cannot represent it; request `binary_data`" in answer.json["error"]) == (400, True)
     stand.gateway.output = None
     stand.learn("json")
     answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
     assert answer.json["outputs"][0]["data"] == ['{"a": [1]}', '"TEXT"', "null"]
-    assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is not a JSON text")
+    assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is not JSON text")
 
 
 @pytest.mark.parametrize(
@@ -154,25 +149,27 @@ WRONG = [
     ("", "the body is empty"),
     ('{"inputs": [', "not JSON"),
     ("{}", "missing required field `inputs`"),
-    ('{"inputs": []}', "the request has no input"),
     (json.dumps({"inputs": [tensor(["a"]), tensor(["b"])]}), "more than one input; expected one of datatype BYTES"),
     (json.dumps({"inputs": [tensor(["a"])] * 10_000}), "more than one input"),
     (request(name=None), "missing required field `name` - at `$.inputs[0]`"),
     (request(shape=[1.5]), "Expected `int`, got `float` - at `$.inputs[0].shape[0]`"),
     (request(shape="1"), "Expected `array`, got `str` - at `$.inputs[0].shape`"),
     (request(shape=[1] * 1000), "the `shape` field is"),
-    (request(shape=[2]), "the data of the input have 1 elements, and its shape says 2"),
-    (request(data=["a"] * 100_000, shape=[1]), "the data of the input have over 1024 elements, and its shape says 1"),
-    (request(data=[["a"]] * 100_000, shape=[1]), "the data of the input have over 1024 elements, and its shape says 1"),
+    (request(shape=[2]), "the input's data have 1 elements, but its shape says 2"),
+    (request(data=["a"] * 100_000, shape=[1]), "the input's data have over 1024 elements, but its shape says 1"),
+    (request(data=[["a"]] * 100_000, shape=[1]), "the input's data have over 1024 elements, but its shape says 1"),
     (request(data=[1]), "Expected `str`, got `int` - at `$.inputs[0].data[0]`"),
     (request(data=[[["a"]]]), "Expected `str`, got `array` - at `$.inputs[0].data[0][0]`"),
     (request(data=[["a"], "b"], shape=[2]), "Expected `array`, got `str` - at `$.inputs[0].data[1]`"),
-    (request(data=None), "the input has no data; expected `data`, or `binary_data_size`"),
+    (request(data=None), "the input has no data; send `data`, or `binary_data_size`"),
     (request(parameters={"binary_data_size": 5}), "both `data` and `binary_data_size`"),
     (request(data=None, parameters={"binary_data_size": 5}), f"the header field {LENGTH} is missing"),
-    (request(data=None, parameters={"shared_memory_region": "x"}), "shared memory is not served here"),
+    (request(data=None, parameters={"shared_memory_region": "x"}), "shared memory is not supported"),
     (json.dumps({"inputs": [tensor(["a"])], "id": 7}), "Expected `str | null`, got `int` - at `$.id`"),
-    (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}), "`classification` is not served"),
+    (
+        json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}),
+        "`classification` is not supported",
+    ),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(shared_memory_region="x")]}), "shared memory is not"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": [1]}), "Expected `object | null` - at `$.parameters`"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {f"p{n}": 1 for n in range(65)}}), "has 65 members"),
@@ -193,10 +190,10 @@ async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: st
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (binary(pack([b"a"]), size=4), "`binary_data_size` is 4, and 5 bytes follow the JSON object"),
+        (binary(pack([b"a"]), size=4), "`binary_data_size` is 4, but 5 bytes follow the JSON object"),
         (binary(pack([b"a"]), size=-1), "`int` >= 0 - at `$.inputs[0].parameters.binary_data_size`"),
-        (binary(pack([b"a"]), length=100_000), f"{LENGTH} is 100000, and the body has"),
-        (post(request() + "abc", PATH, f"{LENGTH}: {len(request())}"), "3 bytes follow the JSON object, and the input"),
+        (binary(pack([b"a"]), length=100_000), f"{LENGTH} is 100000, but the body has"),
+        (post(request() + "abc", PATH, f"{LENGTH}: {len(request())}"), "3 bytes follow the JSON object, but the input"),
         (post(request(), PATH, f"{LENGTH}: -1"), f"{LENGTH} is '-1'; expected the length"),
         (post(request(), PATH, f"{LENGTH}: {'9' * 30}"), "expected the length"),
     ],
@@ -227,13 +224,6 @@ async def test_a_priority_lowers_the_tier_and_a_timeout_shortens_the_deadline(st
     assert json.loads(last.parameters) == {"x": "é"}
 
 
-@on_stand(whole=True)
-async def test_the_element_that_fails_is_told(stand: Stand) -> None:
-    answer = await stand.ask(infer(["good", "bad", "good"]))
-    assert answer.status == 422
-    assert answer.json["error"].startswith("input 1 of 3, counted from 0:")
-
-
 async def test_an_error_has_the_header_fields_that_any_has(stand: Stand) -> None:
     stand.gateway.failure = Failure("SERVICE_OVERLOADED", "full \ud800", 2.5, "overloaded")
     answer = await stand.ask(infer(["a"]))
@@ -254,9 +244,10 @@ async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None
     ("path", "status", "says"),
     [
         ("/v2/models/default/versions/1/infer", 200, ""),
-        ("/v2/models/default/versions/2/infer", 404, "'default' has no version '2' that takes requests; there is: 1"),
+        ("/v2/models/default/versions/2/infer", 404, "'default' has no version '2' that takes requests; available: 1"),
         ("/v2/models/other/infer", 404, "no model named 'other'"),
         ("/v2/models/a/b%2Fc/infer", 404, "no model named 'a/b/c'"),
+        ("/v2/models/a/b/versions/1/infer", 404, "no model named 'a/b'"),
         ("/v2/models/a%20b/infer", 404, "no model named 'a b'"),
         ("/v2/models/%C3%A9/infer", 404, "no model named 'é'"),
         ("/v2/models//infer", 404, "nothing is served"),
@@ -273,7 +264,10 @@ async def test_a_path_names_the_model_and_its_version(stand: Stand, path: str, s
     assert answer.header.get("x-headway-error") == {200: None, 400: "BAD_REQUEST", 404: "NOT_FOUND"}[status]
 
 
-@on_stand(whole=True, model="org/name")
-async def test_a_model_may_have_a_slash_in_its_name(stand: Stand) -> None:
-    for path in ("/v2/models/org/name/infer", "/v2/models/org%2Fname/infer", "/v2/models/org/name/versions/1/infer"):
-        assert (await stand.ask(infer(["a"], path=path))).json["model_name"] == "org/name"
+async def test_the_tokens_of_all_elements_are_told_in_a_parameter(stand: Stand) -> None:
+    for tokens, told in ((None, []), (TokenCount(7, 3), [{"tokens_used": 7}, {"tokens_used": 14}])):
+        stand.gateway.tokens = tokens
+        for binary in (False, True):
+            asked = [infer(list(texts), parameters={"binary_data_output": binary}) for texts in ("a", "ab")]
+            answers = [(await stand.ask(one)).parts[0] for one in asked]
+            assert [answer["parameters"] for answer in answers if "parameters" in answer] == told

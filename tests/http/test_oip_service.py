@@ -77,23 +77,6 @@ async def test_metadata_tell_the_tensors_that_a_model_takes_and_gives(stand: Sta
     assert [one["data_type"] for one in config["output"]] == ["TYPE_BF16", "TYPE_STRING", "TYPE_STRING"]
 
 
-@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}})
-async def test_every_answer_tells_a_limited_caller_what_it_has_left(stand: Stand) -> None:
-    key, index = "Authorization: Bearer k", "/v2/repository/index"
-    good = MODEL, f"{MODEL}/ready", f"{MODEL}/config", f"{MODEL}/stats", "/v2/models/stats", "/v1/models"
-    for asked, status in (
-        *((get(path, key), 200) for path in good),
-        *((get(path, key), 404) for path in ("/v2/models/nowhere", "/v1/models/nowhere")),
-        (post("", index, key), 200),
-        (post("[]", index, key), 400),
-        (post("", "/v2/repository/models/default/load", key), 501),
-    ):
-        answer = await stand.ask(asked)
-        assert answer.status == status, asked
-        limits = answer.header["ratelimit-policy"], answer.header["ratelimit"]
-        assert limits == ('"key";q=60;w=60', '"key";r=5;t=0'), asked
-
-
 @on_stand(keys={"k": {}, "other": {"models": ["other"]}})
 async def test_a_path_without_a_model_is_that_of_the_default(stand: Stand) -> None:
     for path in ("/v2/models//ready", "/v2/models//config"):
@@ -119,22 +102,19 @@ async def test_a_tenant_is_told_the_statistics_of_its_own_requests_from_its_firs
         [found] = (await stand.ask(get(path, f"Authorization: Bearer {key}"))).json["model_stats"]
         return found
 
-    async def ask(key: str, body: str = ELEMENT) -> int:
+    async def ask(key: str, element: str) -> int:
+        body = ELEMENT.replace('"a"', f'"{element}"')
         return (await stand.ask(post(body, f"{MODEL}/infer", f"Authorization: Bearer {key}"))).status
 
-    assert await ask("good") == 200
+    assert await ask("good", "a") == 200
     nothing = await stats("good")
-    assert (nothing["name"], nothing["version"]) == ("default", "1")
-    assert (nothing["inference_count"], nothing["execution_count"], nothing["last_inference"]) == (0, 0, 0)
-    assert [await ask("good"), await ask("good", ELEMENT.replace("[1]", "[2]").replace('"a"', '"b", "c"'))] == [200] * 2
-    assert [await ask("good", ELEMENT.replace('"a"', '"bad"')), await ask("neighbour")] == [422, 200]
+    assert (nothing["name"], nothing["version"], nothing["inference_count"]) == ("default", "1", 0)
+    assert [await ask(*given) for given in (("good", "a"), ("good", "bad"), ("neighbour", "a"))] == [200, 422, 200]
     found = await stats("good")
     assert await stats("good", "/v2/models/stats") == await stats("good", f"{MODEL}/versions/1/stats") == found
-    assert found["execution_count"] == sum(one["compute_infer"]["count"] for one in found["batch_stats"]) >= 1
     assert found["last_inference"] > 1_600_000_000_000
     figures = found["inference_stats"]
-    assert found["inference_count"] == figures["success"]["count"] == 3
-    assert figures["fail"]["count"] == 1
+    assert (found["inference_count"], figures["success"]["count"], figures["fail"]["count"]) == (1, 1, 1)
     assert all(one["ns"] >= 0 for one in figures.values())
     assert (await stats("neighbour"))["inference_count"] == 0
 
@@ -142,12 +122,12 @@ async def test_a_tenant_is_told_the_statistics_of_its_own_requests_from_its_firs
 async def test_what_other_servers_have_is_not_offered(stand: Stand) -> None:
     for path, says in (
         ("/v2/repository/models/default/load", "start a worker for a model"),
-        (f"{MODEL}/trace/setting", "trace settings are not offered"),
-        (f"{MODEL}/versions/1/trace/setting", "trace settings are not offered"),
-        ("/v2/logging", "log settings are not offered"),
-        ("/v2/systemsharedmemory/status", "shared memory is not offered; send the data of the inputs in the body"),
-        ("/v2/cudasharedmemory/region/r/unregister", "shared memory is not offered"),
-        (f"{MODEL}/generate_stream", "generate is not offered"),
+        (f"{MODEL}/trace/setting", "clients cannot change trace settings"),
+        (f"{MODEL}/versions/1/trace/setting", "clients cannot change trace settings"),
+        ("/v2/logging", "clients cannot change log settings"),
+        ("/v2/systemsharedmemory/status", "shared memory is not supported; send the inputs' data in the body"),
+        ("/v2/cudasharedmemory/region/r/unregister", "shared memory is not supported"),
+        (f"{MODEL}/generate_stream", "generate is not supported"),
     ):
         for request in (get(path), post("{}", path)):
             answer = await stand.ask(request)
@@ -159,8 +139,7 @@ async def test_what_other_servers_have_is_not_offered(stand: Stand) -> None:
     ("asked", "status", "says"),
     [
         (get("/v2/models/other"), 404, "no model named 'other'"),
-        (get("/v2/models/other/ready"), 404, "no model named 'other'"),
-        (get(f"{MODEL}/versions/2"), 404, "has no version '2' that takes requests; there is: 1"),
+        (get(f"{MODEL}/versions/2"), 404, "has no version '2' that takes requests; available: 1"),
         (get("/v2/nothing"), 404, "nothing is served at /v2/nothing"),
         (post("{}", "/v2"), 405, "only GET, HEAD, OPTIONS"),
         (post("{}", MODEL), 405, "only GET, HEAD, OPTIONS"),
@@ -182,7 +161,6 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
     for asked, doubt in (
         (post('{"input": "a", "model": "late"}'), model),
         (post('{"inputs": ["a", "b"], "model": "late"}'), model),
-        (post('{"input": "a", "model": "late"}', "/v1/inference", "Prefer: respond-async"), model),
         (post('{"prompt": "a", "model": "late"}', "/v1/completions"), model),
         (post("{", "/v2/models/late/infer"), model),
         (get("/v2/models/late/ready"), model),
@@ -193,7 +171,7 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
     ):
         answer = await stand.ask(asked)
         assert (answer.status, answer.header["retry-after"]) == (503, "1"), asked
-        assert f"it is not known now {doubt}".encode() in answer.body
+        assert f"it is not currently known {doubt}".encode() in answer.body
     assert (await stand.ask(post('{"input": "a", "model": "default"}'))).status == 200
     stand.real.served.in_doubt = lambda: False
     assert (await stand.ask(get("/v2/models/late"))).status == 404

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from headway.doors.exchange import Outcome
 from headway.errors import STATUS
+from headway.http.openai.answers import ChoicesWriter
 from headway.http.problem import encode_openai_error
-from headway.model import ALL_PARAMETERS, Failure, ModelLimit, PerCall
+from headway.model import ALL_PARAMETERS, Failure, ModelLimit, PerCall, TokenCount, added_up
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -151,7 +153,7 @@ async def test_a_model_of_texts_gives_no_embeddings(stand: Stand, output: str) -
     stand.gateway.output = output
     answer = await stand.ask(asked(EMBEDDINGS))
     assert failure(answer) == (400, INVALID, "bad_request", None)
-    assert "the model gives texts and no embeddings" in answer.json["error"]["message"]
+    assert "the model returns text, not embeddings" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("output", ["[]", "[1, null]", "[true]", '["1"]', "[1e999]", "{}", b"3", "[" * 5000])
@@ -173,7 +175,7 @@ async def test_a_number_beyond_four_bytes_is_told(stand: Stand) -> None:
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
 CALL = [{"type": "function_call_output", "call_id": "c", "output": "o"}]
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    (COMPLETIONS, {"prompt": None}, "prompt", "expected a text"),
+    (COMPLETIONS, {"prompt": None}, "prompt", "expected a string"),
     (COMPLETIONS, {"prompt": 3}, "prompt", "Expected `str | array | null`, got `int`"),
     (COMPLETIONS, {"prompt": []}, "prompt", "at least one"),
     (COMPLETIONS, {"prompt": [1, 2]}, "prompt", "token arrays"),
@@ -186,42 +188,42 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"stream": "yes"}, "stream", "Expected `bool | null`"),
     (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options", "set stream"),
     (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
-    (COMPLETIONS, {"logprobs": 3}, "logprobs", "leave it out"),
-    (COMPLETIONS, {"echo": True}, "echo", "leave it out"),
-    (COMPLETIONS, {"best_of": 3}, "best_of", "ask for n choices"),
+    (COMPLETIONS, {"logprobs": 3}, "logprobs", "leave this out"),
+    (COMPLETIONS, {"echo": True}, "echo", "leave this out"),
+    (COMPLETIONS, {"best_of": 3}, "best_of", "request n choices"),
     (COMPLETIONS, {"deep": json.loads("[" * 40 + "]" * 40)}, "", "deeper than 32"),
     (COMPLETIONS, {f"p{number}": 1 for number in range(200)}, "", "at most 64 are allowed"),
     (CHAT, {"messages": None}, "messages", "at least one message"),
     (CHAT, {"messages": []}, "messages", "at least one message"),
-    (CHAT, {"messages": [{"role": "user"}]}, "messages", "tools are not served"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages", "tool calls are not supported"),
     (CHAT, {"messages": [{"content": "a"}]}, "messages", "missing required field `role` - at `$.messages[0]`"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages", "image_url"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "`text`"),
-    (CHAT, {"logprobs": True}, "logprobs", "leave it out"),
-    (CHAT, {"top_logprobs": 2}, "top_logprobs", "leave it out"),
+    (CHAT, {"logprobs": True}, "logprobs", "leave this out"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs", "leave this out"),
     (CHAT, {"tools": [{"type": "function"}]}, "tools", "leave them out"),
     (CHAT, {"tool_choice": "required"}, "tool_choice", "leave them out"),
-    (CHAT, {"audio": {"voice": "x"}}, "audio", "leave it out"),
-    (CHAT, {"modalities": ["text", "audio"]}, "modalities", "audio is not served"),
+    (CHAT, {"audio": {"voice": "x"}}, "audio", "leave this out"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities", "audio is not supported"),
     (CHAT, {"response_format": "json"}, "response_format", "Expected `object | null`, got `str`"),
     (EMBEDDINGS, {"input": [[1, 2]]}, "input", "token arrays"),
     (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "`float` or `base64`"),
-    (EMBEDDINGS, {"dimensions": 2}, "dimensions", "the model gives 3 numbers"),
-    (RESPONSES, {"input": None}, "input", "Expected a text, or at least one message"),
+    (EMBEDDINGS, {"dimensions": 2}, "dimensions", "the model returns 3 numbers"),
+    (RESPONSES, {"input": None}, "input", "Expected a string, or at least one message"),
     (RESPONSES, {"input": []}, "input", "at least one message"),
     (RESPONSES, {"input": [{"content": "a"}]}, "input", "missing required field `role`"),
-    (RESPONSES, {"input": IMAGE}, "input", "'input_image' is not taken, only text"),
-    (RESPONSES, {"input": CALL}, "input", "'function_call_output' is not taken, only messages"),
+    (RESPONSES, {"input": IMAGE}, "input", "'input_image' is not supported, only text is"),
+    (RESPONSES, {"input": CALL}, "input", "'function_call_output' is not supported, only messages are"),
     (RESPONSES, {"instructions": 3}, "instructions", "Expected `str | null`"),
-    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools", "tools are not served"),
-    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "not stored; send the whole conversation"),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools", "tools are not supported"),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id", "not stored; leave this out, and send the whole conversation"),
     (RESPONSES, {"conversation": "conv_1"}, "conversation", "not stored"),
-    (RESPONSES, {"background": True}, "background", "ask /v1/inference for a task"),
-    (RESPONSES, {"prompt": {"id": "p"}}, "prompt", "stored prompts are not served"),
+    (RESPONSES, {"background": True}, "background", "use /v1/inference for tasks"),
+    (RESPONSES, {"prompt": {"id": "p"}}, "prompt", "stored prompts are not supported"),
     (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include", "a response has only text and usage"),
     (RESPONSES, {"text": {"format": {"name": "x"}}}, "text", "missing required field `type` - at `$.text.format`"),
-    (RESPONSES, {"tool_choice": "required"}, "tool_choice", "tools are not served"),
-    (RESPONSES, {"modalities": ["audio"]}, "modalities", "the model gives text only"),
+    (RESPONSES, {"tool_choice": "required"}, "tool_choice", "tools are not supported"),
+    (RESPONSES, {"modalities": ["audio"]}, "modalities", "the model returns only text"),
     (RESPONSES, {"metadata": {"a": 1}}, "metadata", "Expected `str`"),
 ]  # fmt: skip
 
@@ -259,26 +261,39 @@ def takes(stand: Stand, *, parameters: PerCall) -> None:
     stand.learn("text", sees=parameters)
 
 
-async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand) -> None:
-    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
-    seen: list[PerCall] = [ALL_PARAMETERS, ("response_format", "t")]
-    for sees in seen:
-        takes(stand, parameters=sees)
-        assert (await stand.ask(asked(CHAT, response_format=format))).status == 200
-        assert json.loads(stand.gateway.asked.pop().parameters) == {"messages": HELLO, "response_format": format}
-    unseen: list[tuple[PerCall, str]] = [
-        (("t",), "does not name response_format in its attribute together"),
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+TEXT = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "member", "form", "plain"),
+    [
+        (CHAT, "response_format", FORM, [{"type": "text"}, None]),
+        (CHAT, "response_format", {"type": "json_object"}, []),
+        (RESPONSES, "text", TEXT, [{"format": {"type": "text"}}, {"format": None}, None]),
+    ],
+)
+async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(
+    stand: Stand, path: str, member: str, form: dict[str, Any], plain: list[Any]
+) -> None:
+    ways: list[tuple[PerCall, str]] = [
+        (ALL_PARAMETERS, ""),
+        ((member, "t"), ""),
+        (("t",), f"does not list {member} in its attribute"),
         ((), "takes no parameters"),
     ]
-    for sees, why in unseen:
+    for sees, why in ways:
         takes(stand, parameters=sees)
-        for kind in ("json_object", "json_schema"):
-            answer = await stand.ask(asked(CHAT, response_format={**format, "type": kind}))
-            assert failure(answer) == (400, INVALID, "bad_request", "response_format")
-            assert f"answer in the format '{kind}', as its target {why}" in answer.json["error"]["message"]
+        answer = await stand.ask(asked(path, **{member: form}))
+        if not why:
+            assert answer.json.get(member, form) == json.loads(stand.gateway.asked.pop().parameters)[member] == form
+            continue
+        assert failure(answer) == (400, INVALID, "bad_request", member)
+        kind = form.get("format", form)["type"]
+        assert f"answer in the format '{kind}', as its target {why}" in answer.json["error"]["message"]
         assert not stand.gateway.asked
-        for text in ({"type": "text"}, None):
-            assert (await stand.ask(asked(CHAT, response_format=text))).status == 200
+        for text in plain:
+            assert (await stand.ask(asked(path, **{member: text}))).status == 200
             stand.gateway.asked.clear()
 
 
@@ -339,6 +354,7 @@ async def test_refusals_have_openai_codes(stand: Stand, request_: bytes, expecte
         ("SERVICE_OVERLOADED", "server_error", "server_is_overloaded", None),
         ("NO_WORKERS", "server_error", "server_is_overloaded", None),
         ("DRAINING", "server_error", "server_is_overloaded", None),
+        ("IDEMPOTENCY_MISUSE", INVALID, "idempotency_conflict", "false"),
         ("RATE_LIMITED", "rate_limit_exceeded", "rate_limit_exceeded", None),
         ("SHED", "rate_limit_exceeded", "rate_limit_exceeded", None),
         ("INTERNAL", "server_error", "internal", None),
@@ -392,25 +408,6 @@ async def test_fields_of_the_client_are_heeded(stand: Stand) -> None:
     await client.ask(asked(CHAT, "Idempotency-Key: k", "X-Request-Tier: free", "X-Request-Timeout-Ms: 100"))
     options = stand.gateway.asked[-1].options
     assert (options.key, options.tier, options.timeout) == ("k", 2, 0.1)
-
-
-@on_stand(whole=True)
-async def test_a_key_replays_an_answer(stand: Stand) -> None:
-    for _ in range(2):
-        answer = await stand.ask(asked(COMPLETIONS, "Idempotency-Key: k", prompt=["a", "b"]))
-        assert [choice["text"] for choice in answer.json["choices"]] == ["A", "B"]
-    assert answer.header["idempotency-replayed"] == "true"
-    assert stand.runs == ["a", "b"]
-    answer = await stand.ask(asked(COMPLETIONS, "Idempotency-Key: k", prompt=["a", "c"]))
-    assert failure(answer) == (422, INVALID, "idempotency_conflict", None)
-
-
-@on_stand({"key": {}}, whole=True)
-async def test_a_base_url_without_v1_is_told_so(stand: Stand) -> None:
-    for path in ("/completions", "/chat/completions", "/embeddings", "/files"):
-        answer = await stand.ask(post("{}", path, KEY))
-        assert "base_url to one that ends in /v1" in answer.json["error"]["message"]
-    assert "base_url" not in (await stand.ask(get("/v1/chat/nothing", KEY))).json["error"]["message"]
 
 
 def named_events(answer: Answer) -> list[tuple[str, Any]]:
@@ -498,17 +495,45 @@ async def test_a_response_has_all_members_that_open_responses_requires(stand: St
     assert {name: body[name] for name in given} == given
 
 
-async def test_a_format_of_a_response_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand) -> None:
-    text = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
-    takes(stand, parameters=("text", "user"))
-    answer = await stand.ask(asked(RESPONSES, text=text))
-    assert (answer.status, answer.json["text"]) == (200, text)
-    assert json.loads(stand.gateway.asked.pop().parameters)["text"] == text
-    takes(stand, parameters=("t",))
-    for plain in ({"format": {"type": "text"}}, {"format": None}, None):
-        assert (await stand.ask(asked(RESPONSES, text=plain, user="me"))).status == 200
-        assert "user" not in json.loads(stand.gateway.asked.pop().parameters)
-    error = (await stand.ask(asked(RESPONSES, text=text))).json["error"]
-    assert error["param"] == "text"
-    assert "answer in the format 'json_schema', as its target does not name text in its attribute" in error["message"]
-    assert not stand.gateway.asked
+def test_the_tokens_of_a_list_are_those_that_are_told() -> None:
+    assert added_up([]) is added_up([None, None]) is None
+    assert added_up([None, TokenCount(5, 2), TokenCount(1)]) == TokenCount(6, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("each", "choices", "prompt", "completion"),
+    [
+        ([None, TokenCount(7, 3), TokenCount(2, 1)], 1, 4, 5),
+        ([TokenCount(7, 3), TokenCount(5, 3), None, TokenCount(4, 1)], 2, 4, 9),
+    ],
+)
+def test_the_usage_of_several_choices_is_that_of_those_that_tell_it(
+    each: list[TokenCount | None], choices: int, prompt: int, completion: int, stream: bool
+) -> None:
+    _, pieces = ChoicesWriter("m", stream, stream, True, choices)(Outcome("req_x", ["a"] * len(each), 1.0, "1", each))
+    assert not isinstance(pieces, bytes)
+    *_, last = [text for text in b"".join(pieces).decode().split("data: ") if "DONE" not in text]
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    assert json.loads(last)["usage"] == usage
+
+
+async def test_openai_s_clients_find_the_tokens_as_usage(stand: Stand) -> None:
+    async def usage(path: str, **members: Any) -> dict[str, int]:
+        answer = await stand.ask(post(json.dumps(members), path))
+        assert answer.status == 200
+        return {name: count for name, count in answer.json["usage"].items() if isinstance(count, int)}
+
+    stand.gateway.tokens = TokenCount(7, 3)
+    hello = [{"role": "user", "content": "hello"}]
+    once = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    twice = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert await usage("/v1/completions", prompt="a") == once
+    assert await usage("/v1/completions", prompt="a", n=2) == twice
+    assert await usage("/v1/chat/completions", messages=hello) == once
+    assert await usage("/v1/responses", input="a") == {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}
+    stand.gateway.output = "[0.5]"
+    assert await usage("/v1/embeddings", input=["a", "b"]) == {"prompt_tokens": 14, "total_tokens": 14}
+    told = {"text": "a", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    stand.gateway.output = json.dumps(told).encode()
+    assert (await usage("/v1/completions", prompt="a"))["total_tokens"] == 2, "what the output says itself counts first"

@@ -5,21 +5,19 @@ import socket
 import struct
 from collections import Counter
 from itertools import count
-from typing import Any
 
 import pytest
-import uvloop
 
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.server.connection import REQUESTS_PER_TURN, WAITING, Connection, RouteInHand
 from headway.http.server.connection_context import Hangups
 from headway.http.server.reader import MOST_BUFFERED
-from headway.runtime.fair_turns import Begin, FairTurns
-from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
+from headway.runtime.fair_turns import FairTurns
+from tests.http.stand import ADA, MEBIBYTE, Client, Keys, Stand, get, on_stand, post, settled
+from tests.http.test_listener import on_loop
 
 BODY = '{"input": "a"}'
-ADA = "Authorization: Bearer ada"
-KEYS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0}}
+KEYS: Keys = {"ada": {"rate": 0.0}}
 DENIED = post("")
 MANY = 1000
 UNWANTED = post("u" * 4_000_000)
@@ -43,8 +41,7 @@ async def crowd(stand: Stand, request: bytes, connections: int = 1) -> list[Clie
 async def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(stand: Stand, connections: int) -> None:
     single = await stand.connect()
     await crowd(stand, DENIED, connections)
-    single.writer.write(post(BODY, "/v1/inference", ADA))
-    assert (await single.answer()).json["output"] == "A"
+    assert (await single.ask(post(BODY, "/v1/inference", ADA))).json["output"] == "A"
     assert answered(stand) < (connections + 16) * REQUESTS_PER_TURN
 
 
@@ -52,8 +49,7 @@ async def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(stand:
 async def test_a_tenant_that_sends_ahead_is_not_behind_all_connections_of_others(stand: Stand) -> None:
     friend = await stand.connect()
     wrong = post("{", "/v1/inference", ADA)
-    friend.writer.write(wrong)
-    assert (await friend.answer()).status == 400  # From now on it is known whose connection it is.
+    assert (await friend.ask(wrong)).status == 400  # From now on it is known whose connection it is.
     await crowd(stand, DENIED, 20)
     before = answered(stand)
     friend.writer.write(wrong * 40)
@@ -68,8 +64,7 @@ async def test_ordinary_routes_take_turns_too(stand: Stand, monkeypatch: pytest.
     monkeypatch.setattr(RouteInHand, "_end", lambda self: (next(answered), go_on(self))[1])
     single = await stand.connect()
     (many,) = await crowd(stand, get("/openapi.json"))
-    single.writer.write(post(BODY, "/v1/inference", ADA))
-    assert (await single.answer()).json["output"] == "A"
+    assert (await single.ask(post(BODY, "/v1/inference", ADA))).json["output"] == "A"
     assert next(answered) < 100
     for _ in range(20):
         assert (await many.answer()).status == 200
@@ -85,7 +80,7 @@ async def test_every_request_is_answered_in_its_order(stand: Stand) -> None:
     for _, status in chosen:
         assert (await client.answer()).status == status
     assert (await client.ask(good)).status == 200
-    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.nothing_held
 
 
 @on_stand(keys=KEYS)
@@ -94,13 +89,12 @@ async def test_little_is_read_from_who_waits_and_all_is_answered(stand: Stand) -
     stand.later(1e6)  # No deadline runs for who waits.
     for _ in range(4):
         client.writer.write(DENIED * MANY)
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     await settled(lambda: connection.gate.paused)
-    most = stand.settings.bodies_bytes
-    assert MOST_BUFFERED < most - stand.context.quotas.bytes.free < 1 << 20
+    assert MOST_BUFFERED < stand.settings.bodies_bytes - stand.bodies.free < MEBIBYTE
     for _ in range(5 * MANY):
         assert (await client.answer()).status == 401
-    assert stand.context.quotas.bytes.free == most
+    assert stand.nothing_held
 
 
 @on_stand(keys=KEYS)
@@ -119,13 +113,13 @@ async def test_requests_of_a_client_that_left_are_not_answered_in_later_turns(st
     client.writer.transport.abort()
     await settled(lambda: not stand.door._connections())
     assert answered(stand) < MANY
-    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.nothing_held
 
 
 @on_stand(keys=KEYS)
 async def test_who_waits_with_more_than_its_owner_may_hold_is_told(stand: Stand) -> None:
     client = await stand.connect()
-    stand.context.quotas.bytes.take("another", stand.context.quotas.bytes.free - 1)
+    stand.bodies.take("another", stand.bodies.free - 1)
     client.writer.write(post("", "/v1/completions") * MANY)
     for _ in range(REQUESTS_PER_TURN):
         assert (await client.answer()).status == 401
@@ -136,57 +130,44 @@ async def test_who_waits_with_more_than_its_owner_may_hold_is_told(stand: Stand)
     assert await client.ended()
 
 
-def test_what_refused_clients_still_send_is_read_by_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_stand(keys=KEYS)
+async def test_what_refused_clients_still_send_is_read_by_one_at_a_time(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them together would hold up a turn of the event loop, and so everybody's requests, for milliseconds."""
-    turns, reads, drop = [0], Counter[int](), Connection.drop
+    turns, reads, drop, loop = 0, Counter[int](), Connection.drop, asyncio.get_running_loop()
 
     def note(connection: Connection) -> None:
-        if connection.reader.buffer:
-            reads[turns[0]] += 1
+        reads[turns] += bool(connection.reader.buffer)
         drop(connection)
 
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        loop.call_soon(turn)
+
     monkeypatch.setattr(Connection, "drop", note)
-
-    async def main(stand: Stand) -> None:
-        loop = asyncio.get_running_loop()
-
-        def turn() -> None:
-            turns[0] += 1
-            loop.call_soon(turn)
-
-        turn()
-        clients = [await stand.connect() for _ in range(8)]
-        for client in clients:
-            client.writer.write(UNWANTED)
-        for client in clients:
-            assert (await client.answer()).status == 401
-        await settled(lambda: reads.total() > 40)
-
-    served(main, keys=KEYS)
+    turn()
+    clients = [await stand.connect() for _ in range(8)]
+    for client in clients:
+        client.writer.write(UNWANTED)
+    for client in clients:
+        assert (await client.answer()).status == 401
+    await settled(lambda: reads.total() > 40)
     assert max(reads.values()) == 1
 
 
 @on_stand(keys=KEYS)
-async def test_a_refused_known_tenant_takes_turns_with_others(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_known_tenant_takes_turns_with_others(stand: Stand, turns: list[tuple[FairTurns, str]]) -> None:
     """Else its answer could be lost: a client that still sends when it is cut off may not see it."""
-    lines, wait = dict[FairTurns, set[str]](), FairTurns.wait
-
-    def note(line: FairTurns, tenant: str, begin: Begin) -> None:
-        lines.setdefault(line, set()).add(tenant)
-        wait(line, tenant, begin)
-
-    monkeypatch.setattr(FairTurns, "wait", note)
     friend, other = await stand.connect(), await stand.connect()
-    friend.writer.write(post(BODY, "/v1/inference", ADA))
-    assert (await friend.answer()).json["output"] == "A"
+    assert (await friend.ask(post(BODY, "/v1/inference", ADA))).json["output"] == "A"
     friend.writer.write(post("u" * 4_000_000, "/v1/inference", ADA))
     assert (await friend.answer()).status == 413
     other.writer.write(UNWANTED)
     assert (await other.answer()).status == 401
-    context = stand.door._context
-    assert context is not None
-    await settled(lambda: len(lines.get(context.drops, ())) == 2)
-    assert "acme" in lines[context.drops]
+    await settled(lambda: len({tenant for line, tenant in turns if line is stand.context.drops}) == 2)
+    assert (stand.context.drops, "acme") in turns
 
 
 AHEAD = post(" " * 100_000 + BODY)
@@ -198,15 +179,6 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastPathConnection, "far", MOST_BUFFERED)
 
 
-async def far_ahead(stand: Stand) -> Client:
-    """Client that has sent so much more that nothing is read from it."""
-    client = await stand.hold(post(BODY))
-    await client.send(AHEAD)
-    (connection,) = stand.door._connections()
-    await settled(lambda: connection.gate.paused)
-    return client
-
-
 @pytest.mark.parametrize("size", [70_000, 1_000_000, 3_500_000])
 @pytest.mark.parametrize("small", [False, True])
 async def test_a_departure_is_seen_behind_all_that_was_sent(stand: Stand, size: int, small: bool) -> None:
@@ -215,16 +187,24 @@ async def test_a_departure_is_seen_behind_all_that_was_sent(stand: Stand, size: 
     for _ in range(size // len(piece) + 1):
         client.writer.write(piece)
     client.leave()
+    await departed(stand)
+
+
+async def departed(stand: Stand) -> None:
+    """A client has left, of which the gateway is told once, and nothing is left of it."""
     await stand.gateway.until(lambda: not stand.gateway.waiting)
     assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
     await settled(lambda: not stand.door._connections())
-    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.nothing_held
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half", "close behind more"])
 @pytest.mark.usefixtures("near")
 async def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(stand: Stand, how: str) -> None:
-    client = await far_ahead(stand)
+    client = await stand.hold(post(BODY))
+    await client.send(AHEAD)
+    connection = stand.connection
+    await settled(lambda: connection.gate.paused)
     if how == "reset":
         sock = client.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -234,9 +214,7 @@ async def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(s
         client.writer.write_eof()
     else:
         client.leave()
-    await stand.gateway.until(lambda: not stand.gateway.waiting)
-    assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
-    await settled(lambda: not stand.door._connections())
+    await departed(stand)
 
 
 @pytest.mark.parametrize("number", [1, 30, 90])
@@ -245,7 +223,7 @@ async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -
     client = await stand.hold(post(BODY))
     texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
     sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
-    (connection,) = stand.door._connections()
+    connection = stand.connection
     await settled(lambda: connection.gate.paused or connection.reader.waiting > number * 60_000)
     assert connection.gate.paused == (number == 90)
     stand.gateway.hold = False
@@ -258,31 +236,28 @@ async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -
     assert await client.ended()
     assert stand.gateway.abandoned == []
     await settled(lambda: not stand.door._connections())
-    assert stand.context.quotas.bytes.free == stand.settings.bodies_bytes
+    assert stand.nothing_held
 
 
-def test_a_watch_tells_once_and_forgets() -> None:
-    async def main() -> None:
-        told: asyncio.Queue[str] = asyncio.Queue()
-        hangups = Hangups(asyncio.get_running_loop())
-        pairs = {name: socket.socketpair() for name in ("left", "forgotten", "closed", "last")}
-        for name, (here, _) in pairs.items():
-            hangups.watch(here.fileno(), lambda name=name: told.put_nowait(name))  # type: ignore[misc]
-        for _ in range(2):
-            hangups.forget(pairs["forgotten"][0].fileno())
-        number = pairs["closed"][0].fileno()
-        pairs["closed"][0].close()
-        hangups.forget(number)
-        for name in ("left", "forgotten", "last"):
-            pairs[name][1].close()
-            if name != "forgotten":
-                assert await told.get() == name
-        for _ in range(2):
-            hangups.close()
-        assert told.empty()
-        for pair in pairs.values():
-            for end in pair:
-                end.close()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+@on_loop
+async def test_a_watch_tells_once_and_forgets() -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    hangups = Hangups(asyncio.get_running_loop())
+    pairs = {name: socket.socketpair() for name in ("left", "forgotten", "closed", "last")}
+    for name, (here, _) in pairs.items():
+        hangups.watch(here.fileno(), lambda name=name: told.put_nowait(name))  # type: ignore[misc]
+    for _ in range(2):
+        hangups.forget(pairs["forgotten"][0].fileno())
+    number = pairs["closed"][0].fileno()
+    pairs["closed"][0].close()
+    hangups.forget(number)
+    for name in ("left", "forgotten", "last"):
+        pairs[name][1].close()
+        if name != "forgotten":
+            assert await told.get() == name
+    for _ in range(2):
+        hangups.close()
+    assert told.empty()
+    for pair in pairs.values():
+        for end in pair:
+            end.close()

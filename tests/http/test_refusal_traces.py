@@ -11,56 +11,53 @@ from headway.gateway.request_traces import BURST, RATE, RefusalTraces
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
 from tests.grpc.stand import INFER, PREDICT, Port, on_port, predict
-from tests.http.stand import Stand, get, on_stand, post, served
+from tests.http.stand import Stand, chunked, get, on_stand, post
 from tests.services.tracing import CLIENT_SPAN, Recorded
 
-PARENT = f"traceparent: {traceparent(CLIENT_SPAN)}"
+CONTEXT = TraceContext(CLIENT_SPAN.trace_id, CLIENT_SPAN.span_id, 1)
+PARENT = f"traceparent: {traceparent(CONTEXT)}"
 STATE = "tracestate: vendor=1"
 UNSAMPLED = f"traceparent: {traceparent(TraceContext(CLIENT_SPAN.trace_id, CLIENT_SPAN.span_id, 0))}"
 GOOD = '{"input": "a"}'
-KEYS = {"hw_a": {"rate": 0.001, "burst": 1}}
+KEYS = {"hw_a": {"rate": 0.001, "burst": 1}, "hw_b": {}}
 STREAM = f"/{protos.OPEN_INFERENCE}/ModelStreamInfer"
 WAY = "POST /v1/inference"
 
 
-CHUNKED = post("", "/v1/inference", PARENT).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-
-
-def asked(key: str, body: str = GOOD) -> bytes:
-    return post(body, "/v1/inference", PARENT, f"Authorization: Bearer {key}")
+def asked(body: str = GOOD, *fields: str, key: str = "hw_b") -> bytes:
+    return post(body, "/v1/inference", PARENT, f"Authorization: Bearer {key}", *fields)
 
 
 @pytest.mark.parametrize(
     ("request_", "status", "error", "before"),
     [
-        (post("no JSON", "/v1/inference", PARENT, STATE), 400, "BAD_REQUEST", []),
-        (post("no JSON", "/v1/inference", PARENT), 400, "BAD_REQUEST", [post(GOOD, "/v1/inference", PARENT)] * 2),
-        (post(GOOD, "/v1/inference", PARENT, "X-Request-Timeout-Ms: soon"), 400, "BAD_REQUEST", []),
-        (post("a" * 2000, "/v1/inference", PARENT), 413, "PAYLOAD_TOO_LARGE", []),
-        (CHUNKED + b"1000\r\n" + b"a" * 4096, 413, "PAYLOAD_TOO_LARGE", []),
-        (post('{"model": "no", "input": "a"}', "/v1/inference", PARENT), 404, "NOT_FOUND", []),
-        (asked("hw_x"), 401, "UNAUTHENTICATED", []),
-        (asked("hw_a"), 429, "RATE_LIMITED", [asked("hw_a")]),
-        (asked("hw_a", "no JSON"), 429, "RATE_LIMITED", [asked("hw_a")]),
+        (asked("no JSON", STATE), 400, "BAD_REQUEST", []),
+        (asked("no JSON"), 400, "BAD_REQUEST", [asked()] * 2),
+        (asked(GOOD, "X-Request-Timeout-Ms: soon"), 400, "BAD_REQUEST", []),
+        (asked("a" * 2000), 413, "PAYLOAD_TOO_LARGE", []),
+        (chunked(b"a" * 4096, fields=[PARENT, "Authorization: Bearer hw_b"]), 413, "PAYLOAD_TOO_LARGE", []),
+        (asked('{"model": "no", "input": "a"}'), 404, "NOT_FOUND", []),
+        (asked(key="hw_x"), 401, "UNAUTHENTICATED", []),
+        (asked(key="hw_a"), 429, "RATE_LIMITED", [asked(key="hw_a")]),
+        (asked("no JSON", key="hw_a"), 429, "RATE_LIMITED", [asked(key="hw_a")]),
     ],
     ids=["body", "known", "field", "large", "chunks", "model", "key", "rate", "rate of wrong ones"],
 )
-def test_a_refused_request_leaves_one_span(request_: bytes, status: int, error: str, before: list[bytes]) -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        for earlier in before:
-            assert (await client.ask(earlier)).status == 200
-        stand.recorded.spans()
-        assert (await client.ask(request_)).status == status
-        [span] = stand.recorded.spans()
-        assert (span.name, span.trace, span.parent) == (WAY, CLIENT_SPAN.trace_id.hex(), CLIENT_SPAN.span_id.hex())
-        assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (status, error)
-        assert span.attributes["headway.request_id"].startswith("req_")
-        assert span.error is None
-        assert span.begun <= span.ended
-
-    keys = KEYS if b"Authorization" in request_ else None
-    served(main, keys=keys, trace=True, whole=True, max_body_bytes=1024)
+@on_stand(KEYS, trace=True, whole=True, max_body_bytes=1024)
+async def test_a_refused_request_leaves_one_span(
+    stand: Stand, request_: bytes, status: int, error: str, before: list[bytes]
+) -> None:
+    client = await stand.connect()
+    for earlier in before:
+        assert (await client.ask(earlier)).status == 200
+    stand.recorded.spans()
+    assert (await client.ask(request_)).status == status
+    [span] = stand.recorded.spans()
+    assert (span.name, span.trace, span.parent) == (WAY, CLIENT_SPAN.trace_id.hex(), CLIENT_SPAN.span_id.hex())
+    assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (status, error)
+    assert span.attributes["headway.request_id"].startswith("req_")
+    assert span.error is None
+    assert span.begun <= span.ended
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere/at/all", 404), ("PUT", "/livez", 405)])
@@ -73,13 +70,6 @@ async def test_an_error_of_a_route_leaves_a_span_with_its_path(
     [span] = stand.recorded.spans()
     assert (span.name, span.attributes["url.path"], span.parent) == (method, path, CLIENT_SPAN.span_id.hex())
     assert span.attributes["http.response.status_code"] == status
-
-
-@on_stand(trace=True, whole=True)
-async def test_what_is_not_sampled_leaves_nothing(stand: Stand) -> None:
-    for body in ("no JSON", GOOD):
-        assert (await stand.ask(post(body, "/v1/inference", UNSAMPLED))).status in (200, 400)
-    assert stand.recorded.spans() == []
 
 
 def test_a_flood_leaves_no_more_than_its_share_and_the_rest_is_counted() -> None:
@@ -148,11 +138,12 @@ async def test_nonsense_in_the_metadata_of_a_call_does_not_make_it_fail(port: Po
         (("traceparent-bin", b"\x00\xff" * 20), ("tracestate-bin", b"\xff")), (("tracestate", "a=1"),),
         (("traceparent", traceparent(CLIENT_SPAN).replace("00-", "ff-", 1)),),
     ]  # fmt: skip
-    client = port.client()
-    for metadata in nonsense:
+    client, sense = port.client(), (OWN, ("tracestate", "a=1"), ("tracestate", "b=2"))
+    for metadata in (*nonsense, sense):
         await client.ask(PREDICT, predict("a"), metadata)  # type: ignore[arg-type]
         [span] = [span for span in port.stand.recorded.spans() if span.name == PREDICT[1:]]
-        assert (span.parent, span.state) == (CLIENT_SPAN.span_id.hex() if metadata[0] == OWN else "", ""), metadata
+        assert span.parent == (CLIENT_SPAN.span_id.hex() if metadata[0] == OWN else ""), metadata
+        assert span.state == ("a=1,b=2" if metadata is sense else "")
 
 
 @on_port(trace=True, whole=True)
@@ -170,8 +161,6 @@ async def test_each_request_of_a_stream_has_a_trace_below_the_clients_span(port:
     assert sent == [servers[0].span, servers[2].span]
 
 
-CONTEXT = TraceContext(bytes(range(16)), bytes(range(8)), 1)
-PARENT_FIELD = f"traceparent: {traceparent(CONTEXT)}"
 TENSOR = {"name": "input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
 
 BODIES = {
@@ -189,7 +178,7 @@ BODIES = {
 async def test_each_route_takes_the_span_that_the_client_names(stand: Stand) -> None:
     for route, body in BODIES.items():
         path = route.replace("{model}", "default")
-        await stand.ask(post(json.dumps(body), path, PARENT_FIELD, "tracestate: a=1", "tracestate: b=2"))
+        await stand.ask(post(json.dumps(body), path, PARENT, "tracestate: a=1", "tracestate: b=2"))
         asked = stand.gateway.asked.pop()
         assert asked.options.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
         assert asked.options.way == f"POST {route}"
@@ -200,12 +189,12 @@ async def test_each_request_on_a_connection_has_its_own_and_a_malformed_one_coun
     client = await stand.connect()
     other = TraceContext(bytes(range(1, 17)), bytes(range(8)), 0)
     given: list[tuple[tuple[str, ...], TraceContext | None]] = [
-        ((PARENT_FIELD,), CONTEXT),
-        ((PARENT_FIELD,), CONTEXT),
+        ((PARENT,), CONTEXT),
+        ((PARENT,), CONTEXT),
         ((f"TraceParent: {traceparent(other)}",), other),
         ((), None),
         (("traceparent: 00-nonsense",), None),
-        ((PARENT_FIELD, PARENT_FIELD), None),
+        ((PARENT, PARENT), None),
         (("tracestate: a=1",), None),
     ]
     for fields, _ in given:
@@ -214,22 +203,5 @@ async def test_each_request_on_a_connection_has_its_own_and_a_malformed_one_coun
 
 
 async def test_it_is_not_looked_at_while_no_traces_are_recorded(stand: Stand) -> None:
-    await stand.ask(post('{"input": "a"}', "/v1/inference", PARENT_FIELD))
+    await stand.ask(post('{"input": "a"}', "/v1/inference", PARENT))
     assert stand.gateway.asked[0].options.trace is None
-
-
-@pytest.mark.parametrize(
-    ("method", "body", "name"),
-    [
-        (PREDICT, predict("a"), "headway.v1.Inference/Predict"),
-        (INFER, ASKED.SerializeToString(), "inference.GRPCInferenceService/ModelInfer"),
-    ],
-)
-@on_port(trace=True)
-async def test_each_call_of_grpc_takes_it_from_its_metadata(port: Port, method: str, body: bytes, name: str) -> None:
-    own = "traceparent", traceparent(CONTEXT)
-    await port.client().ask(method, body, (own, ("tracestate", "a=1"), ("tracestate", "b=2")))
-    await port.client().ask(method, body, (("traceparent", "00-nonsense"),))
-    first, second = (asked.options for asked in port.gateway.asked)
-    assert first.trace == TraceContext(CONTEXT.trace_id, CONTEXT.span_id, 1, "a=1,b=2")
-    assert (first.way, second.trace) == (f"grpc {name}", None)

@@ -5,7 +5,6 @@ import json
 import os
 from typing import Any
 
-import jsonschema_rs
 import pytest
 
 from headway.config import Settings
@@ -13,7 +12,7 @@ from headway.http import openapi
 from headway.http.inference.codecs import Form, read_accept
 from headway.http.openapi import Kinds
 from headway.http.server.connection_context import LARGE
-from headway.model import Octets, PerCall, ValueKind
+from headway.model import Octets, ValueKind
 from tests.http.stand import Stand, get, on_stand, post
 
 RAW, ASYNC = "Content-Type: application/octet-stream", "Prefer: respond-async"
@@ -51,10 +50,8 @@ async def test_a_model_of_texts_says_what_it_expected(stand: Stand, path: str) -
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ('{"input": ["\\u0000"]}', "the input holds U+0000"),
-        ('{"input": ' + "[" * 101 + "]" * 101 + "}", "the input is nested deeper than 100 levels"),
+        ('{"input": ["\\u0000"]}', "the input contains U+0000"),
         ('{"input": ' + "[" * 50_000, "nested too deeply"),
-        (b'{"input": ["\xff"]}', "not UTF-8"),
         ('{"input": [], "parameters": []}', "$.parameters"),
     ],
 )
@@ -77,37 +74,16 @@ async def test_octets_that_are_no_base64_are_refused_and_counted(stand: Stand) -
     assert (good.status, good.json["output"]) == (200, "QUJD")
 
 
-@on_stand(whole=True, cache=True)
-async def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache(stand: Stand) -> None:
+@on_stand(whole=True)
+async def test_a_json_value_is_the_outcome_of_a_task(stand: Stand) -> None:
     stand.learn("json")
-    body, value = '{"input": {"a": [1, "é"]}}', {"a": [1, "é"]}
-    task = await stand.ask(post(body, "/v1/inference", ASYNC))
+    task = await stand.ask(post('{"input": {"a": [1, "é"]}}', "/v1/inference", ASYNC))
     answer = await stand.ask(get(f"{task.header['location']}?wait=25"))
-    assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", value)
-    for replayed in (False, True):
-        kept = await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k", "Cache-Control: no-cache"))
-        assert (kept.json["output"], "idempotency-replayed" in kept.header) == (value, replayed)
-    same = await stand.ask(post('{"input": {  "a": [1, "\\u00e9"] }}'))
-    assert (same.header["x-headway-cache"], same.json["output"]) == ("hit", value)
+    assert (answer.json["status"], answer.json["output"]) == ("SUCCESS", {"a": [1, "é"]})
 
 
 def ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
-
-
-@pytest.mark.parametrize(
-    ("per_call", "words"),
-    [
-        ([()], ""),
-        ([("t",), ()], " Only requests with equal values of `t` run in one call."),
-        ([("t", "u"), ("s",)], " Only requests with equal values of `s`, `t`, `u` run in one call."),
-        ([("t",), "all"], " Only requests with equal values of all of it run in one call."),
-    ],
-)
-def test_the_contract_tells_parameters_of_a_call(per_call: list[PerCall], words: str) -> None:
-    kinds = [Kinds(ValueKind.TEXT, ValueKind.TEXT, per_call=one) for one in per_call]
-    schema = openapi.document(Settings(), *kinds)["components"]["schemas"]["InferenceRequest"]
-    assert schema["properties"]["parameters"]["description"] == f"Handed to the model as it is.{words}"
 
 
 def test_the_contract_of_several_models_has_the_union_of_their_kinds() -> None:
@@ -122,24 +98,9 @@ def test_the_contract_of_several_models_has_the_union_of_their_kinds() -> None:
     both = [{"anyOf": [ref("Octets"), ref(name)]} for name in ("TextInput", "TextOutput")]
     assert kinds(Kinds(text, octets), Kinds(octets, text), Kinds(text, octets)) == both
     assert kinds(Kinds(text, text), Kinds(json, text)) == [ref("JsonValue"), ref("TextOutput")]
-
-
-@on_stand(whole=True)
-async def test_the_contract_tells_what_the_model_takes_and_gives(stand: Stand) -> None:
-    async def kinds() -> Any:
-        schemas = (await stand.ask(get("/openapi.json"))).json["components"]["schemas"]
-        asked, answer = schemas["InferenceRequest"]["properties"], schemas["InferenceAnswer"]["properties"]
-        return schemas, (asked["input"], answer["output"])
-
-    assert (await kinds())[1] == (ref("TextInput"), ref("TextOutput"))
-    stand.learn("json", "bytes")
-    schemas, found = await kinds()
-    assert found == (ref("JsonValue"), ref("Octets"))
-    jsonschema_rs.validate(schemas["JsonValue"], {"a": 1})
-    assert schemas["Octets"]["contentEncoding"] == "base64"
-    assert "TextInput" not in schemas
-    octets = openapi.document(Settings(), Kinds(ValueKind.BYTES, ValueKind.JSON))
-    content = octets["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
+    contract = openapi.document(Settings(), Kinds(octets, json))
+    assert contract["components"]["schemas"]["Octets"]["contentEncoding"] == "base64"
+    content = contract["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     assert content["application/octet-stream"]["schema"]["format"] == "binary"
 
 

@@ -28,8 +28,7 @@ class StoreInMemory:
     """
 
     def __init__(self, *keys: ApiKey) -> None:
-        self._keys = {key.id: key for key in keys}
-        self._begin()
+        self.restore(*keys)
         self.slow_from_start = False
         self.away = self.write_blocked = False
         self.opened = self.closed = 0
@@ -93,9 +92,6 @@ class StoreInMemory:
     def restore(self, *keys: ApiKey) -> None:
         """Be a copy from earlier on, with these keys."""
         self._keys = {key.id: key for key in keys}
-        self._begin()
-
-    def _begin(self) -> None:
         self._revisions = {id: number for number, id in enumerate(self._keys, start=1)}
         self._revision = len(self._keys)
         self._marks = {number: f"{next(_marks)}" for number in range(1, self._revision + 1)}

@@ -13,9 +13,9 @@ from headway.config import Settings
 from headway.errors import RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_keys import cache
 from headway.identity.api_keys.cache import (
-    AFRESH_EVERY,
     ANSWER_WITHIN,
     PAGE,
+    REREAD_EVERY,
     RETIRE_EVERY,
     TRY_AGAIN,
     ApiKeyCache,
@@ -46,12 +46,13 @@ def bearer(name: str) -> bytes:
 class Scene:
     """A ring that beats over a store in memory; its wall clock began at EPOCH."""
 
-    def __init__(self, clock: Callable[[], float], *keys: ApiKey, **settings: Any) -> None:
+    def __init__(self, clock: Callable[[], float], *keys: ApiKey) -> None:
         self.clock = clock
         self.store = StoreInMemory(*keys)
         self.counters = StoreCounts()
         began = clock()
-        self.ring = ApiKeyCache(self.store, Settings(**settings), self.counters, clock, lambda: EPOCH + clock() - began)
+        self.ring = ApiKeyCache(self.store, Settings(), self.counters, clock, lambda: EPOCH + clock() - began)
+        self.logged: list[Any] = []
         self._still: dict[str, Callable[[], Principal | None]] = {}
 
     def knows(self, name: str) -> bool:
@@ -65,27 +66,25 @@ class Scene:
         return known is not None
 
 
-def played(scene: Callable[[Scene], Coroutine[Any, Any, None]], *keys: ApiKey, **settings: Any) -> list[Any]:
-    async def main(clock: Callable[[], float]) -> None:
-        stage = Scene(clock, *keys, **settings)
-        await stage.ring.open()
-        supervisor = Supervisor()
-        stage.ring.start(supervisor)
-        try:
-            await scene(stage)
-        finally:
-            await supervisor.stop()
-            await stage.ring.close()
-        assert (stage.store.opened, stage.store.closed) == (1, 1)
+def on_ring(*keys: ApiKey) -> Callable[[scenes.Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a ring over a store with these keys."""
 
-    with structlog.testing.capture_logs() as logged:
-        run(main)
-    return logged
-
-
-def on_ring(*keys: ApiKey, **settings: Any) -> Callable[[scenes.Scene], Callable[..., None]]:
     def play(scene: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-        played(scene, *keys, **settings)
+        async def main(clock: Callable[[], float]) -> None:
+            stage = Scene(clock, *keys)
+            stage.logged = logged
+            await stage.ring.open()
+            supervisor = Supervisor()
+            stage.ring.start(supervisor)
+            try:
+                await scene(stage)
+            finally:
+                await supervisor.stop()
+                await stage.ring.close()
+            assert (stage.store.opened, stage.store.closed) == (1, 1)
+
+        with structlog.testing.capture_logs() as logged:
+            run(main)
 
     return scenes.scene(play)
 
@@ -133,7 +132,8 @@ async def test_a_credential_that_is_no_known_key_identifies_nobody(stage: Scene)
         assert stage.ring.identify(wrong) is None, wrong
 
 
-def test_an_unknown_id_costs_the_same_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_ring(key("a"))
+async def test_an_unknown_id_costs_the_same_comparison(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(first: bytes, second: bytes) -> bool:
@@ -142,11 +142,8 @@ def test_an_unknown_id_costs_the_same_comparison(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(cache, "compare_digest", compare)
 
-    async def scene(stage: Scene) -> None:
-        assert stage.knows("a")
-        assert not stage.knows("b")
-
-    played(scene, key("a"))
+    assert stage.knows("a")
+    assert not stage.knows("b")
     assert [tuple(map(len, pair)) for pair in compared] == [(32, 32), (32, 32)]
 
 
@@ -178,55 +175,44 @@ async def test_a_key_ends_at_its_instant(clock: Callable[[], float]) -> None:
         assert (ring.identify(bearer("a")) is not None) == known
 
 
-def test_while_the_store_is_away_the_last_known_keys_go_on() -> None:
-    async def scene(stage: Scene) -> None:
-        await stage.store.expire(id_of("b"), EPOCH + 30.0)
-        await asyncio.sleep(1.5)
-        assert stage.counters.keys_age == 0.0
-        stage.store.away = True
-        await asyncio.sleep(20)
-        assert stage.knows("a") and stage.knows("b")
-        assert stage.counters.keys_age == pytest.approx(20, abs=1.01)
-        await asyncio.sleep(20)
-        assert stage.knows("a")
-        assert not stage.knows("b"), "what is known of its end holds on"
-        stage.store.away = False
-        await asyncio.sleep(1.5)
-        assert stage.counters.keys_age == 0.0
-
-    logged = played(scene, key("a"), key("b"))
-    assert [line["event"] for line in logged] == ["the store of keys is out of reach", "the store of keys is back"]
-
-
-def test_a_store_that_is_stuck_is_given_up_with_each_beat() -> None:
-    async def scene(stage: Scene) -> None:
-        stage.store.write_blocked = True
-        await asyncio.sleep(10)
-        assert stage.knows("a")
-        stage.store.write_blocked = False
-        await stage.store.expire(id_of("a"), EPOCH)
-        await asyncio.sleep(ANSWER_WITHIN + 1.5)
-        assert not stage.knows("a")
-
-    assert "did not answer within 2 s" in played(scene, key("a"))[0]["error"]
-
-
 @on_ring(key("a"), key("b"))
-async def test_a_row_removed_by_hand_is_noticed_in_time(stage: Scene) -> None:
-    stage.store.forget(id_of("a"))
-    await asyncio.sleep(AFRESH_EVERY + 1.5)
+async def test_while_the_store_is_away_the_last_known_keys_go_on(stage: Scene) -> None:
+    await stage.store.expire(id_of("b"), EPOCH + 30.0)
+    await asyncio.sleep(1.5)
+    assert stage.counters.keys_age == 0.0
+    stage.store.away = True
+    await asyncio.sleep(20)
+    assert stage.knows("a") and stage.knows("b")
+    assert stage.counters.keys_age == pytest.approx(20, abs=1.01)
+    await asyncio.sleep(20)
+    assert stage.knows("a")
+    assert not stage.knows("b"), "what is known of its end holds on"
+    stage.store.away = False
+    await asyncio.sleep(1.5)
+    assert stage.counters.keys_age == 0.0
+    away, back = (line["event"] for line in stage.logged)
+    assert (away, back) == ("the store of keys is out of reach", "the store of keys is back")
+
+
+@on_ring(key("a"))
+async def test_a_store_that_is_stuck_is_given_up_with_each_beat(stage: Scene) -> None:
+    stage.store.write_blocked = True
+    await asyncio.sleep(10)
+    assert stage.knows("a")
+    stage.store.write_blocked = False
+    await stage.store.expire(id_of("a"), EPOCH)
+    await asyncio.sleep(ANSWER_WITHIN + 1.5)
     assert not stage.knows("a")
-    assert stage.knows("b")
+    assert "did not respond within 2 s" in stage.logged[0]["error"]
 
 
-def test_a_key_of_a_tier_that_is_gone_is_refused_and_the_others_are_not() -> None:
-    async def scene(stage: Scene) -> None:
-        assert stage.knows("a")
-        assert not stage.knows("b")
-        await asyncio.sleep(2 * AFRESH_EVERY)
-        assert not stage.knows("b")
-
-    [line] = played(scene, key("a"), key("b", tier="gold"))
+@on_ring(key("a"), key("b", tier="gold"))
+async def test_a_key_of_a_tier_that_is_gone_is_refused_and_the_others_are_not(stage: Scene) -> None:
+    assert stage.knows("a")
+    assert not stage.knows("b")
+    await asyncio.sleep(2 * REREAD_EVERY)
+    assert not stage.knows("b")
+    [line] = stage.logged
     assert (line["log_level"], line["key"], line["tier"]) == ("error", id_of("b"), "gold")
     assert "canary" not in str(line)
 
@@ -244,40 +230,41 @@ async def test_a_store_that_cannot_be_reached_is_no_beginning(clock: Callable[[]
 BEAT = 1.01
 
 
-def test_a_revocation_is_seen_while_all_keys_cannot_be_read() -> None:
-    async def scene(stage: Scene) -> None:
-        stage.store.slow_from_start = True
-        await asyncio.sleep(2 * AFRESH_EVERY)
-        await stage.store.expire(id_of("a"), 0.0)
-        await asyncio.sleep(BEAT)
-        assert not stage.knows("a")
-        assert stage.counters.keys_age == 0.0
-        stage.store.slow_from_start = False
-        stage.store.forget(id_of("b"))
-        await asyncio.sleep(ANSWER_WITHIN + TRY_AGAIN + BEAT)
-        assert not stage.knows("b")
-
-    [line] = played(scene, key("a"), key("b"))
-    assert (line["log_level"], line["event"]) == ("warning", "not all keys can be read again; their changes are")
-
-
-def test_a_revision_that_is_used_again_after_a_failover_is_noticed_with_the_next_beat() -> None:
-    async def scene(stage: Scene) -> None:
-        before = [key("a"), key("b")]
-        await stage.store.add(key("lost"))
-        await asyncio.sleep(BEAT)
-        assert stage.knows("lost")
-        stage.store.restore(*before)
-        await stage.store.expire(id_of("a"), 0.0)  # It gets the revision that the lost key had.
-        await asyncio.sleep(BEAT)
-        assert not stage.knows("a")
-        assert not stage.knows("lost")
-        assert stage.knows("b")
-
-    [line] = played(scene, key("a"), key("b"))
+@on_ring(key("a"), key("b"))
+async def test_a_revocation_is_seen_while_all_keys_cannot_be_read(stage: Scene) -> None:
+    stage.store.slow_from_start = True
+    await asyncio.sleep(2 * REREAD_EVERY)
+    await stage.store.expire(id_of("a"), 0.0)
+    await asyncio.sleep(BEAT)
+    assert not stage.knows("a")
+    assert stage.counters.keys_age == 0.0
+    stage.store.slow_from_start = False
+    stage.store.forget(id_of("b"))
+    await asyncio.sleep(ANSWER_WITHIN + TRY_AGAIN + BEAT)
+    assert not stage.knows("b")
+    [line] = stage.logged
     assert (line["log_level"], line["event"]) == (
         "warning",
-        "the store of keys has another history than before; all keys are read again",
+        "cannot reread all keys; their changes are still being read",
+    )
+
+
+@on_ring(key("a"), key("b"))
+async def test_a_revision_that_is_used_again_after_a_failover_is_noticed_with_the_next_beat(stage: Scene) -> None:
+    before = [key("a"), key("b")]
+    await stage.store.add(key("lost"))
+    await asyncio.sleep(BEAT)
+    assert stage.knows("lost")
+    stage.store.restore(*before)
+    await stage.store.expire(id_of("a"), 0.0)  # It gets the revision that the lost key had.
+    await asyncio.sleep(BEAT)
+    assert not stage.knows("a")
+    assert not stage.knows("lost")
+    assert stage.knows("b")
+    [line] = stage.logged
+    assert (line["log_level"], line["event"]) == (
+        "warning",
+        "the key store's history has changed; reading all keys again",
     )
 
 
@@ -359,28 +346,32 @@ async def test_a_clock_that_was_wrong_costs_no_key(clock: Callable[[], float]) -
     assert stage.knows("a")
 
 
-def test_long_ended_keys_leave_the_store_and_one_that_lets_none_be_removed_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scene(stage: Scene) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(stage.store, "remove_ended", refuse)
-            await asyncio.sleep(3 * RETIRE_EVERY + 1)
-            assert stage.knows("a") and len(await stage.store.keys()) == 3
-        await asyncio.sleep(RETIRE_EVERY + 1)
-        assert {one.id for one in await stage.store.keys()} == {id_of("a"), id_of("late")}
+DAY = 86_400.0
+ENDED = key("early", expires_at=EPOCH - 31 * DAY, created_at=0.0), key("late", expires_at=EPOCH - 28 * DAY)
 
+
+@on_ring(key("a"), *ENDED)
+async def test_long_ended_keys_leave_the_store_and_one_that_lets_none_be_removed_is_told_of_once(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuse(before: float, limit: int) -> int:
         raise StoreUnavailable("permission denied")
 
-    day = 86_400.0
-    ended = [key("early", expires_at=EPOCH - 31 * day, created_at=0.0), key("late", expires_at=EPOCH - 28 * day)]
-    lines = played(scene, key("a"), *ended)
-    assert (lines[0]["log_level"], lines[0]["event"]) == ("info", "ended keys stay in their store")
-    assert len(lines) <= 2
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "remove_ended", refuse)
+        await asyncio.sleep(3 * RETIRE_EVERY + 1)
+        assert stage.knows("a") and len(await stage.store.keys()) == 3
+    await asyncio.sleep(RETIRE_EVERY + 1)
+    assert {one.id for one in await stage.store.keys()} == {id_of("a"), id_of("late")}
+    assert (stage.logged[0]["log_level"], stage.logged[0]["event"]) == (
+        "info",
+        "expired keys cannot be removed from their store",
+    )
+    assert len(stage.logged) <= 2
 
 
-def test_damage_in_the_first_reading_lets_nobody_in_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_ring(key("a"))
+async def test_damage_in_the_first_reading_lets_nobody_in_until_it_is_whole(stage: Scene) -> None:
     damaged = True
 
     class Store(StoreInMemory):
@@ -389,22 +380,18 @@ def test_damage_in_the_first_reading_lets_nobody_in_until_it_is_whole(monkeypatc
                 raise StoreCorrupted("no sense")
             return await super().changes(since, limit)
 
-    async def scene(stage: Scene) -> None:
-        nonlocal damaged
-        assert stage.knows("a")
-        stage.store.__class__ = Store
-        await asyncio.sleep(AFRESH_EVERY + BEAT)
-        with pytest.raises(RequestError):
-            stage._still["a"]()
-        with pytest.raises(RequestError):
-            stage.ring.identify(bearer("a"))
-        await asyncio.sleep(10)
-        assert stage.counters.keys_age == pytest.approx(11, abs=2)
-        damaged = False
-        await asyncio.sleep(TRY_AGAIN + BEAT)
-        assert stage.knows("a")
-
-    played(scene, key("a"))
+    assert stage.knows("a")
+    stage.store.__class__ = Store
+    await asyncio.sleep(REREAD_EVERY + BEAT)
+    with pytest.raises(RequestError):
+        stage._still["a"]()
+    with pytest.raises(RequestError):
+        stage.ring.identify(bearer("a"))
+    await asyncio.sleep(10)
+    assert stage.counters.keys_age == pytest.approx(11, abs=2)
+    damaged = False
+    await asyncio.sleep(TRY_AGAIN + BEAT)
+    assert stage.knows("a")
 
 
 def test_a_round_that_was_overtaken_drops_nothing() -> None:

@@ -18,19 +18,14 @@ TIERS = ("enterprise", "paid", "free")
 
 
 def row(name: str = "https://a.example/", more: str = "", **changed: str) -> str:
-    members = {
-        "issuer": f'"{name}"',
-        "audience": '"headway"',
-        "jwks": '"https://a.example/jwks"',
-        "algorithm": '"RS256"',
-        **changed,
-    }
+    usual = {"audience": "headway", "jwks": "https://a.example/jwks", "algorithm": "RS256"}
+    members = {"issuer": f'"{name}"', **{key: f'"{value}"' for key, value in usual.items()}, **changed}
     return "[[issuers]]\n" + "\n".join(f"{key} = {value}" for key, value in members.items() if value) + f"\n{more}\n"
 
 
-def read(folder: Path, text: str | bytes) -> list[Issuer]:
+def read(folder: Path, text: str) -> list[Issuer]:
     path = folder / "issuers.toml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_text(text)
     return read_issuers(path, TIERS)
 
 
@@ -46,10 +41,8 @@ def test_an_issuer_that_sets_nothing_has_defaults_and_its_keys_are_beside_the_fi
 @pytest.mark.parametrize(
     ("text", "setting", "says"),
     [
-        (b"\xff", "jwt", "not valid TOML"),
         ("", "jwt", "issuers"),
         ("issuers = []", "jwt", "no issuer"),
-        ("issuers = 3", "jwt", "Expected `array`"),
         (row() + '[[issuers]]\nissuer = "x"', "issuers[2]", "audience"),
         (row(more="admin = true"), "issuers[1]", "admin"),
         (row(algorithm=""), "issuers[1]", "algorithm"),
@@ -59,20 +52,20 @@ def test_an_issuer_that_sets_nothing_has_defaults_and_its_keys_are_beside_the_fi
         (row(issuer='""'), "issuers[1].issuer", "printable"),
         (row(audience='"a\\nb"'), "issuers[1].audience", "printable"),
         (row(jwks='""'), "issuers[1].jwks", "empty"),
-        (row(jwks='"ftp://a.example/jwks"'), "issuers[1].jwks", "no URL"),
-        (row(jwks='"https://a.example:x/"'), "issuers[1].jwks", "no URL"),
+        (row(jwks='"ftp://a.example/jwks"'), "issuers[1].jwks", "is not a URL"),
+        (row(jwks='"https://a.example:x/"'), "issuers[1].jwks", "is not a URL"),
         (row(more="leeway_s = 301"), "issuers[1].leeway_s", "between"),
         (row(more="leeway_s = nan"), "issuers[1].leeway_s", "between"),
         (row(more='leeway_s = "30"'), "issuers[1]", "leeway_s"),
         (row(more='user_claim = ""'), "issuers[1].user_claim", "printable"),
-        (row(more='default_tier = "gold"'), "issuers[1].default_tier", "no tier"),
-        (row(more='tenant = "acme"\ntenant_prefix = "a/"'), "issuers[1].tenant", "leaves nothing"),
-        (row(more='tenant = "acme"\ntenant_claim = "org"'), "issuers[1].tenant", "leaves nothing"),
+        (row(more='default_tier = "gold"'), "issuers[1].default_tier", "is not a tier"),
+        (row(more='tenant = "acme"\ntenant_prefix = "a/"'), "issuers[1].tenant", "excludes tenant_claim"),
+        (row(more='tenant = "acme"\ntenant_claim = "org"'), "issuers[1].tenant", "excludes tenant_claim"),
         (row(more=f'tenant_prefix = "{"x" * 65}"'), "issuers[1].tenant_prefix", "at most 64"),
         (row() + row(), "issuers[2].issuer", "issuers[1]"),
     ],
 )
-def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_file_says_where_and_why(text: str, setting: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         read(tmp_path, text)
     assert setting in caught.value.setting
@@ -80,9 +73,7 @@ def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: 
     assert caught.value.hint
 
 
-def test_a_file_that_cannot_be_read_and_a_password_in_a_url_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="cannot be read"):
-        read_issuers(tmp_path, TIERS)
+def test_a_password_in_a_url_is_refused_and_not_quoted(tmp_path: Path) -> None:
     with pytest.raises(SettingError) as caught:
         read(tmp_path, row(jwks='"https://ada:canary@a.example/jwks"'))
     assert "canary" not in str(caught.value)
@@ -125,9 +116,7 @@ def test_issuers_whose_tenants_could_meet_are_refused(one: str, other: str, tmp_
 def issuers(tmp_path: Path) -> str:
     (tmp_path / "jwks.json").write_bytes(jwks(jwk("ES256")))
     path = tmp_path / "issuers.toml"
-    path.write_text(
-        f'[[issuers]]\nissuer = "{ISSUER}"\naudience = "headway"\njwks = "jwks.json"\nalgorithm = "ES256"\n'
-    )
+    path.write_text(row(ISSUER, jwks='"jwks.json"', algorithm='"ES256"'))
     return str(path)
 
 
@@ -149,7 +138,5 @@ def test_without_a_checker_issuers_are_refused(package: str, issuers: str, monke
     for name in [name for name in sys.modules if name.partition(".")[0] == package or ".identity.jwt." in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        SettingError, match=r"PyJWT\[crypto\], which is not installed. Run pip install 'PyJWT\[crypto\]>="
-    ):
+    with pytest.raises(SettingError, match=r"which is not installed. Run pip install 'PyJWT\[crypto\]>="):
         stores.make_identity(Settings(jwt=issuers), StoreCounts())

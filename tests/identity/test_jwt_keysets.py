@@ -35,6 +35,14 @@ async def settle() -> None:
     await loop.settle()
 
 
+async def opened(clock: Callable[[], float], *names: str) -> tuple[Shelf, KeySet]:
+    """A key set that has read keys with these ids, and where it reads them."""
+    shelf = Shelf(jwks(*(jwk("ES256", name) for name in names)), clock)
+    keyset = KeySet(issuer(), shelf, clock)
+    await keyset.open()
+    return shelf, keyset
+
+
 def kids(text: bytes, algorithm: str = "ES256") -> list[str]:
     return list(read_keys(text, algorithm))
 
@@ -81,27 +89,13 @@ def test_of_a_private_key_only_the_public_part_is_read_and_of_one_id_the_first()
 def test_what_is_no_key_set() -> None:
     too_many = json.dumps({"keys": [{}] * (MAX_KEYS + 1)}).encode()
     nested, number = b"[" * 100_000, b'{"keys": ' + b"1" * 5000 + b"}"
-    for text in (
-        b"",
-        b"\xff",
-        b"{",
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"keys": {}}',
-        b"<html>502</html>",
-        nested,
-        number,
-        too_many,
-    ):
+    for text in (b"", b"\xff", b"{", b"[]", b"null", b"{}", b'{"keys": {}}', b"<html>", nested, number, too_many):
         with pytest.raises(Unreadable):
             read_keys(text, "ES256")
 
 
 async def test_an_issuers_keys_are_read_every_few_minutes_or_after_a_failure(clock: Callable[[], float]) -> None:
-    shelf = Shelf(jwks(jwk("ES256")), clock)
-    keyset = KeySet(issuer(), shelf, clock)
-    await keyset.open()
+    shelf, keyset = await opened(clock, "first")
     loop = asyncio.create_task(keyset.run())
     await asyncio.sleep(301)
     shelf.content = "down"
@@ -114,9 +108,7 @@ async def test_an_issuers_keys_are_read_every_few_minutes_or_after_a_failure(clo
 
 @pytest.mark.parametrize("garbage", ["no answer", b"<html>", b"{}"])
 async def test_a_wrong_file_changes_nothing_and_logs_once(garbage: bytes | str, clock: Callable[[], float]) -> None:
-    shelf = Shelf(jwks(jwk("ES256")), clock)
-    keyset = KeySet(issuer(), shelf, clock)
-    await keyset.open()
+    shelf, keyset = await opened(clock, "first")
     key = keyset.find("first")
     assert key is not None
     shelf.content = garbage
@@ -135,9 +127,7 @@ async def test_a_wrong_file_changes_nothing_and_logs_once(garbage: bytes | str, 
 
 
 async def test_a_key_that_has_left_is_dead_and_a_new_one_is_found(clock: Callable[[], float]) -> None:
-    shelf = Shelf(jwks(jwk("ES256", "old")), clock)
-    keyset = KeySet(issuer(), shelf, clock)
-    await keyset.open()
+    shelf, keyset = await opened(clock, "old")
     old = keyset.find("old")
     shelf.content = jwks(jwk("ES256", "new"))
     await keyset.refresh()
@@ -154,13 +144,11 @@ async def test_a_key_that_has_left_is_dead_and_a_new_one_is_found(clock: Callabl
     with capture_logs() as logs:
         await keyset.refresh()
     assert keyset.find("new") is None, "a key set without keys is believed"
-    assert [line["event"] for line in logs] == ["the issuer has no key that can be used"]
+    assert [line["event"] for line in logs] == ["the issuer has no usable key"]
 
 
 async def test_who_wants_an_unknown_key_has_it_read_once_in_a_while(clock: Callable[[], float]) -> None:
-    shelf = Shelf(jwks(jwk("ES256")), clock)
-    keyset = KeySet(issuer(), shelf, clock)
-    await keyset.open()
+    shelf, keyset = await opened(clock, "first")
     loop = asyncio.create_task(keyset.run())
     await asyncio.sleep(AGAIN - 1)
     assert not keyset.want(), "it was read of late"

@@ -71,12 +71,12 @@ def test_a_file_written_by_hand(tmp_path: Path) -> None:
         (entry("a", more="burst = inf"), "keys[1].burst", "between"),
         (entry("a", more="expires_at = 2026-11-01T12:00:00"), "keys[1].expires_at", "time zone"),
         (entry("a", more="created_at = nan"), "keys[1].created_at", "Unix time"),
-        (entry("a", more='models = [""]'), "keys[1].models", "names of models"),
-        (entry("a", more='models = ["a"]\n[keys.model_limits.b]\nrate = 1'), "keys[1].model_limits", "may ask"),
+        (entry("a", more='models = [""]'), "keys[1].models", "must be model names"),
+        (entry("a", more='models = ["a"]\n[keys.model_limits.b]\nrate = 1'), "keys[1].model_limits", "may use"),
         (entry("a", more="model_limits = {b = {rate = 0}}"), "keys[1].model_limits.b.rate", "above 0"),
         (entry("a", more="model_limits = {b = {rate = 1, burst = 0.5}}"), "keys[1].model_limits.b.burst", "between"),
         (entry("a", more="model_limits = {b = {burst = 1}}"), "keys[1]", "rate"),
-        (entry("a", more='model_limits = {"" = {rate = 1}}'), "keys[1].model_limits", "name of a model"),
+        (entry("a", more='model_limits = {"" = {rate = 1}}'), "keys[1].model_limits", "must be a model name"),
         (entry("a") + entry("a", "eve"), "keys[2].id", "keys[1]"),
         (entry("a").replace(id_of("a"), "short"), "keys[1].id", "12 letters and digits"),
         (entry("a", user=""), "keys[1].user", "printable"),
@@ -91,9 +91,7 @@ def test_a_wrong_file_says_where_and_why(text: str | bytes, setting: str, says: 
     assert caught.value.hint
 
 
-def test_a_file_that_cannot_be_read_and_a_misspelt_ledger_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_and_a_misspelt_ledger_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingError, match="cannot be read"):
         run(KeysFile(tmp_path).open())
@@ -218,7 +216,7 @@ async def test_a_file_that_becomes_wrong_is_a_store_that_does_not_answer(tmp_pat
     with pytest.raises(StoreUnavailable):
         await store.add(key("b"))
     written(tmp_path, "")
-    with pytest.raises(StoreUnavailable, match="is empty, as if it were being written"):
+    with pytest.raises(StoreUnavailable, match="is empty, possibly because it is being written"):
         await told(store, revision)
     (tmp_path / "keys.toml").unlink()
     with pytest.raises(StoreUnavailable, match="cannot be read"):

@@ -61,6 +61,8 @@ ANSWERS = [
     (INTERIM + CHUNKED, (200, b"abcde", False, True)),
     (EMPTY, (204, b"", False, True)),
     (LAST, (200, b"ok", False, False)),
+    (LAST.replace(b"Close", b"keep-alive\r\nX-Transfer-Encoding: chunked"), (200, b"ok", False, True)),
+    (BUSY.replace(b"HTTP/1.1", b"HTTP/1.0"), (503, b"busy", True, False)),
 ]
 
 
@@ -87,6 +89,14 @@ def test_any_bytes_end_in_one_outcome(first: bytes, second: bytes) -> None:
     connection.connection_lost(None)
     assert context.told[-1][0] == "lost"
     assert len(context.told) <= 2
+
+
+def test_a_body_without_a_length_goes_on_until_the_end_of_its_connection() -> None:
+    connection, context, _ = connected()
+    connection.send(b"request", 7, 1.0, 0)
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+    connection.connection_lost(None)
+    assert context.told[0] == (200, b"all of it", False, False)
 
 
 def test_bytes_that_nobody_asked_for_spoil_the_connection_only() -> None:

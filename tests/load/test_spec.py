@@ -104,17 +104,17 @@ keys = partial(parse_keys, tiers=["paid", "free"])
                 ("ftp://host/", "'ftp' is not supported"),
                 ("http://", "names no host"),
                 ("http://host:99999/", "is not a URL: .*[Pp]ort"),
-                ("http://host/a\r\nX: y", "characters that no URL may have"),
+                ("http://host/a\r\nX: y", "characters that are not allowed in a URL"),
             )
         ),
         *(
             (partial(parse_mix, mix), says)
             for mix, says in (
-                ("paid", "'paid' is not a new TIER=WEIGHT"),
+                ("paid", "'paid' is not TIER=WEIGHT with a new tier"),
                 ("paid=-1", "'paid=-1'"),
                 ("paid=nan", "'paid=nan'"),
                 ("paid=1,paid=2", "'paid=2'"),
-                ("pa\nid=1", "is not a new TIER=WEIGHT"),
+                ("pa\nid=1", "is not TIER=WEIGHT with a new tier"),
                 ("paid=0,free=0", "all weights are 0"),
             )
         ),
@@ -147,7 +147,7 @@ keys = partial(parse_keys, tiers=["paid", "free"])
         (partial(order, expect="lower"), "--expect = 'lower': is not known. Use none, upper, echo"),
         (
             partial(order, expect="upper", member=""),
-            "--expect.*needs a text member in the body to check answers by: input, ",
+            "--expect.*needs a string member in the body to check answers against: input, ",
         ),
     ],
 )

@@ -27,47 +27,15 @@ nvmlEventTypeXidCriticalError = 8  # noqa: N816
 
 
 class NVMLError(Exception):
-    """Error of NVML; `value` is its number. Each number has a class of its own."""
+    """Error of NVML; `value` is its number."""
 
-    value: int
-
-    def __new__(cls, value: int) -> NVMLError:
-        made = Exception.__new__(_CLASSES.get(value, cls))
-        made.value = value
-        return made
-
-
-class NVMLError_NotSupported(NVMLError): ...  # noqa: N801
-
-
-class NVMLError_NotFound(NVMLError): ...  # noqa: N801
-
-
-class NVMLError_DriverNotLoaded(NVMLError): ...  # noqa: N801
-
-
-class NVMLError_Timeout(NVMLError): ...  # noqa: N801
-
-
-class NVMLError_LibraryNotFound(NVMLError): ...  # noqa: N801
-
-
-class NVMLError_GpuIsLost(NVMLError): ...  # noqa: N801
-
-
-_CLASSES: dict[int, type[NVMLError]] = {
-    NVML_ERROR_NOT_SUPPORTED: NVMLError_NotSupported,
-    NVML_ERROR_NOT_FOUND: NVMLError_NotFound,
-    NVML_ERROR_DRIVER_NOT_LOADED: NVMLError_DriverNotLoaded,
-    NVML_ERROR_TIMEOUT: NVMLError_Timeout,
-    NVML_ERROR_LIBRARY_NOT_FOUND: NVMLError_LibraryNotFound,
-    NVML_ERROR_GPU_IS_LOST: NVMLError_GpuIsLost,
-}
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
 
 
 def _state() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(os.environ["STAND_IN_NVML"]).read_text())
-    return found
+    return dict(json.loads(Path(os.environ["STAND_IN_NVML"]).read_text()))
 
 
 def _gpu(handle: Any) -> dict[str, Any]:

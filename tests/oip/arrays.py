@@ -7,13 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headway.core.tensors import SIZES, Tensor, TensorHead, join_elements
+from tests.core import test_tensor_values
 
 DATATYPES = [name for name in SIZES if name != "JSON"]
-DTYPES: dict[str, Any] = {
-    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
-    "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
-    "BF16": np.uint16,
-}  # fmt: skip
+DTYPES: dict[str, Any] = {**test_tensor_values.DTYPES, "BF16": np.uint16}
 """Dtypes of numpy; BF16 is there as its bits."""
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 

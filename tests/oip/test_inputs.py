@@ -38,8 +38,8 @@ def test_wrong_heads_and_more_rows_than_a_batch_has_are_told() -> None:
         ("FP32", (1, 4), bytes(15), r"`x` has 15 bytes; FP32 of shape \[1, 4\] takes 16"),
         ("FP32", (1, 4), bytes(17), "`x` has 17 bytes"),
         ("BYTES", (1, 2), pack([b"a"]), "end after 1 elements; its shape says 2"),
-        ("BYTES", (1, 2), pack([b"a"] * 3), "5 bytes of binary data are left"),
-        ("BYTES", (1, 2), b"\xff\0\0\0a", "says that it has 255 bytes, and 1 are left"),
+        ("BYTES", (1, 2), pack([b"a"] * 3), "5 bytes of binary data remain"),
+        ("BYTES", (1, 2), b"\xff\0\0\0a", "has the length 255, but only 1 bytes are left"),
     ],
 )
 def test_data_of_another_length_are_refused(datatype: str, shape: tuple[int, ...], data: bytes, says: str) -> None:
@@ -72,13 +72,13 @@ def test_data_alone_for_a_text_are_the_text_without_its_length() -> None:
 @pytest.mark.parametrize(
     ("specs", "size", "says"),
     [
-        ((), 4, "it is not known yet"),
+        ((), 4, "are not known yet"),
         (SPECS, 16, "which works only for models with one input"),
-        (SPECS[:1], 17, "the body has only data, 17 bytes"),
-        (SPECS[:1], 0, "the body has only data, 0 bytes"),
-        ([TensorSpec("x", "UINT8", (-1, -1))], 4, "do not determine their shape"),
-        ([TensorSpec("x", "BYTES", (2,))], 4, "do not determine their shape"),
-        ([TensorSpec("x", "UINT8", (0,))], 4, "do not determine their shape"),
+        (SPECS[:1], 17, "the body consists only of data; its size, 17 bytes"),
+        (SPECS[:1], 0, "the body consists only of data; its size, 0 bytes"),
+        ([TensorSpec("x", "UINT8", (-1, -1))], 4, "does not determine the shape"),
+        ([TensorSpec("x", "BYTES", (2,))], 4, "does not determine the shape"),
+        ([TensorSpec("x", "UINT8", (0,))], 4, "does not determine the shape"),
     ],
 )
 def test_data_alone_that_say_no_shape_are_refused(specs: tuple[TensorSpec, ...], size: int, says: str) -> None:
@@ -117,7 +117,7 @@ def test_what_a_client_wishes_is_read(parameters: dict[str, Any], wishes: Wishes
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"priority": 4}, "`priority` is out of range; expected an integer from 0 to 3, 1 being the highest tier"),
+        ({"priority": 4}, "`priority` is out of range; expected an integer from 0 to 3, where 1 is the highest tier"),
         ({"priority": -1}, "`priority`"),
         ({"priority": True}, "`priority` is not an integer; expected"),
         ({"priority": "1"}, "`priority` is not an integer; expected an integer from 0 to 3"),

@@ -37,14 +37,14 @@ def test_only_the_outputs_that_are_asked_for_are_told_in_their_order() -> None:
     wanted = [WantedOutput("sum", True), WantedOutput("x", False)]
     assert [(one.head.name, one.binary) for one in answer_tensors([output(1)], wanted, binary=False)] == wanted
     assert [one.head.name for one in answer_tensors([output(1)], wanted[:1], binary=False)] == ["sum"]
-    with pytest.raises(BadRequest, match="no output `y`; the model gives `x`, `sum`"):
+    with pytest.raises(BadRequest, match="no output `y`; the model returns `x`, `sum`"):
         answer_tensors([output(1)], [WantedOutput("y", True)], binary=False)
 
 
 def test_names_are_checked_as_far_as_they_are_known() -> None:
     check_names(["x"], ())
     check_names(["x", "y"], ["y", "x", "z"])
-    with pytest.raises(BadRequest, match="the output `x` is asked for 2 times"):
+    with pytest.raises(BadRequest, match="the output `x` is requested 2 times"):
         check_names(["x", "y", "x"], ())
     with pytest.raises(BadRequest, match="no output `a`"):
         check_names(["a"], ["b"])
@@ -53,11 +53,14 @@ def test_names_are_checked_as_far_as_they_are_known() -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_numbers_that_json_has_not_are_to_be_asked_for_in_binary() -> None:
+def test_numbers_and_octets_that_json_has_not_are_to_be_asked_for_in_binary() -> None:
     [x, _] = answer_tensors([output(float("nan"))], (), binary=False)
-    with pytest.raises(RequestError, match=r"NaN or an infinity.*ask for it in binary, with `binary_data`") as raised:
+    with pytest.raises(RequestError, match=r"NaN or an infinity.*request it in binary, with `binary_data`") as raised:
         list(x.json_pieces())
     assert raised.value.code == BACKEND_ERROR
+    [x] = answer_tensors([pack([Tensor(TensorHead("x", "BYTES", (1,)), join_elements([b"\xff"]))])], (), binary=False)
+    with pytest.raises(BadRequest, match="request it in binary, with `binary_data`"):
+        list(x.json_pieces())
 
 
 def test_json_values_are_texts_and_a_tensor_without_elements_is_an_empty_array() -> None:
@@ -74,12 +77,12 @@ def test_json_values_are_texts_and_a_tensor_without_elements_is_an_empty_array()
 
 def test_outputs_of_several_shapes_are_to_be_asked_for_one_by_one() -> None:
     other = pack([Tensor(TensorHead("x", "FP32", (1, 2)), bytes(8))])
-    with pytest.raises(BadRequest, match=r"differ in shape or datatype: .*; ask for each by itself"):
+    with pytest.raises(BadRequest, match=r"differ in shape or datatype: .*; send each input in its own request"):
         answer_tensors([output(1), other], (), binary=False)
 
 
 def test_a_damaged_output_is_the_model_s_fault() -> None:
     assert not are_tensors([output(1), "text"])
-    with pytest.raises(RequestError, match="the model's output is damaged") as caught:
+    with pytest.raises(RequestError, match="the model's output is corrupt") as caught:
         answer_tensors([Tensors(output(1).content[:-20])], (), binary=False)
     assert caught.value.code == BACKEND_ERROR

@@ -35,15 +35,11 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class Answered(NamedTuple):
-    """Answer to a call, or to a request of a stream.
+    """Answer to a call, or to a request of a stream: the HTTP status that it stands for, 0 without one, and the code of
+    its error.
 
-    Attributes:
-        status: HTTP status that it stands for; 0: there was none, as the connection has failed.
-        code: code of an error; without an answer, what has failed.
-        fields: trailing metadata, or parameters.
-        told: outputs, or the code.
-        blamed: place of the input that an error names; -1: it names none.
-        taken: whether the request was taken in. One that a stream had not read when it ended in order was not.
+    `blamed` is the place of the input that an error names, or -1. A request was not `taken` in if a stream that ended
+    in order had not read it.
     """
 
     status: int

@@ -28,16 +28,10 @@ class Standing(Enum):
 
 
 class Door:
-    """A gateway, and the connections to it that are free.
+    """A gateway, and the connections to it that are free. A port of 0: it has none, or is not asked.
 
-    Attributes:
-        name: of its process.
-        grpc: its port for gRPC; 0: it has none.
-        admin: its admin port; 0: it is not asked.
-        standing: see Standing; whoever kills it or tells it to end says so here first.
-        shut: instant from which it was not open any more.
-        channel: connection for gRPC calls of all who do not close theirs; None: not made yet.
-        streams: streams on that connection, by their metadata.
+    `standing`: whoever kills it or tells it to end says so here first. `channel` is for gRPC calls of all who do not
+    close theirs, with `streams` by their metadata. It was not open any more from the instant `shut`.
     """
 
     def __init__(self, name: str, port: int, host: str = "127.0.0.1", grpc: int = 0, admin: int = 0) -> None:

@@ -65,6 +65,8 @@ ABSENT = "9"
 """Version that nobody runs."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
 """Longest time that the service gives a task, and another request."""
+SAID = "text", "inputs", "words", "way", "wanted", "model", "parameters", "rows"
+"""Fields that an operation has in common with another one that says the same."""
 
 
 class Crowd:
@@ -74,20 +76,12 @@ class Crowd:
         doors: the gateways there are; change the list as they come and go.
         tenants: name to the value of `Authorization`.
         rate: mean operations per second, Poisson.
-        seed: of the dice.
         poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
         large: share of the texts that are large, and their outputs with them.
         ways: ways in that requests take; those of a model that takes tensors send several inputs as its rows.
-        versions: versions of the model that some requests name.
-        models: models that some requests name; the others name none.
+        versions, models: that some requests name; the others name none.
         parameters: parameters of a call that requests for the default model have; some have none.
         spread: most characters that a text has more than others.
-        history: where all is noted; None for a new one.
-
-    Attributes:
-        history: so far.
-        doors: see above.
-        latencies: seconds from the call to the output of synchronous requests.
     """
 
     def __init__(
@@ -156,10 +150,9 @@ class Crowd:
                 await self._perform(operation, STAYS, wait)
 
         looks = [look(self._note(Kind.POLL, tenant, id=id), 40.0) for tenant, id in asked]
-        looks += [
-            look(self._note(Kind.ASK, tenant, key=key, timeout=ASK_SECONDS, **_said(keys[tenant, key])), 0.0)
-            for tenant, key in kept
-        ]
+        for tenant, key in kept:
+            same = {name: getattr(keys[tenant, key], name) for name in SAID}
+            looks.append(look(self._note(Kind.ASK, tenant, key=key, timeout=ASK_SECONDS, **same), 0.0))
         try:
             await asyncio.gather(*looks)
         finally:
@@ -481,17 +474,3 @@ class Crowd:
             if door.channel is not None:
                 await door.channel.close()
                 door.channel = None
-
-
-def _said(one: Operation) -> dict[str, Any]:
-    """What an operation said, for another one that says the same."""
-    return {
-        "text": one.text,
-        "inputs": one.inputs,
-        "words": one.words,
-        "way": one.way,
-        "wanted": one.wanted,
-        "model": one.model,
-        "parameters": one.parameters,
-        "rows": one.rows,
-    }

@@ -93,17 +93,9 @@ class Sighting:
 
 @dataclass(slots=True)
 class Evidence:
-    """All evidence of a history.
-
-    Attributes:
-        rows: rows of the ledger.
-        dropped: rows that gateways say they have dropped.
-        counted: requests that each gateway has counted since it started, by outcome. A gateway that is gone has no entry.
-        letters: dead letters that are left.
-        letters_counted: number of dead letters that the metrics tell.
-        keys: keys in Redis when all is answered.
-        lines: warnings and errors in logs.
-        sightings: looks at the registry, in their order.
+    """All evidence of a history: the ledger's rows, requests that each gateway has counted since it started, dead
+    letters that are left, keys in Redis when all is answered, warnings and errors in logs, and looks at the registry in
+    their order.
     """
 
     rows: list[Row] | None = None

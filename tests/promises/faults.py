@@ -11,13 +11,11 @@ REDO_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a fault.
+    """Cost of a fault, with a reason for people.
 
-    Attributes:
-        loses: acknowledged state: a task may be unknown (404) or pending once more, a key or a kept answer be
-            forgotten, a deleted task be back if a gateway still held it.
-        reruns: an input that ran may run again, also under an idempotency key.
-        says: reason, for people.
+    Where it `loses` acknowledged state, a task may be unknown (404) or pending once more, a key or a kept answer be
+    forgotten, a deleted task be back if a gateway still held it. Where it `reruns`, an input that ran may run again,
+    also under an idempotency key.
     """
 
     loses: bool
@@ -72,13 +70,12 @@ class Fault:
 
 @dataclass(slots=True)
 class Drained(Fault):
-    """Drain of a process, or of one worker there, by an operator: no fault, but what has to do with faults has to do with it.
+    """Drain of a process, or of one worker there, by an operator: no fault, but what has to do with faults has to do
+    with it.
 
-    Attributes:
-        pid: process of the one worker's function; 0: all workers of the process are drained.
-        told: instant at which all that were drained had told so and ran nothing; None: they did not in time.
-        undrained: instant at which the end of the drain was ordered; None: not yet.
-        back: instant at which all of them were healthy again, or gone; None: they were not in time.
+    `pid` is the process of the one worker's function; 0: all are drained. `told` is when all that were drained had told
+    so and ran nothing, `undrained` when the end was ordered, and `back` when all were healthy again, or gone; None: not
+    yet, or not in time.
     """
 
     pid: int = 0

@@ -8,14 +8,11 @@ from tests.promises.evidence import Row
 from tests.promises.faults import Fault
 from tests.promises.operation import History, Kind, Operation, Presence, Run, Weighing
 
-ACCEPTED: dict[str, Any] = {"status": 202}
-UNKNOWN: dict[str, Any] = {"status": 404, "code": "NOT_FOUND"}
 REJECTED: dict[str, Any] = {"status": 422, "code": "REJECTED_BY_MODEL"}
-LEFT: dict[str, Any] = {"lost": "left"}
 ANSWERS: dict[str, dict[str, Any]] = {
-    "accepted": ACCEPTED,
+    "accepted": {"status": 202},
     "pending": {"status": 200},
-    "unknown": UNKNOWN,
+    "unknown": {"status": 404, "code": "NOT_FOUND"},
     "conflict": {"status": 409, "code": "IDEMPOTENCY_CONFLICT"},
     "misuse": {"status": 422, "code": "IDEMPOTENCY_CONFLICT"},
     "rejected": REJECTED,
@@ -25,7 +22,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "no-workers": {"status": 503, "code": "NO_WORKERS"},
     "forgotten": {"status": 204},
     "failed": {"status": 200, "code": "DEADLINE_EXCEEDED"},
-    "left": LEFT,
+    "left": {"lost": "left"},
     "torn": {"lost": "torn"},
     "cut": {"lost": "cut"},
 }

@@ -21,15 +21,10 @@ SUBMITTED, ENDED, SEEN = "submitted", "ended", "seen"
 
 
 class Standing(NamedTuple):
-    """State of an id.
+    """State of an id: `absent`, `live`, `held` (the run has ended, and its gateway has not answered yet), or `kept`.
 
-    Attributes:
-        stage: `absent`, `live`, `held` (the run has ended, and its gateway has not answered yet), or `kept`.
-        owner: number of the submission that may vanish; 0 for none.
-        text: what was submitted.
-        task: whether it is a task.
-        outcome: that is kept; empty as long as nobody was told.
-        settled: the gateway of a task knows that it has ended.
+    `owner` is the number of the submission that may vanish, 0 for none. The outcome that is kept is empty as long as
+    nobody was told. It is `settled` once the gateway of a task knows that it has ended.
     """
 
     stage: str

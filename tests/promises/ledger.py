@@ -16,7 +16,7 @@ from tests.promises.ways_in import text_of_numbers
 
 WRITTEN_SECONDS = 3.0
 """Seconds of calm in which a gateway writes the rows of what it has answered."""
-GIVEN_UP = "the last records do not get into the ledger"
+GIVEN_UP = "the last records could not be written to the ledger"
 """Log line of a process that ends without having written all of its rows."""
 TENSORS = "tensors: "
 """What the ledger keeps of tensors begins so: it tells their shapes, by which nobody knows a request."""

@@ -43,26 +43,15 @@ class Operation:
     """One request of a client and its answer.
 
     Attributes:
-        number: unique in the history.
-        kind: what it was.
-        tenant: whose it was.
-        gateway: who was asked.
         called: when its first byte was sent.
         id: UUID text of the request or of the task it is about; empty as long as it is not known.
-        chosen: the client chose the id.
-        text: the input; those of a request with several, one after the other.
-        inputs: of a request with several inputs; empty for others.
-        way: name of the way in that it took.
+        text, inputs: the input; those of a request with several, one after the other, and apart.
         words: what was sent, of which the way may make another input.
-        key: its idempotency key.
         fresh: no earlier answer will do; its own may do for later identical requests.
-        timeout: seconds that the request may take at most.
         returned: when its answer was there; None if there was none.
         status, code: of the answer; the code is that of an error, of a task that failed its own.
-        output: of the model, also that of a task; those of a request with several inputs, one after the other.
-        outputs: of a request with several inputs, as they were answered.
+        output, outputs: of the model, also that of a task; as `text` and `inputs`.
         blamed: place of the input that the error names; -1: it names none.
-        model: model that it names; empty: none, which is the default one.
         wanted: version of the model that it names; empty: any.
         version: version that its answer tells, of several that answered all, with commas; empty where that tells none.
         turned_down: refused without a run, as the same input has failed alone.
@@ -236,17 +225,10 @@ class Telling:
 
 @dataclass(slots=True)
 class Job:
-    """One bulk job, as its client knows it in the end.
+    """One bulk job, as its client knows it in the end. Its status is empty where nobody knows it.
 
-    Attributes:
-        tenant, id: whose it is, and its id.
-        called: when its file was sent.
-        lines: texts of each line by its `custom_id`; several of one that has several inputs.
-        parameters: those of each line that has any, by its `custom_id`.
-        cancelled: whether its client has wished that it ends.
-        status: its last status; empty: nobody knows it.
-        counts: `total`, `completed` and `failed`, as it tells them.
-        answers, errors: records of its two files: `custom_id`, and the outputs or the error's code.
+    `lines` and `parameters` go by `custom_id`; a line has several texts if it has several inputs. `answers` and
+    `errors` are the records of its two files: `custom_id`, and the outputs or the error's code.
     """
 
     tenant: str
@@ -263,20 +245,14 @@ class Job:
 
 @dataclass(slots=True)
 class History:
-    """Notes of a whole history.
+    """Notes of a whole history: what clients did, what ran, what failed, and what the service itself gives as evidence.
 
     Attributes:
-        operations: operations of all clients.
-        runs: runs of the model function.
-        faults: faults of the service.
         limits: requests a second and burst, by tenant and model; None stands for all models together.
         shares: whether identical requests of a tenant may get one answer (`--cache`, `--collapse`).
         unasked: bytes that came when no answer was due, in words.
         weighings: weights of the versions, in the order of their beginnings; empty: nothing is known of versions.
         processes: gateways and worker hosts, where versions are known.
-        tellings: what statuses tell of versions.
-        jobs: bulk jobs.
-        evidence: what the service itself gives of it.
     """
 
     operations: list[Operation] = field(default_factory=list)

@@ -102,7 +102,7 @@ LATENESS = failures.lateness(0.5, attempts=0, slots=0, queue_due=True)
     ("status", "openai", "message", "code"),
     [
         (429, "rate_limit_exceeded", "over the limit of 240 requests a minute, 40 at once", "RATE_LIMITED"),
-        (429, "rate_limit_exceeded", "shed: this tier is held to what the fleet can carry", "SHED"),
+        (429, "rate_limit_exceeded", "shed: this tier is limited to what the fleet can handle", "SHED"),
         *(
             (503, "server_is_overloaded", failure.message, failure.code)
             for failure in (failures.version_unknown("m", "9"), failures.not_here("m"), failures.lost_input(), LATENESS)

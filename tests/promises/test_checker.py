@@ -112,9 +112,7 @@ ALLOWED = {
 }
 
 BROKEN = {
-    "late long before its deadline": {
-        "a request that is late when its time has hardly begun": "0-1 ask a: late",
-    },
+    "late long before its deadline": {"a request that is late when its time has hardly begun": "0-1 ask a: late"},
     "a good input is rejected": {
         "a failure that names a good input": "1-2 run a reject_b; 0-3 ask a reject_b blamed=0: rejected",
         "a rejection of what rode with a culprit": "1- run poison a; 0-2 ask a: rejected",
@@ -122,16 +120,12 @@ BROKEN = {
             "1- run poison a; 0-1 task a id=t: accepted; 2-3 poll t: 200 REJECTED_BY_MODEL"
         ),
     },
-    "a good input failed": {
-        "a good input whose retries others spent": "1- run poison a; 0-2 ask a: 502 BACKEND_ERROR",
-    },
+    "a good input failed": {"a good input whose retries others spent": "1- run poison a; 0-2 ask a: 502 BACKEND_ERROR"},
     "output of an input that the model rejects": {
         "outputs in spite of an input that fails": "1-2 run a reject_b; 0-3 ask a reject_b: run0.0 run0.1",
         "an output of what is rejected": "1- run poison; 0-2 ask poison: run0.0",
     },
-    "rejected without any run": {
-        "a rejection that no run explains": "0-2 ask poison: known; 3- run poison",
-    },
+    "rejected without any run": {"a rejection that no run explains": "0-2 ask poison: known; 3- run poison"},
     "turned down in place of what is kept": {
         "a rejection that is kept and told otherwise": (
             "1- run poison; 0-2 ask poison key=k: rejected; 3-4 ask poison key=k: known"
@@ -154,17 +148,13 @@ BROKEN = {
         "one run for two that have nothing in common": "1-2 run a; 0-3 ask a: run0.0; 0-3 ask a: run0.0",
     },
     "answer of another tenant": {
-        "one run for two tenants": "1-2 run a; 0-3 ask a: run0.0; 0-3 ask a tenant=globex: run0.0",
+        "one run for two tenants": "1-2 run a; 0-3 ask a: run0.0; 0-3 ask a tenant=globex: run0.0"
     },
     "a task of nobody, or of another tenant": {
-        "a task that a foreign tenant sees": "0-1 task a id=t: accepted; 2-3 poll t tenant=globex: pending",
+        "a task that a foreign tenant sees": "0-1 task a id=t: accepted; 2-3 poll t tenant=globex: pending"
     },
-    "output of no run": {
-        "an output that nothing made": "0-1 ask a: A|run7.0",
-    },
-    "output of a run at another time": {
-        "an output of old": "1-2 run a; 3-4 ask a: run0.0",
-    },
+    "output of no run": {"an output that nothing made": "0-1 ask a: A|run7.0"},
+    "output of a run at another time": {"an output of old": "1-2 run a; 3-4 ask a: run0.0"},
     "two outcomes": {
         "a task with two outcomes": (
             "1-2 run a; 3-4 run a; 0-1 task a id=t: accepted; 2-3 poll t: run0.0; 5-6 poll t: run1.0"
@@ -188,14 +178,12 @@ BROKEN = {
         "a request that is answered with 404": "0-3 ask a id=t: unknown; 1-2 ask b id=t: conflict",
     },
     "known after its DELETE": {
-        "a deleted task that is there": "0-1 task a id=t: accepted; 2-3 forget t: forgotten; 4-5 poll t: pending",
+        "a deleted task that is there": "0-1 task a id=t: accepted; 2-3 forget t: forgotten; 4-5 poll t: pending"
     },
     "run of a deleted task": {
-        "a deleted task that runs": "0-1 task a id=t: accepted; 2-3 forget t: forgotten; 5-6 run a",
+        "a deleted task that runs": "0-1 task a id=t: accepted; 2-3 forget t: forgotten; 5-6 run a"
     },
-    "run of a request that was never sent whole": {
-        "a torn request that runs": "0- ask a: torn; 4-5 run a",
-    },
+    "run of a request that was never sent whole": {"a torn request that runs": "0- ask a: torn; 4-5 run a"},
     "second run under a key": {
         "a third run of a text that a request under a key has twice": (
             "1-2 run a; 1-2 run a; 4-5 run a; 0-3 ask a a key=k: run0.0 run1.0"
@@ -215,15 +203,9 @@ BROKEN = {
             "1-2 run a t=1; 0-3 ask a key=k t=1: run0.0; 4-5 ask a key=k t=1: misuse"
         ),
     },
-    "no answer": {
-        "a connection that is closed instead of an answer": "0- ask a: cut",
-    },
-    "error of the service itself": {
-        "an error of the service": "0-1 ask a: 500 INTERNAL",
-    },
-    "a task without an end": {
-        "a task that pends for ever": "0-1 task a id=t: accepted; 50-51 poll t: pending",
-    },
+    "no answer": {"a connection that is closed instead of an answer": "0- ask a: cut"},
+    "error of the service itself": {"an error of the service": "0-1 ask a: 500 INTERNAL"},
+    "a task without an end": {"a task that pends for ever": "0-1 task a id=t: accepted; 50-51 poll t: pending"},
     "other parameters in one call": {
         "requests with other parameters ride together": "1-2 run a b t=1; 0- ask a t=1: left; 0- ask b t=2: left",
         "a request without parameters rides with one that has some": (
@@ -231,12 +213,12 @@ BROKEN = {
         ),
     },
     "a call with parameters that its requests have not": {
-        "a request that nobody waits for runs with other parameters": "1-2 run a t=2; 0- ask a t=1: left",
+        "a request that nobody waits for runs with other parameters": "1-2 run a t=2; 0- ask a t=1: left"
     },
     "answer of a call with other parameters": {
         "a text that is asked twice gets the answer for other parameters": (
             "1-2 run a t=1; 1-2 run a t=2; 0-3 ask a t=1: run1.0; 0-3 ask a t=2: run0.0"
-        ),
+        )
     },
     "second run of a request": {
         "an input that runs twice": "1-2 run a b; 1.5-2.5 run b; 0-3 ask a b: run0.0 run0.1",
@@ -249,9 +231,7 @@ BROKEN = {
             "4-5 run a name=1.1.3 t=1; 0-6 ask a t=1: 1.1.3.0; 0-6 ask poison_c t=1: rejected"
         ),
     },
-    "answers in another order": {
-        "outputs in another order than the inputs": "1-2 run a b; 0-3 ask a b: run0.1 run0.0",
-    },
+    "answers in another order": {"outputs in another order than the inputs": "1-2 run a b; 0-3 ask a b: run0.1 run0.0"},
     "rows of a request that did not run together": {
         "rows that ran apart": "1-2 run a; 1-2 run b; 0-3 ask a b rows=1: run0.0 run1.0",
         "rows with another between them": "1-2 run a c b; 0-3 ask a b rows=1: run0.0 run0.2",
@@ -259,7 +239,7 @@ BROKEN = {
     "two outcomes; second run under a key": {
         "inputs under a key of which one runs again": (
             "1-2 run a b; 6.5-7 run b; 0-3 ask a b key=k: run0.0 run0.1; 6-8 ask a b key=k: run0.0 run1.0"
-        ),
+        )
     },
 }
 """Histories that break these promises, and no other."""

@@ -68,7 +68,7 @@ def test_an_order_is_carried_out_unless_its_worker_fell(told: dict[str, None], b
 
 def test_a_drain_explains_that_others_have_no_worker_but_no_failure_and_no_second_run() -> None:
     it = drained()
-    events = "batch failed", "versions of a model have a weight and no worker"
+    events = "batch failed", "versions of a model have a weight but no worker"
     it.history.evidence.lines += [Line("worker-1", 5.0, "warning", event) for event in events]
     assert promises(it.history) == ["a warning that no fault explains"]
     it = drained("3-3.1 run x; 4-4.1 run x; 2.5-5 ask x: 502 BACKEND_ERROR")

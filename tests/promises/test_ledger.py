@@ -89,7 +89,9 @@ def test_a_row_is_lost_with_an_ended_gateway_that_says_so_and_had_no_time_before
     it.write(f"{LATE}; 31-45 fault gateway ended of=gateway; 29-38 fault ledger killed of=ledger")
     assert it.broken == {MISSING}
     for at, wrong in ((37.0, set()), (42.0, {MISSING})):
-        it.history.evidence.lines = [Line("gateway", at, "warning", "the last records do not get into the ledger")]
+        it.history.evidence.lines = [
+            Line("gateway", at, "warning", "the last records could not be written to the ledger")
+        ]
         assert it.broken == wrong
 
 

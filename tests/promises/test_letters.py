@@ -74,7 +74,7 @@ def test_rows_of_a_tensor_have_one_letter_and_one_of_them_fails(it: Scribe) -> N
     assert wrong(it, Letter("acme", "five", ["d", "f"])) >= {"a dead letter of a good input", "a dead letter of nobody"}
 
 
-BARE = "versions of a model have a weight and no worker"
+BARE = "versions of a model have a weight but no worker"
 CUT_OFF = "the broker is out of reach"
 GIVEN_UP = "Future exception was never retrieved\\nfuture: <Future finished exception={}>"
 OF_POSTGRES = GIVEN_UP.format("ConnectionError('PostgreSQL server at \"…\": server sent an error')")
@@ -99,7 +99,7 @@ OF_POSTGRES = GIVEN_UP.format("ConnectionError('PostgreSQL server at \"…\": se
         ("gateway killed of=g", Line("worker-2", 40.0, "warning", "batch failed", "error='a poisonous input'"), True),
         ("gateway killed of=g", Line("worker-2", 40.0, "warning", "batch failed", "error='cuda'"), False),
         # An event that is not known is never explained.
-        ("gateway paused of=g", Line("g", 11.0, "error", "an observer of requests has failed"), False),
+        ("gateway paused of=g", Line("g", 11.0, "error", "a request observer failed"), False),
         # A connection to the ledger that was given up explains its own error.
         ("ledger paused of=ledger", Line("gateway-1", 11.0, "error", OF_POSTGRES), True),
         ("redis paused of=redis", Line("gateway-1", 11.0, "error", OF_POSTGRES), False),

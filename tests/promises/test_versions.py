@@ -40,10 +40,7 @@ KEPT_OF_3 = "1-2 run a version=3; 0-3 ask a: run0.0; "
         ("1-2 run a version=3; 1-2 run b version=4; 0-3 ask a version=3: run0.0; 0-3 ask b version=4: run1.0", ""),
         ("1-2 run a version=3; 0-3 ask a version=4: run0.0", ANOTHER),
         ("1-2 run a version=3; 0-3 ask a wanted=3: run0.0", ""),
-        (
-            "1-2 run a version=4; 0-3 ask a wanted=3: run0.0",
-            "a request that names a version is answered by another",
-        ),
+        ("1-2 run a version=4; 0-3 ask a wanted=3: run0.0", "a request that names a version is answered by another"),
         ("1-2 run a version=5; 0-3 ask a wanted=5: run0.0", ""),
         ("1-2 run a version=5; 0-3 ask a: run0.0", NOT_DRAWN),
         # A version that drains runs what came before.
@@ -82,16 +79,10 @@ KEPT_OF_3 = "1-2 run a version=3; 0-3 ask a: run0.0; "
             for told in ("3,4", "4,3", "3")
         ),
         # A task is run by a version that was drawn, and gets what was kept of one that may be, when it came.
-        (
-            f"300-301 run a version=3; 0-1 task a id={NAMES[0]}: accepted; 302-303 poll {NAMES[0]}: run0.0",
-            "",
-        ),
+        (f"300-301 run a version=3; 0-1 task a id={NAMES[0]}: accepted; 302-303 poll {NAMES[0]}: run0.0", ""),
         ("300-301 run b version=3; 200-201 task b id=t: accepted; 302-303 poll t: run0.0", DRAINS),
         (KEPT_OF_3 + f"50-51 task a id={NAMES[0]}: accepted; 302-303 poll {NAMES[0]}: run0.0", ""),
-        (
-            f"51-52 run b version=4; 50-51 task b id={NAMES[0]} wanted=4: accepted; 302-303 poll {NAMES[0]}: run0.0",
-            "",
-        ),
+        (f"51-52 run b version=4; 50-51 task b id={NAMES[0]} wanted=4: accepted; 302-303 poll {NAMES[0]}: run0.0", ""),
         (KEPT_OF_3 + "200-201 task a id=t: accepted; 302-303 poll t: run0.0", KEPT),
         # A version that is there is not refused. At 106 it drains, and there is no 9.
         ("106-107 ask a wanted=3: unknown; 106-107 ask a wanted=3: no-workers", ""),

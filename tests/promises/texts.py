@@ -13,15 +13,10 @@ LARGE_BYTES = 66_000, 100_000
 
 
 class Texts:
-    """Maker of texts.
+    """Maker of texts, each with a number that no other has.
 
-    Arguments:
-        rng: dice.
-        begin: what the numbers in the texts begin with.
-        number: returns a number that no other text has.
-        poison: share of the texts that make their batch raise.
-        large: share of the texts that are large, and their outputs with them.
-        spread: most characters that a text has more than others.
+    `poison` is the share that makes its batch raise, `large` the share that is large, and `spread` the most characters
+    that one has more.
     """
 
     def __init__(

@@ -27,11 +27,8 @@ HOST = ("gpu", "worker", "service")
 class Rule:
     """Lines, and the roles whose faults explain them: of their own process, unless they are SHARED.
 
-    Attributes:
-        event: beginning of the event.
-        about: pattern that must be found in the rest of the line.
-        roles: roles of such faults; empty: the load itself explains it, without any fault.
-        of_others: whether faults of other processes explain it, too.
+    `event` is the beginning of the event, `about` a pattern in the rest of the line. Without roles the load itself
+    explains it. Faults `of_others` may explain it, too.
     """
 
     event: str
@@ -49,14 +46,14 @@ RULES = (
     Rule("worker does not start", "its process died of SIGKILL", HOST),
     Rule("worker keeps dying", "", HOST),
     Rule("probe failed", "", HOST),
-    Rule("versions of a model have a weight and no worker", "", ("worker", "gpu"), of_others=True),
+    Rule("versions of a model have a weight but no worker", "", ("worker", "gpu"), of_others=True),
     Rule("the broker is out of reach", "", ("redis", "connections", "gateway", "worker", "controller")),
     Rule("the broker does not answer", "", ("redis", "connections")),
     Rule("requests are refused until the broker is back", "", ("redis", "connections", "gateway")),
     Rule("the outcome of a batch could not be handed in", "", ("redis", "connections", "worker")),
     Rule("the ledger is out of reach", "", ("ledger", "gateway", "service")),
     Rule("the ledger retention is out of reach", "", ("ledger", "gateway", "service")),
-    Rule("the last records do not get into the ledger", "", ("ledger",)),
+    Rule("the last records could not be written to the ledger", "", ("ledger",)),
     Rule("the ledger does not answer", "", ("ledger",)),
     Rule("the store", "", ("ledger",)),
     Rule("a bulk job pauses", "", ("ledger",)),
@@ -68,7 +65,7 @@ RULES = (
         "",
         ("ledger",),
     ),
-    Rule("reading again failed", "did not answer within"),  # A busy machine keeps the thread that reads from its turn.
+    Rule("rereading failed", "did not respond within"),  # A busy machine keeps the thread that reads from its turn.
 )
 """Lines that something explains; the first that fits a line counts."""
 

@@ -33,7 +33,7 @@ _SAID = (
     (r"is in flight|was used for another", "IDEMPOTENCY_CONFLICT"),
     (r"the input policy", "REJECTED_BY_POLICY"),
     (r"over the (rate )?limit", "RATE_LIMITED"),
-    (r"no (healthy )?worker|it is not known now whether|nobody runs", "NO_WORKERS"),
+    (r"no (healthy )?worker|it is not currently known whether", "NO_WORKERS"),
     (r"deadline", "DEADLINE_EXCEEDED"),
     (r"retry budget is spent", "BACKEND_ERROR"),
     (r"rejected|poisonous|failed on this input", "REJECTED_BY_MODEL"),

@@ -8,9 +8,9 @@ from typing import TypeVar
 from headway.core.departure import Rule
 from headway.core.health import HEARTBEAT_EVERY
 from headway.errors import BrokerUnavailable
-from headway.model import Cause, Entry, ItemResult, NoWork, Reply, WorkerInfo, WorkerStatus
+from headway.model import Cause, Entry, ItemResult, NoWork, Reply
 from headway.ports import Broker
-from tests.contracts.brokers import MAX_BATCH, Fixed, ask, failed, output, slot
+from tests.contracts.brokers import MAX_BATCH, Fixed, ask, beat, failed, output, slot
 from tests.redis.stand import Stand
 
 WINDOW = 0.05
@@ -84,9 +84,8 @@ class Play:
                 await self.harness.advance(0.02)
 
     async def _beat(self, worker: str, host: Broker) -> None:
-        info = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY)
         while True:
-            await self._until(lambda: host.heartbeat(info))
+            await self._until(lambda: beat(host, worker))
             await self.harness.advance(HEARTBEAT_EVERY)
 
     async def _work(self, worker: str, host: Broker) -> None:

@@ -19,9 +19,9 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
-from headway.model import ItemResult, Lease, Reply
+from headway.model import Reply, Value
 from headway.runtime.counters import BrokerCounts
-from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, LIMITS, MODELS, KnownServer, RedisHarness, ask, output, slot
+from tests.contracts.brokers import KEPT_LIMITS, LIMITS, MODELS, KnownServer, RedisHarness, answered, ask, output, slot
 from tests.e2e.client import PATIENCE
 from tests.servers.redis import RunningServer
 
@@ -88,19 +88,25 @@ class Stand(RedisHarness):
             patched.setattr(link, "call", late)
             yield arrives
 
+    async def acknowledged(self, gateway: str = "g") -> int:
+        """Read all replies for a gateway, and say so. Returns how many there were; then none comes."""
+        cursor = 0
+        while True:
+            reading = asyncio.create_task(self.broker.replies(gateway, cursor))
+            await self.advance(1.0)
+            if not reading.done():
+                reading.cancel()
+                return cursor
+            _, cursor = await reading
+
     def keys(self, model: str = "m", shard: int = 0) -> set[str]:
-        """Keys of a queue now, without the prefix."""
         prefix = self.key("", shard, model)
         return {key.decode().removeprefix(prefix) for key in self.server.command("KEYS", f"{prefix}*")}
-
-    def wakeups(self) -> str:
-        return self.key(f"b:{self._links[0].process}")
 
     def held(self, model: str = "m") -> list[int]:
         return [self.server.command("HLEN", self.key("p", shard, model)) for shard in range(self.shards)]
 
     def idle(self, shard: int = 0) -> int:
-        """Slots that wait for a wake-up of a shard."""
         found: int = self.server.command("ZCARD", self.key("i", shard))
         return found
 
@@ -123,7 +129,6 @@ T = TypeVar("T")
 async def opened(
     url: str, timeout: float = PATIENCE, clock: Callable[[], float] | None = None
 ) -> AsyncIterator[RedisConnection]:
-    """A link to a server, in real time."""
     link = RedisConnection(url, timeout=timeout, clock=clock)
     try:
         await link.open()
@@ -146,7 +151,7 @@ async def brokers(
         made = []
         for _ in range(count):
             link = RedisConnection(url, timeout=PATIENCE, clock=clock)
-            link._block = links.BLOCK
+            link.reads.block = links.BLOCK
             stack.push_async_callback(link.close)
             await link.open()
             made.append(RedisBroker(link, models or {"m": LIMITS}, BrokerCounts(), rng.random, shards))
@@ -160,7 +165,7 @@ def hasty(broker: RedisBroker) -> Iterator[None]:
     link = broker._connection
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(link, "timeout", TIMEOUT)
-        for client in (link._calls, link._claims, link._reads):
+        for client in (link._calls, link._claims, link.reads._client):
             if isinstance(client, Cluster):
                 patched.setattr(client, "_call_timeout", TIMEOUT / 4)
         yield
@@ -183,13 +188,16 @@ class Steady:
         self._now += seconds
 
 
-async def answered(broker: RedisBroker, worker: str = "gpu-0") -> Lease:
-    """A batch of all that waits, which is answered rightly."""
-    lease = await broker.claim(slot(worker), AT_ONCE)
-    assert isinstance(lease, Lease)
-    settled = await broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
-    assert not settled.fenced
-    return lease
+async def heard(broker: RedisBroker, gateway: str, count: int) -> dict[str, Value | None]:
+    """Outputs of so many replies for a gateway, by id; each comes once."""
+    found: dict[str, Value | None] = {}
+    cursor = 0
+    while len(found) < count:
+        replies, cursor = await until(lambda after=cursor: broker.replies(gateway, after))  # type: ignore[misc]
+        more = {reply.id: reply.output for reply in replies}
+        assert not found.keys() & more.keys()
+        found |= more
+    return found
 
 
 async def served(url: str) -> None:
@@ -198,7 +206,7 @@ async def served(url: str) -> None:
     async with brokers(url) as [broker]:
         reading = asyncio.create_task(_read(broker, entry.gateway))
         assert await broker.enqueue([entry]) == [None]
-        await answered(broker)
+        await answered(broker, slot())
         [reply] = await reading
         assert (reply.id, reply.output) == (entry.id, output(entry.input))
 

@@ -7,8 +7,8 @@ import pytest
 from headway import errors
 from headway.brokers.redis.steps import PUT_BACK, WINDOW, ServerClock
 from headway.core.departure import Rule
-from headway.model import Cause, EntryState, Lease, NoWork, ProcessInfo, QueueName, Role
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, drained, failed, ids, slot
+from headway.model import Cause, EntryState, Lease, NoWork, QueueName
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Fixed, ask, attend, drained, failed, failure_of, ids, slot
 from tests.redis.stand import Stand
 
 HOUR = 3600.0
@@ -72,10 +72,7 @@ async def test_failed_batches_run_again_although_the_clock_was_put_back(harness:
         assert await harness.broker.state("t", "a") is EntryState.QUEUED
         await harness.advance(1.0)
         await harness.answer(await harness.claim())
-        _, cursor = await harness.broker.replies("g", 0)
-        waiting = asyncio.create_task(harness.broker.replies("g", cursor))
-        await harness.advance(1.0)
-        waiting.cancel()
+        await harness.acknowledged()
         harness.clock_error -= HOUR
 
 
@@ -95,9 +92,7 @@ async def test_what_waits_when_the_clock_is_put_forward_is_told_that_it_is_late(
     harness.clock_error += HOUR
     await harness.broker.withdraw([("t", "unknown", 0)], "g")
     await harness.reaping(0.1)
-    failure = (await drained(harness))["a"].failure
-    assert failure is not None
-    assert failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
+    assert failure_of((await drained(harness))["a"]).code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
     await harness.broker.enqueue([ask(id="b")])
     assert ids((await harness.claim()).entries) == ["b"]
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
@@ -105,12 +100,12 @@ async def test_what_waits_when_the_clock_is_put_forward_is_told_that_it_is_late(
 
 async def test_who_is_gone_is_not_believed_to_be_there_although_the_clock_was_put_back(harness: Stand) -> None:
     for id in ("gone", "here"):
-        await harness.fleet.heartbeat(ProcessInfo(id=id, role=Role.GATEWAY, host="h", pid=1))
+        await attend(harness.fleet, id)
         await harness.healthy(id)
     assert await harness.fleet.acquire_leadership("gone", 3.0) == 0.0
     assert await harness.fleet.acquire_leadership("here", 3.0) > 0.0
     harness.clock_error -= HOUR
-    await harness.fleet.heartbeat(ProcessInfo(id="here", role=Role.GATEWAY, host="h", pid=1))
+    await attend(harness.fleet, "here")
     await harness.healthy("here")
     assert [member.id for member in await harness.fleet.members()] == ["here"]
     assert [worker.worker_id for worker in await harness.broker.workers()] == ["here"]
@@ -131,7 +126,6 @@ class ServerAhead:
             self.answer(seconds)
 
     def answer(self, seconds: float = 0.0) -> None:
-        """An answer arrives that the server gave some seconds ago."""
         self.estimate.learn(self.here + self.ahead - seconds)
 
     @property

@@ -12,25 +12,11 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.brokers.redis.fleet import RedisFleet
 from headway.errors import BrokerUnavailable, SettingError
-from headway.model import (
-    DedupKey,
-    DedupKind,
-    EntryState,
-    ItemResult,
-    Lease,
-    Limit,
-    NoWork,
-    ProcessInfo,
-    QueueName,
-    Role,
-    Value,
-    WorkerInfo,
-    WorkerStatus,
-)
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, failed, ids, output, slot
-from tests.contracts.dedup_keys import task
+from headway.model import EntryState, ItemResult, Lease, Limit, NoWork, QueueName
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, attend, beat, failed, ids, output, slot
+from tests.contracts.dedup_keys import key, task
 from tests.e2e.client import wait_until
-from tests.redis.stand import Steady, brokers, hasty, opened, refused, until
+from tests.redis.stand import Steady, brokers, hasty, heard, opened, refused, until
 from tests.servers.cluster import ClusterSetup
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import TESTED, RedisServer
@@ -62,7 +48,7 @@ def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSe
 async def beaten(broker: RedisBroker) -> None:
     """Heartbeats of all slots, twice: at first nobody knows of the others."""
     for worker in 2 * WORKERS:
-        await broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+        await beat(broker, worker)
 
 
 async def drained(broker: RedisBroker) -> list[Lease]:
@@ -88,7 +74,7 @@ async def test_entries_on_all_nodes_are_run_withdrawn_and_answered(cluster: Clus
         await beaten(there)
         for server in cluster.servers:
             assert function_library.VERSION in str(server.command("FUNCTION", "LIST"))
-        reading = asyncio.create_task(here.replies("g", 0))
+        reading = asyncio.create_task(heard(here, "g", 3 * MAX_BATCH))
         entries = [ask() for _ in range(4 * MAX_BATCH)]
         assert await here.enqueue(entries) == [None] * len(entries)
         assert min(server.command("DBSIZE") for server in cluster.servers) > 0
@@ -98,10 +84,7 @@ async def test_entries_on_all_nodes_are_run_withdrawn_and_answered(cluster: Clus
         wanted = set(ids(entries[MAX_BATCH:]))
         assert {rider.id for lease in leases for rider in lease.entries} == wanted
         assert {lease.fence % 256 for lease in leases} == set(range(SHARDS))
-        found, _ = await reading
-        while len(found) < len(wanted):
-            found, _ = await here.replies("g", 0)
-        assert set(ids(found)) == wanted
+        assert set(await reading) == wanted
         assert len(await here.workers()) == len(WORKERS)
         assert (await here.loads())[QueueName("m")].slots == len(WORKERS)
         assert await here.reap() > 0.0
@@ -110,7 +93,7 @@ async def test_entries_on_all_nodes_are_run_withdrawn_and_answered(cluster: Clus
 async def test_the_fleet_and_dead_letters_work_on_a_cluster_too(cluster: ClusterSetup, clock: Steady) -> None:
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker], opened(cluster.url, clock=clock) as link:
         fleet, letters = RedisFleet(link), RedisDeadLetters(link, [QueueName("m")], SHARDS)
-        await fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+        await attend(fleet, "a")
         assert [member.id for member in await fleet.members()] == ["a"]
         await beaten(broker)
         culprits = [ask() for _ in range(SHARDS)]
@@ -186,7 +169,6 @@ def slot_of(cluster: ClusterSetup, shard: int) -> int:
 
 @contextmanager
 def moved(cluster: ClusterSetup, shard: int, source: RedisServer, target: RedisServer) -> Iterator[None]:
-    """A slot without keys is another node's, for a while."""
     source.command("FLUSHALL")
     cluster.give(slot_of(cluster, shard), target)
     try:
@@ -206,22 +188,18 @@ async def test_a_silent_node_does_not_keep_the_others_from_their_work(cluster: C
         silent = [shard for shard, node in enumerate(nodes) if node is away]
         assert 0 < len(silent) < SHARDS
         assert away is not cluster.of("headway:{fleet}:")
-        away.pause()
-        try:
-            with hasty(broker):
-                for shard, worker in enumerate(WORKERS[:SHARDS]):
-                    if shard not in silent:
-                        assert isinstance(await claimed(broker, worker), Lease)
-                for call in (
-                    lambda: broker.enqueue([ask() for _ in range(4 * SHARDS)]),
-                    broker.depths,
-                    broker.reap,
-                    lambda: broker.withdraw([("t", "unknown", 0)], "g"),
-                ):
-                    await refused(call())
-                await refused(broker.claim(slot(WORKERS[silent[0]]), AT_ONCE))
-        finally:
-            away.resume()
+        with away.silent(), hasty(broker):
+            for shard, worker in enumerate(WORKERS[:SHARDS]):
+                if shard not in silent:
+                    assert isinstance(await claimed(broker, worker), Lease)
+            for call in (
+                lambda: broker.enqueue([ask() for _ in range(4 * SHARDS)]),
+                broker.depths,
+                broker.reap,
+                lambda: broker.withdraw([("t", "unknown", 0)], "g"),
+            ):
+                await refused(call())
+            await refused(broker.claim(slot(WORKERS[silent[0]]), AT_ONCE))
         assert isinstance(await claimed(broker, WORKERS[silent[0]]), Lease)
         wait_until(cluster.whole)
 
@@ -235,16 +213,13 @@ async def test_the_others_are_reaped_while_a_node_is_silent(cluster: ClusterSetu
         entries = [ask(queue_timeout=0.05) for _ in range(4 * SHARDS)]
         await broker.enqueue(entries)
         away = nodes_of(cluster)[0]  # The first to be reaped.
-        away.pause()
-        try:
+        with away.silent():
             clock.skip(1.0)
             with hasty(broker):
                 await refused(broker.reap())
                 await refused(broker.reap())
             found, _ = await until(lambda: broker.replies("g", cursor))
             assert set(ids(found)) < set(ids(entries))
-        finally:
-            away.resume()
 
 
 async def test_a_cluster_is_found_by_any_node_and_refused_where_it_would_evict_or_is_none(
@@ -279,21 +254,12 @@ async def test_limits_tasks_and_answers_in_common_are_shared_whatever_a_tenants_
     async with brokers(cluster.url, count=2, shards=SHARDS, clock=clock) as [here, there]:
         await beaten(there)
         for tenant in ("red", "green", "blue", "black"):
-            shares = (DedupKey(DedupKind.KEY, "k", b"", 60.0),)
-            asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", dedup_keys=shares) for _ in range(2)]
+            asked = [ask("text", tenant=tenant, gateway=f"g {tenant}", dedup_keys=(key(),)) for _ in range(2)]
             assert await here.enqueue(asked[:1]) == [None]
             assert await there.enqueue(asked[1:]) == [None]
-            reading = asyncio.create_task(there.replies(f"g {tenant}", 0))
             [lease] = await drained(there)
             assert ids(lease.entries) == [asked[0].id]
-            found: dict[str, Value | None] = {}
-            while len(found) < 2:
-                replies, cursor = await reading
-                found |= {reply.id: reply.output for reply in replies}
-                reading = asyncio.create_task(there.replies(f"g {tenant}", cursor))
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            assert found == dict.fromkeys([entry.id for entry in asked], output("text"))
+            assert await heard(there, f"g {tenant}", 2) == dict.fromkeys([entry.id for entry in asked], output("text"))
         for tenant in ("red", "green", "blue", "black"):
             await here.enqueue([ask(id="job", tenant=tenant, dedup_keys=(task("job"),))])
             assert await there.outcome(tenant, "job") is EntryState.QUEUED

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,13 +15,14 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import InvalidResponse, MovedError, ResponseError
 
 from headway.brokers.redis import clients, link
+from headway.brokers.redis.blocking_reads import FEW, BlockingReads
 from headway.brokers.redis.clients import Cluster, connect
-from headway.brokers.redis.connection import BOUNDS, FEW, BlockingReads
+from headway.brokers.redis.connection import BOUNDS
 from headway.brokers.redis.link import Address, BulkAnswer, Deposed, Server
 from headway.errors import BrokerUnavailable
-from headway.model import ItemResult, Lease
-from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot
-from tests.e2e.client import PATIENCE
+from headway.model import Lease
+from tests.contracts.brokers import AT_ONCE, LIMITS, answered, ask, slot
+from tests.e2e.client import PATIENCE, wait_until
 from tests.redis.stand import brokers
 from tests.servers.redis import RunningServer, SharedServers
 
@@ -35,7 +37,7 @@ async def test_a_process_waits_for_all_queues_over_one_connection_and_shares_a_f
 ) -> None:
     server = servers.of(kind)
     async with brokers(server.url, models=dict.fromkeys(MODELS, LIMITS)) as [broker]:
-        broker._connection._block = BRIEF
+        broker._connection.reads.block = BRIEF
         slots = {model: slot(f"gpu of {model}", model=model) for model in MODELS}
         await asyncio.gather(*(broker.depths() for _ in range(5)))
         assert not any(
@@ -55,9 +57,7 @@ async def test_a_process_waits_for_all_queues_over_one_connection_and_shares_a_f
             await asyncio.gather(*woken)
         seen = Counter[str]()
         for one in slots.values():
-            lease = await broker.claim(one, AT_ONCE)
-            assert isinstance(lease, Lease)
-            await broker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+            await answered(broker, one)
         async with asyncio.timeout(PATIENCE):
             while len(seen) < len(MODELS):
                 replies, cursor = await reading
@@ -68,11 +68,7 @@ async def test_a_process_waits_for_all_queues_over_one_connection_and_shares_a_f
 
 
 async def blocked(server: RunningServer, count: int) -> None:
-    for _ in range(int(PATIENCE / 0.02)):
-        if (found := server.command("INFO", "clients")["blocked_clients"]) == count:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{found} clients are blocked")
+    await asyncio.to_thread(wait_until, lambda: server.command("INFO", "clients")["blocked_clients"] == count)
 
 
 class KeyServer:
@@ -224,9 +220,6 @@ async def test_a_link_that_is_reset_leaves_no_error_that_nobody_takes() -> None:
     assert reset._streams._closed.exception() is None
 
 
-Act = Callable[["Peer", Server], Coroutine[Any, Any, None]]
-
-
 class Peer:
     """Server that gives each command the next of some answers, as they are on the wire, in these pieces; then it closes the
     connection."""
@@ -258,20 +251,19 @@ async def until(reached: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def served(peer: Peer, act: Act) -> None:
-    async def main() -> None:
-        listening = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
-        port = listening.sockets[0].getsockname()[1]
-        pool = ConnectionPool(Connection, host="127.0.0.1", port=port, protocol=2, driver_info=None)
-        server = Server(Redis.from_pool(pool), 2)
-        try:
-            async with asyncio.timeout(10):
-                await act(peer, server)
-        finally:
-            await server.close()
-            listening.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def asked(peer: Peer) -> AsyncIterator[Server]:
+    """The client's side of a peer."""
+    listening = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    pool = ConnectionPool(Connection, host="127.0.0.1", port=port, protocol=2, driver_info=None)
+    server = Server(Redis.from_pool(pool), 2)
+    try:
+        async with asyncio.timeout(10):
+            yield server
+    finally:
+        await server.close()
+        listening.close()
 
 
 @pytest.mark.parametrize(
@@ -286,10 +278,11 @@ def served(peer: Peer, act: Act) -> None:
     ],
     ids=["replica", "without-its-primary", "without-replicas", "loading", "unknown", "no-answer"],
 )
-def test_an_error_says_whether_the_server_takes_no_writes_and_whether_its_link_is_broken(
+async def test_an_error_says_whether_the_server_takes_no_writes_and_whether_its_link_is_broken(
     answer: bytes, error: type[Exception], broken: bool
 ) -> None:
-    async def act(peer: Peer, server: Server) -> None:
+    peer = Peer(answer, b"+PONG\r\n")
+    async with asked(peer) as server:
         with pytest.raises(error) as caught:
             await server.call("PING")
         assert isinstance(caught.value, Deposed) == (error is Deposed)
@@ -298,12 +291,11 @@ def test_an_error_says_whether_the_server_takes_no_writes_and_whether_its_link_i
         assert await server.call("PING") == b"PONG"
         assert peer.links == 1 + broken
 
-    served(Peer(answer, b"+PONG\r\n"), act)
-
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-def test_a_link_that_breaks_during_a_call_is_told_and_made_anew(large: bool) -> None:
-    async def act(peer: Peer, server: Server) -> None:
+async def test_a_link_that_breaks_during_a_call_is_told_and_made_anew(large: bool) -> None:
+    peer = Peer(b"$1\r\nx\r\n")
+    async with asked(peer) as server:
         assert await server.call("GET", "a", large=large) == b"x"
         with pytest.raises((NoConnection, ConnectionResetError, asyncio.IncompleteReadError)) as caught:
             await server.call("GET", "a", large=large)
@@ -312,25 +304,24 @@ def test_a_link_that_breaks_during_a_call_is_told_and_made_anew(large: bool) -> 
         assert await server.call("GET", "a", large=large) == b"y"
         assert (peer.links, peer.open) == (2, 1)
 
-    served(Peer(b"$1\r\nx\r\n"), act)
 
-
-def test_a_link_that_the_server_has_closed_meanwhile_is_made_anew_before_the_next_call() -> None:
-    async def act(peer: Peer, server: Server) -> None:
+async def test_a_link_that_the_server_has_closed_meanwhile_is_made_anew_before_the_next_call() -> None:
+    peer = Peer(b"+PONG\r\n", b"+PONG\r\n")
+    async with asked(peer) as server:
         assert await server.call("PING") == b"PONG"
         peer.writers[0].close()
         await until(lambda: not server._idle[0].is_up)
         assert await server.call("PING") == b"PONG"
         assert peer.links == 2
 
-    served(Peer(b"+PONG\r\n", b"+PONG\r\n"), act)
 
-
-def test_answers_come_in_any_pieces_and_a_link_takes_large_and_small_ones_in_turn() -> None:
+async def test_answers_come_in_any_pieces_and_a_link_takes_large_and_small_ones_in_turn() -> None:
     value = bytes(range(256)) * 4096
     pieces = b"$%d\r\n" % len(value), value[:70_000], value[70_000:], b"\r\n"
 
-    async def act(peer: Peer, server: Server) -> None:
+    answer = b"*4\r\n$5\r\nle", b"ase\r\n:3\r\n$-1\r\n*2", b"\r\n$2\r\n\r\n\r\n$0\r\n", b"\r\n"
+    peer = Peer(answer, pieces, pieces, b"$-1\r\n", b"$-1\r\n")
+    async with asked(peer) as server:
         assert await server.call("FCALL") == [b"lease", 3, None, [b"\r\n", b""]]
         assert await server.call("GET", "a", large=True) == value
         assert await server.call("GET", "a") == value
@@ -338,23 +329,20 @@ def test_answers_come_in_any_pieces_and_a_link_takes_large_and_small_ones_in_tur
         assert await server.call("GET", "b") is None
         assert peer.links == 1
 
-    answer = b"*4\r\n$5\r\nle", b"ase\r\n:3\r\n$-1\r\n*2", b"\r\n$2\r\n\r\n\r\n$0\r\n", b"\r\n"
-    served(Peer(answer, pieces, pieces, b"$-1\r\n", b"$-1\r\n"), act)
 
-
-def test_a_call_that_is_given_up_leaves_no_answer_to_the_next() -> None:
-    async def act(peer: Peer, server: Server) -> None:
+async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next() -> None:
+    peer = Peer((b"$1\r\n", b"a\r\n"), b"$1\r\nb\r\n")
+    async with asked(peer) as server:
         late = asyncio.ensure_future(server.call("GET", "a"))
         await until(lambda: peer.asked == 1)
         late.cancel()
         await asyncio.gather(late, return_exceptions=True)
         assert await server.call("GET", "b") == b"b"
 
-    served(Peer((b"$1\r\n", b"a\r\n"), b"$1\r\nb\r\n"), act)
 
-
-def test_who_leaves_an_address_ends_the_calls_there() -> None:
-    async def act(peer: Peer, server: Server) -> None:
+async def test_who_leaves_an_address_ends_the_calls_there() -> None:
+    peer = Peer(b"+PONG\r\n", ())
+    async with asked(peer) as server:
         assert await server.call("PING") == b"PONG"
         [link] = server._idle
         waiting = asyncio.ensure_future(server.call("BLPOP"))
@@ -362,8 +350,6 @@ def test_who_leaves_an_address_ends_the_calls_there() -> None:
         await server.leave(link.address)
         with pytest.raises(NoConnection):
             await waiting
-
-    served(Peer(b"+PONG\r\n", ()), act)
 
 
 def place(pool: Any) -> tuple[str, int]:

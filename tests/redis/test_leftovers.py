@@ -9,23 +9,9 @@ from headway.brokers.redis import function_library
 from headway.brokers.redis.board import RedisBoard
 from headway.core.departure_board import RECENT_BYTES
 from headway.core.health import DEGRADED_AFTER
-from headway.model import (
-    Capacity,
-    Cause,
-    DeadLetter,
-    DedupKey,
-    DedupKind,
-    ItemResult,
-    Lease,
-    Limit,
-    NoWork,
-    ProcessInfo,
-    Role,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import Capacity, Cause, DeadLetter, DedupKey, DedupKind, ItemResult, Lease, Limit, NoWork
 from headway.model.board import BatchDeparture, Notice, RequestFlow
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, output, slot
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, attend, beat, drained, fail_all, failed, output, slot
 from tests.contracts.dedup_keys import key, same, sharing, task
 from tests.redis.stand import Stand
 
@@ -33,17 +19,6 @@ FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hd", "hn"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots, their factors and their codes."""
 LETTERS = {"ql", "z", "zl", "o", "on", "oc", "ou", "o:t"}
-
-
-async def acknowledged(harness: Stand, gateway: str = "g") -> int:
-    cursor = 0
-    while True:
-        reading = asyncio.ensure_future(harness.broker.replies(gateway, cursor))
-        await harness.advance(1.0)
-        if not reading.done():
-            reading.cancel()
-            return cursor
-        _, cursor = await reading
 
 
 async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stand) -> None:
@@ -70,7 +45,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
         await harness.reaping(0.5)
         while isinstance(claimed := await harness.broker.claim(slot(), AT_ONCE), Lease):
             await harness.answer(claimed)
-    assert await acknowledged(harness) > 45
+    assert await harness.acknowledged() > 45
     await harness.healthy("gpu-0", "gpu-1")
     await harness.reaping(12.0)
     listening.cancel()
@@ -83,12 +58,8 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
 
 async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> None:
     await harness.broker.enqueue([ask(id="a"), ask(id="b")])
-    while any(one.depth for one in await harness.broker.depths()):
-        claimed = await harness.broker.claim(slot(), AT_ONCE)
-        if isinstance(claimed, Lease):
-            await harness.broker.release(claimed, failed())
-        await harness.advance(0.5)
-    assert await acknowledged(harness) == 2
+    await fail_all(harness)
+    assert await harness.acknowledged() == 2
     await harness.reaping(12.0)
     left = harness.keys()
     culprits = {"ca"} | {key for key in left if key.startswith("kc:")}
@@ -123,7 +94,6 @@ async def rest(harness: Stand, seconds: float) -> None:
 
 
 async def test_a_gateway_that_vanished_is_swept_away_with_its_replies(harness: Stand) -> None:
-    """The gateway asked, and never read."""
     await harness.broker.enqueue([ask(gateway="gone"), ask(gateway="here")])
     await harness.answer(await harness.claim())
     await rest(harness, 40.0)
@@ -134,7 +104,7 @@ async def test_a_gateway_that_vanished_is_swept_away_with_its_replies(harness: S
     left = harness.keys()
     assert "r:gone" not in left
     assert len(await drained(harness, "here")) == 2
-    assert await acknowledged(harness, "here") == 2
+    assert await harness.acknowledged("here") == 2
     left = harness.keys()
     assert "e" not in left
 
@@ -271,9 +241,7 @@ async def everything(harness: Stand) -> None:
     for worker in ("gpu-0", "gpu-1"):
         await harness.broker.claim(slot(worker), AT_ONCE)
     await harness.broker.enqueue([ask("dies", id="dies", tenant="poison", gateway="gone")])
-    while await harness.broker.state("poison", "dies") is not None:
-        await harness.broker.release(await harness.claim(), failed())
-        await harness.advance(1.0)
+    await fail_all(harness)
     await harness.broker.enqueue(
         [sharing("kept", task("kept", 600.0), key("kept", keep=600.0), same("kept", 600.0), limits=(limit,) * 1)]
     )
@@ -287,10 +255,10 @@ async def everything(harness: Stand) -> None:
     await harness.claim("gpu-1")
     await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier, tenant="in time") for tier in (0, 1, 2)])
     await harness.broker.enqueue([ask(tenant="poison")])
-    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await attend(harness.fleet, "a")
     await harness.fleet.acquire_leadership("a", 1.0)
     await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1, usable_per_second=1))
-    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="other", status=WorkerStatus.HEALTHY))
+    await beat(harness.broker, "gpu-1", model="other")
 
 
 async def test_all_keys_end_when_all_processes_are_gone(harness: Stand) -> None:
@@ -310,7 +278,7 @@ async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
         if longest(name) != 600.0:
             harness.server.command("EXPIRE", name, 30)
     await harness.reaping(21.0)
-    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await attend(harness.fleet, "a")
     left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
     renewed_by_others = {"b", "z", "zl", "o", "on", "oc", "ou", "ql", "ko", "kc", "w", "j", "capacity"}
     # Followers of a flight are at their end long before their list. Queues are listed while they are used.
@@ -325,16 +293,6 @@ async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> N
     assert await harness.broker.enqueue([ask(id="new", dedup_keys=(DedupKey(DedupKind.KEY, "k", b"", 1.0),))]) == [None]
     assert [entry.id for entry in (await harness.claim()).entries] == ["new"]
     assert [one.depth for one in await harness.broker.depths() if one.model == "m"] == [0, 0, 0]
-
-
-async def test_the_account_of_what_is_kept_ends_with_the_last_outcome(harness: Stand) -> None:
-    for id in ("a", "b"):
-        await harness.broker.enqueue([sharing(id, key(id, keep=2.0))])
-        await harness.answer(await harness.claim())
-    account = {"kb", "kd", "kn", "ko"}
-    assert account <= {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
-    await harness.reaping(5.0)
-    assert not account & {name.partition("}:")[2].partition(":")[0] for name in harness.server.ends()}
 
 
 def commands(harness: Stand) -> dict[str, int]:
@@ -380,8 +338,5 @@ async def test_who_gets_a_kept_answer_costs_a_look_at_its_key_and_one_piece_of_r
     assert done["xadd"] == 2
     assert done["hget"] <= 3 * 64
     assert sum(calls for name, calls in done.items() if name != "hget") <= 32
-    answers: dict[str, object] = {}
-    while len(answers) < 64:
-        replies, read = await harness.broker.replies("g", read)
-        answers |= {reply.id: reply.output for reply in replies}
-    assert answers == {entry.id: output("asked") for entry in joining}
+    replies = await drained(harness, after=read)
+    assert {id: reply.output for id, reply in replies.items()} == {entry.id: output("asked") for entry in joining}

@@ -10,18 +10,9 @@ from msgspec.structs import replace
 
 from headway.brokers.redis import function_library
 from headway.errors import BrokerUnavailable
-from headway.model import (
-    Completion,
-    EntryState,
-    ItemResult,
-    Lease,
-    NoWork,
-    QueueName,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import Completion, EntryState, ItemResult, NoWork, QueueName
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, drained, failed, ids, output, read_mailbox, slot
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, beat, drained, failed, granted, ids, output, slot
 from tests.redis.plays import WORKERS, Play
 from tests.redis.stand import Stand
 from tests.servers.redis import RunningServer
@@ -54,7 +45,7 @@ async def test_an_offer_that_is_overtaken_by_what_was_read_brings_nothing_back(h
     await harness.answer(await harness.claim())
     with harness.overtaken(step) as arrives:
         offered = asyncio.create_task(broker.enqueue([entry]))
-        replies, cursor = await read_mailbox(harness, broker, "g", 0)
+        replies, cursor = await broker.replies("g", 0)
         assert [reply.id for reply in replies] == ["job"]
         reading = asyncio.create_task(broker.replies("g", cursor))
         await harness.advance(1.0)
@@ -122,7 +113,7 @@ async def test_a_guest_asks_again_where_it_asked_before(harness: Stand) -> None:
     workers = [f"gpu-{number}" for number in range(8)]
     for _ in range(4):
         for worker in workers:
-            await harness.broker.heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            await beat(harness.broker, worker)
         await harness.advance(1.01)
     guest = min(harness.at_home()[1])
     await (await harness.another(shards=1)).enqueue([ask() for _ in range(2 * MAX_BATCH)])
@@ -130,8 +121,7 @@ async def test_a_guest_asks_again_where_it_asked_before(harness: Stand) -> None:
     await harness.broker.wait_for_work(slot(guest), None)  # Until it sees that the other shard is behind.
     with harness.losing("claim"), pytest.raises(BrokerUnavailable):
         await harness.broker.claim(slot(guest), AT_ONCE)
-    lease = await harness.broker.claim(slot(guest), AT_ONCE)
-    assert isinstance(lease, Lease)
+    lease = await granted(harness.broker, slot(guest))
     await harness.answer(lease)
     assert harness.server.command("HLEN", harness.key("x")) == 0
     assert (await harness.broker.loads())[QueueName("m")].departures == 1
@@ -212,8 +202,7 @@ async def test_a_lease_of_before_a_loss_is_fenced_off_after_it(harness: Stand, k
     restore(harness.server, replica if kept else {})
     await harness.advance(0.1)
     await harness.peer().enqueue(entries)
-    fresh = await harness.peer().claim(slot("gpu-1"), AT_ONCE)
-    assert isinstance(fresh, Lease)
+    fresh = await granted(harness.peer(), slot("gpu-1"))
     assert not await harness.broker.extend(stale)
     assert not await harness.broker.release(stale, failed())
     assert await harness.broker.complete(stale, [ItemResult("stale")]) == Completion(0, 0, fenced=True)

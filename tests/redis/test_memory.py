@@ -9,22 +9,8 @@ from structlog.testing import capture_logs
 
 from headway import errors
 from headway.core.retention import KEPT
-from headway.model import (
-    DedupKey,
-    DedupKind,
-    Entry,
-    EntryState,
-    Failure,
-    ItemResult,
-    Limit,
-    NoWork,
-    ProcessInfo,
-    Reply,
-    Role,
-    WorkerInfo,
-    WorkerStatus,
-)
-from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, slot
+from headway.model import DedupKey, DedupKind, Entry, EntryState, Failure, ItemResult, Limit, NoWork, Reply
+from tests.contracts.brokers import AT_ONCE, ask, attend, beat, drained, failed, ids, slot
 from tests.redis.stand import Stand
 from tests.servers.redis import RedisServer
 
@@ -78,8 +64,8 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
     assert for_memory(verdicts[-1])
     assert await harness.broker.extend(lease)
     assert await harness.broker.release(lease, failed())
-    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
-    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await beat(harness.broker, "gpu-0")
+    await attend(harness.fleet, "a")
     assert await harness.fleet.acquire_leadership("a", 1.0) == 0.0
     assert await harness.broker.state("t", "id 0") is EntryState.QUEUED
     await harness.broker.withdraw([("t", "id 5", 0)], "g")
@@ -91,12 +77,8 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
         await harness.answer(lease)
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     assert set(await drained(harness)) == set(ids(known[:5]))
-    _, cursor = await harness.broker.replies("g", 0)
-    reading = asyncio.create_task(harness.broker.replies("g", cursor))
-    await harness.advance(1.0)
+    await harness.acknowledged()
     assert not harness.keys() & {"e", "p"}
-    reading.cancel()
-    assert not reading.done()
     fill(server, 0.0)
     new = ask()
     await offered(harness, new)
@@ -104,7 +86,6 @@ async def test_what_was_taken_in_comes_to_its_end(harness: Stand, server: RedisS
 
 
 async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisServer) -> None:
-    """No look was taken before the first request."""
     fill(server, 2.0)
     entry = ask()
     [verdict] = await harness.broker.enqueue([entry])
@@ -113,8 +94,6 @@ async def test_an_idle_system_finds_out_by_itself(harness: Stand, server: RedisS
 
 
 async def test_who_asks_for_it_is_told_that_memory_is_scarce(harness: Stand, server: RedisServer) -> None:
-    """A controller, say, that offers nothing itself."""
-
     async def scarce() -> bool:
         await harness.advance(1.1)
         asked = harness.broker.memory_pressure

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -11,19 +11,8 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.dead_letters import RedisDeadLetters
 from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
-from headway.model import (
-    DeadLetter,
-    EntryState,
-    ItemResult,
-    Lease,
-    ModelReport,
-    QueueName,
-    Reply,
-    Slot,
-    WorkerInfo,
-    WorkerStatus,
-)
-from tests.contracts.brokers import AT_ONCE, LIMITS, MAX_BATCH, ask, drained, output
+from headway.model import DeadLetter, EntryState, ItemResult, ModelReport, QueueName, Reply, Slot
+from tests.contracts.brokers import LIMITS, MAX_BATCH, answered, ask, beat, granted, outcome_of, output
 from tests.contracts.dedup_keys import task
 from tests.redis.stand import Stand
 
@@ -37,32 +26,22 @@ FORGOTTEN = 130.0
 
 
 def slot_of(version: str, model: str = "m", *, helps: str = "") -> Slot:
-    """Slot of a version, or one of the version `helps` that helps it."""
     return Slot("gpu", model, MAX_BATCH, 0, ModelReport(helps or version), version, helps=bool(helps))
 
 
-async def pass_time(harness: Stand, seconds: float, *brokers: RedisBroker) -> None:
-    """Time with the housekeeping of these processes."""
-    for _ in range(round(seconds / STEP)):
-        await harness.advance(STEP)
+async def pass_time(harness: Stand, seconds: float, *brokers: RedisBroker, step: float = STEP) -> None:
+    for _ in range(round(seconds / step)):
+        await harness.advance(step)
         for broker in brokers:
             await broker.workers()
             await broker.reap()
 
 
 async def host(harness: Stand, version: str, model: str = "m") -> RedisBroker:
-    """A process with a healthy worker of a version."""
     made = await harness.another()
     made.know({model: LIMITS})
-    await beat(made, version, model)
+    await beat(made, "gpu", model=model, runs=ModelReport(version), version=version)
     return made
-
-
-async def beat(broker: RedisBroker, version: str, model: str = "m") -> None:
-    runs = ModelReport(version)
-    await broker.heartbeat(
-        WorkerInfo(worker_id="gpu", model=model, status=WorkerStatus.HEALTHY, runs=runs, version=version)
-    )
 
 
 async def serve(harness: Stand, gateway: RedisBroker, version: str, model: str = "m", keep: float = 600.0) -> str:
@@ -78,9 +57,7 @@ async def serve(harness: Stand, gateway: RedisBroker, version: str, model: str =
 
 async def run(gateway: RedisBroker, worker: RedisBroker, version: str, model: str = "m", **how: object) -> None:
     assert await gateway.enqueue([ask(model=model, version=version, **how)]) == [None]  # type: ignore[arg-type]
-    lease = await worker.claim(slot_of(version, model), AT_ONCE)
-    assert isinstance(lease, Lease)
-    await worker.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
+    await answered(worker, slot_of(version, model))
 
 
 _numbers = itertools.count()
@@ -131,16 +108,6 @@ async def test_a_processs_own_models_and_the_version_of_its_slot_are_never_forgo
     assert names(worker) == ["m", "m@7", "other"]
 
 
-async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(harness: Stand) -> None:
-    gateway = await harness.another()
-    for _ in range(2):
-        await serve(harness, gateway, "1", "learnt")
-        assert {"learnt", "learnt@1"} <= {*names(gateway)}
-        await pass_time(harness, PAST, gateway)
-        assert names(gateway) == ["m", "other"]
-    assert len(await drained(harness)) == 0
-
-
 async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(harness: Stand) -> None:
     gateway = await harness.another()
     id = await serve(harness, gateway, "1", "learnt", keep=3 * HOUR)
@@ -148,9 +115,7 @@ async def test_what_is_kept_is_found_by_every_gateway_for_as_long_as_it_is_kept(
     late = await harness.another()
     late.know({}, others=True)
     for broker in (gateway, late):
-        found = await broker.outcome("t", id)
-        assert isinstance(found, Reply)
-        assert found.output == output(f"input of {id}")
+        assert (await outcome_of(broker, id)).output == output(f"input of {id}")
     await pass_time(harness, HOUR + PAST, gateway, late)
     assert names(gateway) == names(late) == ["m", "other"]
 
@@ -188,8 +153,7 @@ async def test_a_task_is_followed_and_cancelled_from_gateways_that_have_not_hear
     assert await first.enqueue([ask("a", version="1", id="t", dedup_keys=(task("t"),))]) == [None]
     assert await second.state("t", "t") is EntryState.QUEUED
     assert await third.enqueue([follower("sub", "t", "t", "h", 60.0, 1)]) == [None]
-    lease = await worker.claim(slot_of("1"), AT_ONCE)
-    assert isinstance(lease, Lease)
+    lease = await granted(worker, slot_of("1"))
     await worker.complete(lease, [ItemResult(output("a"))])
     [reply] = (await third.replies("h", 0))[0]
     assert (reply.id, reply.output) == ("sub", output("a"))
@@ -213,7 +177,6 @@ async def test_a_gateway_gets_its_replies_out_of_a_queue_that_it_had_forgotten(h
 
 
 async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None:
-    """A slot that helps is at home elsewhere, and nothing else waits."""
     harness.lease_seconds = 900.0
     gateway = await harness.another()
     worker = await host(harness, "1")
@@ -223,8 +186,7 @@ async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None
     await worker.close()
     helper = await host(harness, "2")
     await pass_time(harness, STEP, gateway, helper)
-    lease = await helper.claim(slot_of("1", helps="2"), AT_ONCE)
-    assert isinstance(lease, Lease)
+    lease = await granted(helper, slot_of("1", helps="2"))
     for _ in range(round(3 * HOUR / (2 * STEP))):
         await pass_time(harness, 2 * STEP, gateway)
         assert await helper.extend(lease)
@@ -236,7 +198,6 @@ async def test_what_runs_for_hours_keeps_its_queue_known(harness: Stand) -> None
 
 
 async def test_a_queue_that_is_forgotten_is_no_loss(harness: Stand) -> None:
-    """The epoch names what was lost, also in queues that are forgotten since."""
     gateway = await harness.another()
     await serve(harness, gateway, "1")
     harness.server.command("FLUSHDB")
@@ -254,25 +215,14 @@ async def test_nothing_is_forgotten_and_all_is_reaped_while_servers_are_away(
     gateway = await harness.another(shards=2)
     await serve(harness, gateway, "1", keep=5 * HOUR)
     there, away = sorted(gateway._queues[QueueName("m")], key=lambda queue: queue._key)
-    monkeypatch.setattr(away, "siblings", unreachable)
+    monkeypatch.setattr(away, "siblings", AsyncMock(side_effect=BrokerUnavailable("it is away")))
     await pass_time(harness, PAST, gateway)
     assert "m@1" in names(gateway)
     assert {*gateway._reaping._due_at} >= {there, away}
 
 
-async def unreachable() -> tuple[Sequence[str], float]:
-    raise BrokerUnavailable("it is away")
-
-
 LOOKED = 12
 """Seconds within which a process has told the server that something is known in a queue of a model."""
-
-
-async def housekeeping(broker: RedisBroker, harness: Stand, step: float = 10.0, count: int = 10) -> None:
-    for _ in range(count):
-        await harness.advance(step)
-        await broker.workers()
-        await broker.reap()
 
 
 async def test_what_waits_for_a_version_of_before_a_restart_is_found_and_run(harness: Stand) -> None:
@@ -287,42 +237,35 @@ async def test_what_waits_for_a_version_of_before_a_restart_is_found_and_run(har
     await after.reap()
     assert ("1", 1) in {(one.version, one.depth) for one in await after.depths()}
     assert await after.outcome("t", "t") is EntryState.QUEUED
-    lease = await after.claim(slot_of("1", helps="2"), AT_ONCE)
-    assert isinstance(lease, Lease)
-    await after.complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
-    found = await after.outcome("t", "t")
-    assert isinstance(found, Reply)
-    assert found.output == output("a")
+    await answered(after, slot_of("1", helps="2"))
+    assert (await outcome_of(after, "t")).output == output("a")
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
 async def test_what_waits_outlives_a_full_restart_and_ends_in_time(harness: Stand, comes_back: bool) -> None:
     before = await harness.another()
     before.know({"gone": LIMITS})
-    await before.heartbeat(WorkerInfo(worker_id="gpu", model="gone", status=WorkerStatus.HEALTHY))
+    await beat(before, "gpu", model="gone")
     kept = ask("a", model="gone", dedup_keys=(task("t"),), id="t", timeout=300.0, queue_timeout=300.0)
     assert (
         await before.enqueue([kept, ask("b", model="gone", id="b", timeout=300.0, queue_timeout=300.0)]) == [None] * 2
     )
-    await housekeeping(before, harness, 1.0, LOOKED)
+    await pass_time(harness, LOOKED, before, step=1.0)
     await before.close()
     await harness.advance(FORGOTTEN)
 
     after = await harness.another()
     after.know({}, others=True)
-    await housekeeping(after, harness)
+    await pass_time(harness, 100.0, after, step=10.0)
     if comes_back:
         again = await harness.another()
         again.know({"gone": LIMITS})
-        lease = await again.claim(Slot("gpu", "gone", MAX_BATCH), AT_ONCE)
-        assert isinstance(lease, Lease)
+        lease = await granted(again, Slot("gpu", "gone", MAX_BATCH))
         assert {entry.id for entry in lease.entries} == {"t", "b"}
         return
-    await housekeeping(after, harness)
-    found = await after.outcome("t", "t")
-    assert isinstance(found, Reply)
+    await pass_time(harness, 100.0, after, step=10.0)
+    found = await outcome_of(after, "t")
     replies, _ = await after.replies("g", 0)
     assert {reply.id for reply in replies} >= {"b"}
     for reply in (found, *replies):
-        assert reply.failure is not None
-        assert reply.failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)
+        assert reply.failure is not None and reply.failure.code in (errors.NO_WORKERS, errors.DEADLINE_EXCEEDED)

@@ -11,22 +11,8 @@ import pytest
 from headway import errors
 from headway.brokers.redis import entry_wire, function_library, wire
 from headway.brokers.redis.connection import RedisConnection
-from headway.model import (
-    Capacity,
-    DedupKey,
-    DedupKind,
-    Entry,
-    Failure,
-    ItemResult,
-    Lease,
-    NoWork,
-    Octets,
-    ProcessInfo,
-    Role,
-    WorkerInfo,
-    WorkerStatus,
-)
-from tests.contracts.brokers import AT_ONCE, ask, drained, failed, ids, output, slot
+from headway.model import Capacity, DedupKey, DedupKind, Entry, Failure, ItemResult, Lease, NoWork, Octets
+from tests.contracts.brokers import AT_ONCE, ask, attend, drained, fail_all, failure_of, granted, ids, output, slot
 from tests.redis.stand import Stand
 
 pack_entry = entry_wire.pack_entry
@@ -70,7 +56,7 @@ def test_entries_of_a_call_are_packed_as_each_by_itself() -> None:
 
 def test_an_entry_of_a_release_after_the_next_one_says_so() -> None:
     entry = ask("text", id="a")
-    with pytest.raises(wire.TooNew, match="schema 3, and this one reads 1 to 2; upgrade this process"):
+    with pytest.raises(wire.TooNew, match="schema 3, but this release reads 1 to 2; upgrade this process"):
         entry_wire.read_payloads([pack_entry(entry), of_release(2)(entry)])
 
 
@@ -123,8 +109,7 @@ async def test_entries_that_cannot_be_read_cost_nobody_else_the_answer(
     assert set(replies) == {*ALIENS, *ids(good)}
     assert all(replies[entry.id].output == output(entry.input) for entry in good)
     for id in ALIENS:
-        failure = replies[id].failure
-        assert failure is not None
+        failure = failure_of(replies[id])
         assert failure.code == errors.BACKEND_ERROR
         assert "cannot be read" in failure.message
     assert await harness.dead.count() == len(ALIENS)
@@ -135,11 +120,7 @@ async def test_an_unreadable_dead_letter_hides_no_other(harness: Stand, monkeypa
         monkeypatch.setattr(entry_wire, "pack_small", packing(pack))
         monkeypatch.setattr(entry_wire, "pack_entry", pack)
         await harness.broker.enqueue([ask(id=id)])
-        while any(one.depth for one in await harness.broker.depths()):
-            claimed = await harness.broker.claim(slot(), AT_ONCE)
-            if isinstance(claimed, Lease):
-                await harness.broker.release(claimed, failed())
-            await harness.advance(0.5)
+        await fail_all(harness)
     for name in ("z", "zl"):
         harness.server.command("HSET", harness.key(name), "t\0junk", b"x")
     harness.server.command("ZADD", harness.key("o"), 99, "t\0junk")
@@ -169,24 +150,15 @@ async def test_replies_that_cannot_be_read_keep_back_no_others(harness: Stand) -
     await harness.broker.enqueue([ask(id="last")])
     await harness.answer(await harness.claim())
     assert list(await drained(harness)) == [*map(str, range(len(NO_REPLIES))), "last"]
-    _, cursor = await harness.broker.replies("g", 0)
-    reading = asyncio.create_task(harness.broker.replies("g", cursor))
-    await harness.advance(1.0)
+    await harness.acknowledged()
     assert harness.server.command("XLEN", harness.key("r:g")) == 0
-    assert not reading.done()
-    reading.cancel()
 
 
 async def test_a_cause_of_a_later_release_is_the_models(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "pack_failure", lambda *found: wire.encode(wire.WireFailure("molten", "it melted", "w")))
     await harness.broker.enqueue([ask(id="a")])
-    while any(one.depth for one in await harness.broker.depths()):
-        claimed = await harness.broker.claim(slot(), AT_ONCE)
-        if isinstance(claimed, Lease):
-            await harness.broker.release(claimed, failed())
-        await harness.advance(0.5)
-    failure = (await drained(harness))["a"].failure
-    assert failure is not None
+    await fail_all(harness)
+    failure = failure_of((await drained(harness))["a"])
     assert (failure.code, failure.message) == (errors.REJECTED_BY_MODEL, "it melted")
     assert [letter.cause for letter in await harness.dead.list()] == ["molten"]
 
@@ -195,7 +167,7 @@ async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> Non
     assert await harness.broker.claim(slot(), AT_ONCE) == NoWork(None)
     listening = asyncio.create_task(harness.broker.wait_for_work(slot(), None))
     await harness.settle()
-    harness.server.command("RPUSH", harness.wakeups(), "x", b"\xff" * 200)
+    harness.server.command("RPUSH", harness.key(f"b:{harness._links[0].process}"), "x", b"\xff" * 200)
     await harness.advance(1.0)
     assert not listening.done()
     await harness.peer().enqueue([ask()])
@@ -203,8 +175,8 @@ async def test_a_bell_that_cannot_be_read_is_not_the_last(harness: Stand) -> Non
 
 
 async def test_what_a_later_release_says_of_itself_hides_nobody(harness: Stand) -> None:
-    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY))
-    await harness.fleet.heartbeat(ProcessInfo(id="a", role=Role.GATEWAY, host="h", pid=1))
+    await harness.healthy("gpu-0")
+    await attend(harness.fleet, "a")
     await harness.fleet.publish(Capacity(model="m", healthy=1, degraded=0, items_per_second=1.0, usable_per_second=1.0))
     for key in ("w", "k", "capacity"):
         [(name, known)] = harness.server.command("HGETALL", f"headway:{{fleet}}:{key}").items()
@@ -255,8 +227,7 @@ async def test_two_releases_serve_one_queue(harness: Stand, monkeypatch: pytest.
         for entry in itertools.islice(offered, 2):
             assert await next(brokers).enqueue([entry]) == [None]
         assert await next(brokers).depths() == await next(brokers).depths()
-        lease = await next(brokers).claim(slot(limit=3), AT_ONCE)
-        assert isinstance(lease, Lease)
+        lease = await granted(next(brokers), slot(limit=3))
         assert await next(brokers).extend(lease)
         done = await next(brokers).complete(lease, [ItemResult(output(entry.input)) for entry in lease.entries])
         ran += done.answered

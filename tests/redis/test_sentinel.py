@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from headway.brokers.redis.clients import Sentinels, deposed_by
 from headway.brokers.redis.link import Address
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, Reply
-from tests.contracts.brokers import ask, output, slot
+from tests.contracts.brokers import answered, ask, ids, output, slot
 from tests.e2e.client import PATIENCE, wait_until
-from tests.redis.stand import answered, brokers, hasty, opened, refused, served, until
+from tests.redis.stand import brokers, hasty, opened, refused, served, until
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import KINDS, RedisServer
 from tests.servers.sentinel import SERVICE, SentinelSetup
@@ -44,15 +44,33 @@ def waiting(server: RedisServer) -> set[str]:
 
 
 class Waits:
-    """A broker that reads replies and listens for work, over connections that wait at the primary."""
+    """A broker that reads replies and listens for work, over connections that wait at the primary, once an entry is let in."""
 
     def __init__(self, broker: RedisBroker) -> None:
+        self.broker, self.entry = broker, ask(id="a")
         self.reading = asyncio.create_task(reply(broker))
         self.listening = asyncio.create_task(broker.wait_for_work(slot(), None))
 
     async def at(self, server: RedisServer) -> None:
         while not waiting(server) >= {"blpop", "xread"}:  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.01)
+
+    async def answered(self) -> None:
+        """Have the entry run, and its reply read."""
+        lease = await until(lambda: answered(self.broker, slot()))
+        assert ids(lease.entries) == ["a"]
+        assert (await self.reading).output == output(self.entry.input)
+
+
+@asynccontextmanager
+async def let_in(setup: SentinelSetup) -> AsyncIterator[Waits]:
+    """A broker whose entry both servers have."""
+    async with brokers(setup.url) as [broker]:
+        waits = Waits(broker)
+        assert await broker.enqueue([waits.entry]) == [None]
+        await waits.at(setup.primary)
+        wait_until(setup.in_step)
+        yield waits
 
 
 def promote(setup: SentinelSetup, server: RedisServer) -> None:
@@ -65,12 +83,8 @@ def promote(setup: SentinelSetup, server: RedisServer) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
-    async with brokers(setup.url) as [broker]:
-        entry = ask(id="a")
-        assert await broker.enqueue([entry]) == [None]
-        waits = Waits(broker)
-        wait_until(setup.in_step)
-        second = setup.replica
+    async with let_in(setup) as waits:
+        broker, second = waits.broker, setup.replica
         assert function_library.VERSION in str(second.command("FUNCTION", "LIST"))  # It has them from the primary.
         second.command("CONFIG", "RESETSTAT")
         setup.primary.kill()
@@ -79,10 +93,8 @@ async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
         setup.fail_over()
         assert await until(lambda: broker.state("t", "a")) is EntryState.QUEUED
         assert setup.primary is second
-        assert await broker.enqueue([entry]) == [None]
-        lease = await until(lambda: answered(broker))
-        assert [rider.id for rider in lease.entries] == ["a"]
-        assert (await waits.reading).output == output(entry.input)
+        assert await broker.enqueue([waits.entry]) == [None]
+        await waits.answered()
         assert second.command("ROLE")[0] == b"master"
         assert "cmdstat_function|load" not in second.command("INFO", "commandstats")
 
@@ -98,28 +110,20 @@ async def test_a_read_without_an_answer_during_a_takeover_does_not_tell_that_all
         await until(lambda: broker.enqueue([ask(id="b")]))
         with ExitStack() as paused:
             for server in setup.servers:
-                server.pause()
-                paused.callback(server.resume)
+                paused.enter_context(server.silent())
             assert await broker.takes_reads_only()
 
 
 async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusal(setup: SentinelSetup) -> None:
     """Sentinels make a primary that they deposed a replica only after many seconds. Until then it answers reads."""
-    async with brokers(setup.url) as [broker]:
-        entry = ask(id="a")
-        assert await broker.enqueue([entry]) == [None]
-        waits = Waits(broker)
-        first, second = setup.primary, setup.replica
-        await waits.at(first)
-        wait_until(setup.in_step)
+    async with let_in(setup) as waits:
+        broker, first, second = waits.broker, setup.primary, setup.replica
         first.command("CONFIG", "SET", "min-replicas-to-write", 1)
         promote(setup, second)
         wait_until(lambda: first.command("INFO", "replication")["connected_slaves"] == 0)
         assert "NOREPLICAS" in str(await refused(broker.enqueue([ask(id="b")])))
         await refused(waits.listening)
-        lease = await answered(broker)
-        assert [rider.id for rider in lease.entries] == ["a"]
-        assert (await waits.reading).output == output(entry.input)
+        await waits.answered()
         assert first.command("ROLE")[0] == b"master"
 
 
@@ -130,22 +134,15 @@ async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_c
     ever.
     """
     monkeypatch.setattr(Sentinels, "watch", lambda sentinels: None)  # Nobody tells.
-    async with brokers(setup.url) as [broker]:
-        entry = ask(id="a")
-        assert await broker.enqueue([entry]) == [None]
-        waits = Waits(broker)
-        first, second = setup.primary, setup.replica
-        await waits.at(first)
-        wait_until(setup.in_step)
+    async with let_in(setup) as waits:
+        broker, first, second = waits.broker, setup.primary, setup.replica
         first.command("CLIENT", "PAUSE", 3_600_000, "WRITE")
         promote(setup, second)
         with hasty(broker):
             await refused(broker.enqueue([ask(id="b")]))
         first.command("CLIENT", "UNPAUSE")
-        lease = await until(lambda: answered(broker))
-        assert [rider.id for rider in lease.entries] == ["a"]
+        await waits.answered()
         await refused(waits.listening)
-        assert (await waits.reading).output == output(entry.input)
         assert first.command("ROLE")[0] == b"master"
 
 
@@ -169,10 +166,8 @@ async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup:
         if waits.listening.done():
             await refused(waits.listening)
         waits.listening.cancel()
-        entry = ask(id="a")
-        assert await until(lambda: broker.enqueue([entry])) == [None]
-        await until(lambda: answered(broker))
-        assert (await waits.reading).output == output(entry.input)
+        assert await until(lambda: broker.enqueue([waits.entry])) == [None]
+        await waits.answered()
         assert not waiting(first) & {"blpop", "xread"}
         assert second.command("ROLE")[0] == first.command("ROLE")[0] == b"master"
 
@@ -284,8 +279,7 @@ def test_what_most_have_missed_is_not_believed_while_one_knows_better_of_it() ->
 
 
 @pytest.mark.parametrize(
-    "event",
-    ["headway 10.0.0.1 6379 10.0.0.2 6379", "slave 10.0.0.2:6379 10.0.0.2 6379 @ headway 10.0.0.1 6379"],
+    "event", ["headway 10.0.0.1 6379 10.0.0.2 6379", "slave 10.0.0.2:6379 10.0.0.2 6379 @ headway 10.0.0.1 6379"]
 )
 def test_what_a_sentinel_publishes_names_the_deposed_primary(event: str) -> None:
     assert deposed_by(event, "headway") == A

@@ -7,21 +7,11 @@ import pytest
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.core.queue_limits import QueueLimits
-from headway.model import (
-    Entry,
-    EntryState,
-    Failure,
-    ItemResult,
-    Lease,
-    NoWork,
-    Slot,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import Entry, EntryState, Failure, ItemResult, NoWork, Slot
 from headway.ports import Broker
 from headway.runtime.counters import BrokerCounts
 from tests.contracts import dedup_keys as common
-from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, leave, output, slot
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, ask, beat, granted, leave, output, slot
 from tests.contracts.dedup_keys import key, sharing
 from tests.redis import plays
 from tests.redis.plays import WINDOW, Play
@@ -47,7 +37,7 @@ async def beaten(stand: Stand, workers: Sequence[str], seconds: int = 4) -> None
     """Heartbeats of workers on two hosts, until all know of all."""
     for _ in range(seconds):
         for worker in workers:
-            await host_of(stand, worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.HEALTHY))
+            await beat(host_of(stand, worker), worker)
         await stand.advance(1.01)
 
 
@@ -84,23 +74,6 @@ async def test_entries_are_found_in_any_shard_by_any_process_and_offered_again_t
     assert sum(one.depth for one in await harness.broker.depths()) == 0
 
 
-async def test_homes_are_balanced_and_move_as_slots_come_and_go(harness: Stand) -> None:
-    await beaten(harness, WORKERS)
-    homes = harness.at_home()
-    assert [len(home) for home in homes] == [16 // harness.shards] * harness.shards
-    assert set.union(*homes) == set(WORKERS)
-    stay = WORKERS[3:12]
-    await beaten(harness, stay, seconds=6)
-    homes = [home & set(stay) for home in harness.at_home()]
-    sizes = [len(home) for home in homes]
-    assert sizes == [5, 4, 0, 0]
-    assert set.union(*homes) == set(stay)
-    await beaten(harness, WORKERS, seconds=6)
-    homes = harness.at_home()
-    assert [len(home) for home in homes] == [16 // harness.shards] * harness.shards
-    assert sum(load.slots for load in (await harness.broker.loads()).values()) == 16
-
-
 @two
 async def test_a_slot_that_sleeps_is_woken_when_it_has_to_move(harness: Stand) -> None:
     """Alone it is at home in the first shard; in a fleet of sixteen, being the second, in the other one."""
@@ -131,7 +104,6 @@ async def test_a_slot_that_moves_after_its_claim_claims_again_before_it_sleeps(h
 
 
 async def pile(stand: Stand, count: int) -> None:
-    """Put `count` entries into the first shard, although there are two in use."""
     before = stand.held()[0]
     await (await stand.another(shards=1)).enqueue([ask(gateway="pile") for _ in range(count)])
     assert stand.held()[0] == before + count
@@ -153,8 +125,7 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     await pile(harness, MAX_BATCH)
     await harness.advance(0.6)
     assert listening.done()
-    lease = await host.claim(slot(helper), AT_ONCE)
-    assert isinstance(lease, Lease)
+    lease = await granted(host, slot(helper))
     assert len(lease.entries) == MAX_BATCH
     assert harness.idle(1) == 0  # No bell is rung for a slot that is busy.
     settled = await harness.peer().complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
@@ -220,31 +191,16 @@ async def test_all_shards_are_served_by_however_many_slots_there_are(harness: St
     await play.close()
 
 
-async def test_nothing_is_lost_while_slots_come_and_go(harness: Stand) -> None:
-    play = Play(harness, seed=0)
-    alive: set[str] = set()
-    for count, calm in ((4, 0.0), (0, 4.0), (12, 0.0), (1, 0.0), (8, 4.0)):
-        wanted = set(play.rng.sample(plays.WORKERS, count))
-        await play.kill(*sorted(alive - wanted))
-        play.start(*sorted(wanted - alive))
-        alive = wanted
-        await play.rush(0.2)
-        await harness.advance(calm)
-    play.start(*sorted(set(plays.WORKERS) - alive))
-    await harness.advance(6.0)
-    await play.close()
-
-
 async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: Stand) -> None:
     """Twelve slots of one version have three shards in use, the two of the other one. Each tenant is in one shard of both."""
     tenants = [f"tenant {number}" for number in range(8)]
     for number in range(12):
-        await beat_of(harness, f"old-{number}", "3")
+        await beat(harness.broker, f"old-{number}", version="3")
     for number in range(2):
-        await beat_of(harness, f"new-{number}", "4")
+        await beat(harness.broker, f"new-{number}", version="4")
     await harness.advance(1.5)
     for broker in (harness.broker, harness.peer()):  # They count the workers.
-        await broker.heartbeat(worker_of("old-0", "3"))
+        await beat(broker, "old-0", version="3")
     firsts = [sharing("first", key(), version="4", tenant=tenant) for tenant in tenants]
     assert await harness.broker.enqueue(firsts) == [None] * len(tenants)
     seconds = [sharing("second", key(), version="3", tenant=tenant, gateway="h") for tenant in tenants]
@@ -258,11 +214,3 @@ async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_
             await harness.answer(claimed)
     assert sorted(entry.tenant for entry in ran) == tenants
     assert not any(one.depth for one in await harness.broker.depths())
-
-
-def worker_of(name: str, version: str) -> WorkerInfo:
-    return WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY, version=version)
-
-
-async def beat_of(harness: Stand, name: str, version: str) -> None:
-    await harness.broker.heartbeat(worker_of(name, version))

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from headway.brokers.redis import entry_wire, wire
 from headway.brokers.redis.broker import RedisBroker
-from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.memory_watch import MemoryWatch
 from headway.core.retention import OVERHEAD
-from headway.model import Entry, EntryState, ItemResult, Lease, Limit, Reply
-from headway.ports import Broker
-from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, leave, output, slot
+from headway.model import Entry, EntryState, ItemResult, Lease, Limit
+from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, ask, drained, leave, output, slot
 from tests.contracts.dedup_keys import TTL, admit, key, run_alone, same, sharing, task
 from tests.redis.stand import Stand
 from tests.servers.redis import RedisServer
@@ -124,15 +123,11 @@ def test_a_limit_of_a_tier_is_spread_over_counts_and_others_are_not() -> None:
 async def test_a_tier_is_owed_its_mean_and_others_the_most(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that span tenants are spread over two counts."""
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
-    shards = [SimpleNamespace(counts=2, rate_limit_debt=lambda limit, owed=owed: owed) for owed in (3.0, 1.0)]
+    debts = [SimpleNamespace(seconds=lambda limit, owed=owed: owed) for owed in (3.0, 1.0)]
+    shards = [SimpleNamespace(counts=2, debts=owed) for owed in debts]
     monkeypatch.setattr(harness.broker, "_queues", {"m": shards})
     assert isinstance(harness.broker, RedisBroker)
     assert [RedisBroker.rate_limit_debt(harness.broker, limit) for limit in (tier, user)] == [2.0, 3.0]
-
-
-async def heard(broker: Broker, gateway: str) -> dict[str, Reply]:
-    replies, _ = await broker.replies(gateway, 0)
-    return {reply.id: reply for reply in replies}
 
 
 def lasting(harness: Stand) -> dict[str, int]:
@@ -157,9 +152,9 @@ async def test_what_has_ended_by_the_servers_clock_is_not_found(harness: Stand) 
 async def test_in_a_shortage_shared_outputs_are_not_kept(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     await admit(harness, sharing("first", task("first"), key(), same()), sharing("second", key()))
     lease = await harness.claim()
-    monkeypatch.setattr(RedisConnection, "memory_pressure", True)
+    monkeypatch.setattr(MemoryWatch, "pressure", True)
     await harness.answer(lease)
-    assert {id: reply.output for id, reply in (await heard(harness.broker, "g")).items()} == dict.fromkeys(
+    assert {id: reply.output for id, reply in (await drained(harness)).items()} == dict.fromkeys(
         ["first", "second"], output("asked")
     )
     assert set(lasting(harness)) == {"first", "k"}

@@ -13,9 +13,9 @@ from headway.brokers.redis.fleet import RedisFleet
 from headway.brokers.redis.together import MOST, Together
 from headway.core.departure import Load, Rule
 from headway.errors import BrokerUnavailable
-from headway.model import Capacity, Lease, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Lease, QueueName
 from headway.model.board import Notice
-from tests.contracts.brokers import ask, slot
+from tests.contracts.brokers import ask, attend, beat, slot
 from tests.redis.stand import Stand, brokers
 from tests.servers.redis import RunningServer, SharedServers
 
@@ -27,14 +27,6 @@ def calls(server: RunningServer) -> int:
     return found
 
 
-def worker(name: str) -> WorkerInfo:
-    return WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY)
-
-
-def process(name: str) -> ProcessInfo:
-    return ProcessInfo(id=name, role=Role.WORKER, host="here", pid=7)
-
-
 async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: SharedServers, kind: str) -> None:
     server = servers.of(kind)
     async with brokers(server.url) as [broker]:
@@ -42,9 +34,9 @@ async def test_what_a_process_tells_and_asks_at_one_moment_is_one_call(servers: 
         capacity = Capacity(model="m", healthy=2, degraded=0, items_per_second=9.0, usable_per_second=9.0)
         before = calls(server)
         telling = asyncio.gather(
-            broker.heartbeat(worker("gpu-0")),
-            broker.heartbeat(worker("gpu-1")),
-            fleet.heartbeat(process("host")),
+            beat(broker, "gpu-0"),
+            beat(broker, "gpu-1"),
+            attend(fleet, "host"),
             fleet.publish(capacity),
             broker.workers(),
             broker.reap(),
@@ -83,7 +75,7 @@ async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: Sh
         await queue.look()
         known = queue._steps.clock
         known._best, known._best_before = known._best - 100.0, -math.inf
-        await asyncio.gather(broker.heartbeat(worker("gpu-0")), broker.workers())
+        await asyncio.gather(beat(broker, "gpu-0"), broker.workers())
         assert (await broker.loads())[QueueName("m")].slots == 1
 
 
@@ -198,12 +190,7 @@ class Spaced:
 
 
 async def serving(harness: Stand, *workers: str, model: str = "m", batch_seconds: float = BATCH) -> None:
-    """Workers whose batches take so many seconds."""
-    for worker in workers:
-        warm_up = ((1, batch_seconds), (8, batch_seconds))
-        await harness.broker.heartbeat(
-            WorkerInfo(worker_id=worker, model=model, status=WorkerStatus.HEALTHY, warm_up=warm_up)
-        )
+    await harness.healthy(*workers, model=model, warm_up=((1, batch_seconds), (8, batch_seconds)))
 
 
 async def test_entries_gather_while_no_slot_is_free_and_are_there_when_one_is(harness: Stand) -> None:

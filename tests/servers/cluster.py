@@ -8,20 +8,20 @@ from tests.e2e.client import wait_until
 from tests.servers.ports import LOOPBACK, Port
 from tests.servers.redis import RedisServer, program
 
-SLOTS = 16384
+SLOTS, SIZE = 16384, 3
 
 
 class ClusterSetup:
     """`with` starts it, and it is whole: primaries, the first with the lowest slots, and their replicas in the same order."""
 
-    def __init__(self, kind: str, folder: Path, size: int = 3, durable: bool = False, replicas: bool = False) -> None:
+    def __init__(self, kind: str, folder: Path, replicas: bool = False) -> None:
         program(kind)
-        self._buses = [Port() for _ in range(size * (1 + replicas))]
+        self._buses = [Port() for _ in range(SIZE * (1 + replicas))]
         made = [
-            RedisServer(kind, folder / f"node-{number}", *_CLUSTER, f"cluster-port {bus.number}", durable=durable)
+            RedisServer(kind, folder / f"node-{number}", *_CLUSTER, f"cluster-port {bus.number}")
             for number, bus in enumerate(self._buses)
         ]
-        self.servers, self.replicas = made[:size], made[size:]
+        self.servers, self.replicas = made[:SIZE], made[SIZE:]
         self._running = ExitStack()
 
     @property
@@ -90,8 +90,7 @@ class ClusterSetup:
         self._running.close()
 
     def _slots(self, number: int) -> range:
-        size = len(self.servers)
-        return range(SLOTS * number // size, SLOTS * (number + 1) // size)
+        return range(SLOTS * number // SIZE, SLOTS * (number + 1) // SIZE)
 
 
 def _follows(replica: RedisServer) -> bool:
@@ -116,4 +115,9 @@ def _owner(server: RedisServer, slot: int) -> bytes:
 
 
 # A node that a test pauses is silent, but not given up by the others, however long the test takes.
-_CLUSTER = ("cluster-enabled yes", "cluster-node-timeout 60000", "cluster-require-full-coverage yes")
+_CLUSTER = (
+    "cluster-enabled yes",
+    "cluster-node-timeout 60000",
+    "cluster-require-full-coverage yes",
+    "repl-diskless-sync-delay 0",
+)

@@ -8,19 +8,19 @@ It is the distribution's. Without one a test is skipped, or fails with HEADWAY_T
 """
 
 import json
+import os
 import shutil
 import signal
-import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import Server
-from tests.servers.ports import LOOPBACK, Port
-from tests.servers.reaper import the_reaper
+from tests.servers.child import ChildServer
+from tests.servers.ports import LOOPBACK
 from tests.servers.redis import lacking
 
 _CONFIG = """
@@ -42,9 +42,8 @@ def program(name: str) -> str:
     return path
 
 
-class Prometheus:
-    """One Prometheus, which scrapes admin ports, each under its role; `with` starts it and ends it. `fleets`: labels of those
-    that have one."""
+class Prometheus(ChildServer):
+    """One Prometheus, which scrapes admin ports, each under its role; `with` starts it and ends it."""
 
     def __init__(
         self,
@@ -53,20 +52,17 @@ class Prometheus:
         rules: Sequence[Path] = (),
         interval: str = "1s",
         certificate: tuple[Path, Path] | None = None,
-        fleets: Mapping[Server, str] | None = None,
     ) -> None:
-        self._program = program("prometheus")
-        self._folder = folder
-        self._port = Port()
-        self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        of_fleets = {server: {"fleet": name} for server, name in (fleets or {}).items()}
+        found = program("prometheus")
+        super().__init__(folder)
+        self.argv = [
+            found,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={LOOPBACK}:{self.port}",
+        ]
         targets = [
-            {
-                "targets": [f"{LOOPBACK}:{server.admin_port}"],
-                "labels": {"role": server.role, **of_fleets.get(server, {})},
-            }
-            for server in scraped
+            {"targets": [f"{LOOPBACK}:{server.admin_port}"], "labels": {"role": server.role}} for server in scraped
         ]
         self._count = len(targets)
         tls: dict[str, Any] = {"insecure_skip_verify": True}
@@ -84,19 +80,17 @@ class Prometheus:
     def scrape(self, nothing: bool = False) -> None:
         """Scrape nothing from now on, or its targets again."""
         self._configure([] if nothing else self._targets)
-        assert self._process is not None
-        self._process.send_signal(signal.SIGHUP)
+        os.kill(self.pid, signal.SIGHUP)
 
     def _configure(self, targets: list[dict[str, Any]]) -> None:
         config = _CONFIG.format(targets=json.dumps(targets), **self._settings)
-        (self._folder / "prometheus.yml").write_text(config, encoding="utf-8")
+        (self.folder / "prometheus.yml").write_text(config, encoding="utf-8")
 
     @property
     def url(self) -> str:
-        return f"http://{LOOPBACK}:{self._port.number}"
+        return f"http://{LOOPBACK}:{self.port}"
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each sample that an expression has now."""
         answer = self._ask("query", query=expression)
         if answer["resultType"] == "scalar":
             return [({}, float(answer["result"][1]))]
@@ -117,42 +111,9 @@ class Prometheus:
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
     def scraped(self) -> None:
-        """Wait until every process has been scraped."""
         wait_until(lambda: self.value("sum(up)") == self._count)
 
-    def close(self) -> None:
-        """End it if it runs, and give up its port."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(PATIENCE)
-            the_reaper().forget(self._process.pid)
-        self._port.close()
-
-    def __enter__(self) -> Self:
-        command = [
-            self._program,
-            f"--config.file={self._folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self._folder / 'data'}",
-            f"--web.listen-address={LOOPBACK}:{self._port.number}",
-        ]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        the_reaper().watch(self._process.pid)
-        try:
-            wait_until(self._answers)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def _answers(self) -> bool:
-        assert self._process
-        if self._process.poll() is not None:
-            said = (self._folder / "log").read_text(encoding="utf-8", errors="replace")[-2000:]
-            raise AssertionError(f"prometheus ended with code {self._process.returncode} instead of starting:\n{said}")
+    def answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=PATIENCE) as answer:
                 return bool(answer.status == 200)

@@ -8,17 +8,17 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any, NoReturn, Self
-from urllib.parse import quote, urlsplit
+from typing import Any, NoReturn
+from urllib.parse import quote
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.e2e.client import PATIENCE, wait_until
-from tests.servers.ports import LOOPBACK, Port
-from tests.servers.reaper import the_reaper
+from tests.e2e.client import PATIENCE
+from tests.servers.child import ChildServer
+from tests.servers.ports import LOOPBACK
 
 KINDS = ("valkey", "redis")
 """The wheel's Valkey and the distribution's Redis."""
@@ -88,10 +88,6 @@ class RunningServer:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    @property
-    def port(self) -> int:
-        return urlsplit(self.url).port or 6379
-
     def command(self, *arguments: str | bytes | int) -> Any:
         """The answer to a command as redis-py reads it: INFO and CONFIG GET as dictionaries. An error is raised."""
         with client(self.url) as asked:
@@ -106,74 +102,30 @@ class RunningServer:
         self.command("FLUSHDB")
 
 
-class RedisServer(RunningServer):
-    """A server of our own; `with` starts it and ends it. See the package for an example.
+class RedisServer(ChildServer, RunningServer):
+    """A server of our own, of one of KINDS; lines of `config` overrule those here. See the package for an example.
 
-    Arguments:
-        kind: one of KINDS.
-        folder: where its files are; made if need be.
-        config: lines of redis.conf; they overrule those here.
-        password: what it asks for, if anything; part of its URL.
-        durable: a write is on disk before it is answered, so that the next start brings all of it back.
-        sentinel: it is a Sentinel.
-
-    Attributes:
-        paused: it does nothing now.
+    Where it is `durable`, a write is on disk before it is answered, so that the next start brings all of it back.
     """
 
     def __init__(
         self, kind: str, folder: Path, *config: str, password: str = "", durable: bool = False, sentinel: bool = False
     ) -> None:
+        found = program(kind)
+        ChildServer.__init__(self, folder)
+        self.argv = [found, str(folder / "server.conf"), *(["--sentinel"] if sentinel else [])]
         self.kind = kind
-        self.folder = folder
-        self.paused = False
-        self._sentinel = sentinel
-        self._program = program(kind)
-        self._port = Port()
-        self._process: subprocess.Popen[bytes] | None = None
         user = f"default:{quote(password, safe='')}@" if password else ""
-        super().__init__(f"redis://{user}{LOOPBACK}:{self._port.number}" + ("" if sentinel else "/0"))
+        RunningServer.__init__(self, f"redis://{user}{LOOPBACK}:{self.port}" + ("" if sentinel else "/0"))
         data = ['save ""', "maxmemory-policy noeviction", "enable-debug-command yes"]
         data += ["appendonly yes", "appendfsync always"] if durable else ["appendonly no"]
         data += [f"requirepass {password}"] if password else []
-        folder.mkdir(parents=True, exist_ok=True)
         lines = [f"bind {LOOPBACK}", f"port {self.port}", f"dir {folder}", *([] if sentinel else data), *config]
         # Written once: a Sentinel, or CONFIG REWRITE, changes it for the next start.
         (folder / "server.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    @property
-    def port(self) -> int:
-        return self._port.number
-
-    @property
-    def pid(self) -> int:
-        assert self._process, "it does not run"
-        return self._process.pid
-
-    @property
-    def runs(self) -> bool:
-        return self._process is not None
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
-
-    def start(self) -> None:
-        """Start it, on the same port and files as before; returns once it answers."""
-        assert not self.runs, "it runs already"
-        command = [self._program, str(self.folder / "server.conf"), *(["--sentinel"] if self._sentinel else [])]
-        with (self.folder / "server.log").open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder)
-        the_reaper().watch(process.pid)
-        self._process, self.paused = process, False
-        wait_until(self.answers)
-
     def answers(self) -> bool:
         """Whether it takes commands by now; False while it loads."""
-        if self._process and self._process.poll() is not None:
-            code, said = self._process.returncode, self.log[-2000:]
-            self._gone()
-            raise AssertionError(f"{self.kind} ended with code {code} instead of starting:\n{said}")
         try:
             self.command("PING")
         except redis.ConnectionError:
@@ -181,51 +133,7 @@ class RedisServer(RunningServer):
         return True
 
     def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Have it do nothing until `resume` (SIGSTOP): its connections stay open."""
-        os.kill(self.pid, signal.SIGSTOP)
-        self.paused = True
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-        self.paused = False
-
-    def close(self) -> None:
-        """End it if it runs, and give up its port."""
-        if self.runs:
-            self.kill()
-        self._port.close()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def _end(self, number: signal.Signals) -> None:
-        assert self._process, "it does not run"
-        self._process.send_signal(number)
-        self._process.wait(PATIENCE)
-        self._gone()
-
-    def _gone(self) -> None:
-        assert self._process
-        the_reaper().forget(self._process.pid)
-        self._process = None
+        self.end(signal.SIGTERM)
 
 
 class SharedServers:
@@ -236,17 +144,12 @@ class SharedServers:
         self._running: dict[str, RunningServer] = {}
 
     def of(self, kind: str) -> RunningServer:
-        """The server of a kind, with nothing in it."""
         if kind not in self._running:
-            url = os.environ.get(FOREIGN)
-            self._running[kind] = _foreign(url) if kind == "redis" and url else self._started(kind)
+            url = os.environ.get(FOREIGN) if kind == "redis" else None
+            self._running[kind] = _foreign(url) if url else RedisServer(kind, self._folder / kind).__enter__()
         server = self._running[kind]
         server.flush()
         return server
-
-    def _started(self, kind: str) -> RedisServer:
-        server = RedisServer(kind, self._folder / kind)
-        return server.__enter__()  # Ended by `close`.
 
     def close(self) -> None:
         """End what was started, and leave nothing in what was not."""

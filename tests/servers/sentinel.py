@@ -21,21 +21,13 @@ class SentinelSetup:
     """`with` starts it, and it is whole: every Sentinel knows the others and the replica, which is in step. They put the
     replica in the primary's place from `fail_over` on, or when it is asked who is the primary and that has been ended.
 
-    Arguments:
-        kind: one of `redis.KINDS`.
-        folder: where the servers' files are.
-        durable: see RedisServer.
-        usual: Sentinels look and speak as often as they usually do.
-
-    Attributes:
-        servers: the two, whichever is the primary.
-        sentinels: those who watch.
+    Of the two `servers` either may be the primary. Where it is `usual`, Sentinels look and speak as often as they usually do.
     """
 
-    def __init__(self, kind: str, folder: Path, durable: bool = False, usual: bool = False) -> None:
-        first = RedisServer(kind, folder / "server-0", *_REPLICATION, durable=durable)
+    def __init__(self, kind: str, folder: Path, usual: bool = False) -> None:
+        first = RedisServer(kind, folder / "server-0", *_REPLICATION)
         follows = f"replicaof {LOOPBACK} {first.port}"
-        second = RedisServer(kind, folder / "server-1", *_REPLICATION, follows, durable=durable)
+        second = RedisServer(kind, folder / "server-1", *_REPLICATION, follows)
         self.servers = [first, second]
         watch = [
             f"sentinel monitor {SERVICE} {LOOPBACK} {first.port} 2",

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from headway.gateway.client_quotas import AnswerRoom
 from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
-from headway.model import Entry, Failure, InferenceRequest, Principal, Reply, RequestOptions, Value
-from headway.runtime.request_id import new_id
+from headway.model import Entry, Failure, Principal, Reply, RequestOptions, Value
 from tests.services.fake_backend import ANYBODY
 from tests.services.fleet import Fleet
+from tests.services.requests import request
 
 
 def once(name: str, mode: str, times: int = 1) -> Callable[[str], str | None]:
@@ -44,15 +45,11 @@ def several(
     caller: Principal = ANYBODY,
     options: RequestOptions | None = None,
     *,
-    id: str = "",
-    model: str = "m",
-    parameters: bytes = b"",
     room: AnswerRoom | None = None,
+    **how: Any,
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
-    """Begin a request with several inputs; the future ends with its replies."""
+    """Begin a request with several inputs; the future ends with its replies. `how` is as in `request`."""
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-    options = options or RequestOptions(4.0, 1)
-    request = InferenceRequest(caller, id or new_id(), options, model, parameters=parameters)
-    fan_out = FanOut(gateway, request, inputs, ended.set_result, room)
+    fan_out = FanOut(gateway, request("", caller, options, **how), inputs, ended.set_result, room)
     fan_out.start()
     return fan_out, ended

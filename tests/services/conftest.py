@@ -1,7 +1,9 @@
 """Services that tests are given on virtual time."""
 
 import asyncio
+from collections import ChainMap
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,19 @@ from tests.scenes import Played, Scene
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.roles import Fleets
+from tests.services.stand import served
 from tests.virtual_time import Clock
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "fleet: seconds that the batches of each GPU take, and options of the fleet")
+    config.addinivalue_line("markers", "stand: settings of the stand")
+
+
+def marked(request: pytest.FixtureRequest, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the nearest mark of this name that has any, and options of all of them."""
+    marks = [*request.node.iter_markers(name)]
+    return next((mark.args for mark in marks if mark.args), ()), {**ChainMap(*(mark.kwargs for mark in marks))}
 
 
 @pytest.fixture
@@ -21,11 +35,25 @@ def fleets(clock: Clock, virtual_runner: asyncio.Runner) -> Iterator[Fleets]:
 
 
 @pytest.fixture
-def fleet(clock: Clock, virtual_runner: asyncio.Runner) -> Played:
-    """Two gateways and a GPU that takes a second."""
+def fleet(request: pytest.FixtureRequest, clock: Clock, virtual_runner: asyncio.Runner) -> Played:
+    """A gateway and a GPU that takes 0.1 s, or what the marks say; of a fallback, too, they say the seconds."""
+    seconds, options = marked(request, "fleet")
+    if "fallback" in options:
+        options["fallback"] = FakeBackend(options["fallback"])
 
     async def play(test: Scene) -> None:
-        async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
+        async with Fleet(clock, *map(FakeBackend, seconds or (0.1,)), **options) as fleet:
             await test(fleet)
+
+    return Played(lambda test: virtual_runner.run(play(test)))
+
+
+@pytest.fixture
+def stand(request: pytest.FixtureRequest, clock: Clock, virtual_runner: asyncio.Runner) -> Played:
+    """A service over one backend, with settings as the marks say."""
+
+    async def play(test: Scene) -> None:
+        async with served(clock, **marked(request, "stand")[1]) as stand:
+            await test(stand)
 
     return Played(lambda test: virtual_runner.run(play(test)))

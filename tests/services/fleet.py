@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
@@ -16,15 +17,15 @@ from headway.errors import BrokerUnavailable
 from headway.gateway.direct_mode import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import Entry, InferenceRequest, Principal, Reply, RequestOptions, Slot
+from headway.model import Entry, Reply, Slot
 from headway.ports import Broker
 from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool
-from tests.services.batchers import make_batcher
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_backend import FakeBackend
+from tests.services.requests import request
+from tests.services.site import make_batcher
 from tests.services.troubled import Connection, Server
 from tests.virtual_time import Clock
 
@@ -98,14 +99,13 @@ class Fleet:
         self.clock = clock
         self.settings = Settings(max_batch_size=max_batch, **settings)  # type: ignore[arg-type]
         self.backends = backends
-        self.fallback = fallback
+        self.fallback = fallback or FakeBackend()
         self.counters = Counters()
         rng = random.Random(seed)
         limits = QueueLimits(tiers=3, max_batch=max_batch)
         self.server = Server(clock, limits, self.counters.broker, models)
         self._rng = rng.random
         self._supervisor = Supervisor()
-        self._supervisors = [Supervisor() for _ in range(gateways)]
         self.journals = [Notes() for _ in range(gateways)]
         self._tasks: list[asyncio.Task[None]] = []
         self.batchers = [
@@ -138,8 +138,8 @@ class Fleet:
     async def __aenter__(self) -> Fleet:
         for batcher in self.batchers:
             await batcher.start()
-        for gateway, supervisor in zip(self.gateways, self._supervisors, strict=True):
-            gateway.start(supervisor)
+        for gateway in self.gateways:
+            gateway.start(self._supervisor)
         if self.direct is not None:
             self.direct.start(self._supervisor)
         self.serving = [batcher.run(self._supervisor) for batcher in self.batchers]
@@ -147,36 +147,25 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for supervisor in (self._supervisor, *self._supervisors):
-            await supervisor.stop()
+        await self._supervisor.stop()
         for batcher in self.batchers:
             await batcher.stop()
         if self.direct is not None:
             await self.direct.stop()
 
-    def ask(
-        self,
-        text: str,
-        *,
-        timeout: float = 4.0,
-        gateway: int = 0,
-        id: str = "",
-        caller: Principal = ANYBODY,
-        tier: int = 1,
-        key: str = "",
-        task: bool = False,
-        model: str = "m",
-        version: str = "",
-    ) -> Asked:
-        asked = Asked(text, self.clock)
-        asked.id = id or new_id()
-        options = RequestOptions(timeout, tier, key, task, version=version)
-        self.gateways[gateway].submit(asked, InferenceRequest(caller, asked.id, options, model, text, b""))
+    def ask(self, text: str, *, gateway: int = 0, **how: Any) -> Asked:
+        """Ask a gateway; `how` is as in `request`."""
+        asked, sent = Asked(text, self.clock), request(text, **how)
+        asked.id = sent.id
+        self.gateways[gateway].submit(asked, sent)
         return asked
 
-    async def kill(self, gateway: int) -> None:
-        """A gateway does nothing more, and nobody is told."""
-        await self._supervisors[gateway].stop()
+    async def go_direct(self) -> None:
+        """Have the broker go, and the gateway notice that it answers by its fallback from now on."""
+        await self.server.fail()
+        self.ask("notices")
+        await asyncio.sleep(2.0)
+        assert self.direct is not None and self.gateway.broker is self.direct.broker
 
     async def answered(self, *asked: Asked) -> list[str]:
         for one in asked:
@@ -191,14 +180,7 @@ class Fleet:
         slot, timeout = Slot(name, model, self.settings.max_batch_size), self.settings.gpu_timeout_ms / 1000
         policy = policies.build(self.settings.policy, None)
         return make_batcher(
-            slot,
-            lambda: backend,
-            broker,
-            self.counters.worker,
-            self.clock,
-            policy,
-            gpu_timeout=timeout,
-            rng=self._rng,
+            slot, lambda: backend, broker, self.counters.worker, self.clock, policy, gpu_timeout=timeout, rng=self._rng
         )
 
     async def _reap_on(self) -> None:

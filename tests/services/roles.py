@@ -1,34 +1,49 @@
 """Gateways, workers and controllers as services of their own over one broker, on virtual time."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from headway.app.lifecycle import BrokerConnection, Resource, Service
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
+from msgspec.structs import replace
+
+from headway.app.lifecycle import BrokerConnection, Service
+from headway.app.process_figures import describe_process
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.controller.controller import Controller
 from headway.core import policies
-from headway.core.queue_limits import QueueLimits
+from headway.errors import BrokerUnavailable
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
 from headway.gateway.fleet_watchers import CapacityWatcher
 from headway.gateway.gateway import Gateway
-from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
+from headway.model import ProcessInfo, Reply, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet, Gpu
 from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
 from headway.worker.pool import WorkerPool, carry_out
-from tests.services.batchers import make_batcher
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_backend import FakeBackend
+from tests.services.requests import request
+from tests.services.site import make_batcher, memory_broker
 from tests.virtual_time import Clock
 
 MAX_BATCH = 8
 
 
 NOBODY = WorkerPool([].__getitem__, 0, 0)
+
+
+class Cut:
+    """The way of one process to a broker or fleet, which leads nowhere while it is `away`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.away = False
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if self.away:
+            raise BrokerUnavailable("out of reach")
+        return getattr(self._inner, name)
 
 
 class FakeDoor:
@@ -60,8 +75,7 @@ class Fleets:
         self.told: list[str] = []
         self.settings = Settings(model="m", max_batch_size=MAX_BATCH)
         self.counters = Counters()
-        limits = QueueLimits(tiers=3, max_batch=MAX_BATCH)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
+        self.broker = memory_broker(clock, counts=self.counters.broker)
         self.fleet: Fleet = MemoryFleet(clock)
         self._made: list[Service] = []
 
@@ -98,7 +112,7 @@ class Fleets:
         ]
         listeners = [FakeDoor("admin", self.told)]
         pool = WorkerPool(batchers.__getitem__, len(batchers), len(batchers))
-        membership = self._membership(id or name, Role.WORKER, pid, slots=pool.slots, pool=pool)
+        membership = self._membership(id or name, Role.WORKER, pid, pool=pool)
         return self._service(None, pool, listeners, membership, connection)
 
     def controller(self, name: str) -> tuple[Service, Controller]:
@@ -106,7 +120,7 @@ class Fleets:
         controller = Controller(name, self.broker, self.fleet, 0.7, self.clock, pace)
         membership = self._membership(name, Role.CONTROLLER, controller=controller, pace=pace)
         listeners = [FakeDoor("admin", self.told)]
-        return self._service(None, NOBODY, listeners, membership, None, controller), controller
+        return self._service(None, NOBODY, listeners, membership, None, controller=controller), controller
 
     async def close(self) -> None:
         for service in self._made:
@@ -119,20 +133,10 @@ class Fleets:
         listeners: Sequence[FakeDoor],
         membership: Membership,
         connection: BrokerConnection | None,
-        controller: Controller | None = None,
-        resources: Sequence[Resource] = (),
+        **others: Any,
     ) -> Service:
-        service = Service(
-            self.settings,
-            self.broker,
-            gateway,
-            pool,
-            listeners,
-            controller=controller,
-            membership=membership,
-            connection=connection,
-            resources=resources,
-        )
+        parts = {"membership": membership, "connection": connection, **others}
+        service = Service(self.settings, self.broker, gateway, pool, listeners, **parts)
         self._made.append(service)
         return service
 
@@ -142,31 +146,18 @@ class Fleets:
         role: Role,
         pid: int = 1,
         controller: Controller | None = None,
-        slots: Collection[str] = (),
         gateway: Gateway | None = None,
         pace: Pace | None = None,
-        pool: WorkerPool | None = None,
+        pool: WorkerPool = NOBODY,
     ) -> Membership:
         pace = Pace(self.clock, may_rest=False) if pace is None else pace
 
         def describe() -> ProcessInfo:
-            leads = controller is not None and controller.leads
-            if gateway is None:
-                return ProcessInfo(id=id, role=role, host="here", pid=pid, leads=leads, every=pace.every())
-            flow = gateway.limiter.throttles["m"].rates
-            return ProcessInfo(
-                id=id,
-                role=role,
-                host="here",
-                pid=pid,
-                model="m",
-                arrivals={"m": (flow.higher, flow.lowest)},
-                tenant_rates={"m": flow.tenants},
-                every=pace.every(),
-            )
+            told = describe_process(self.settings, role, id, gateway, controller, 0, {}, pace.every())
+            return replace(told, host="here", pid=pid)
 
-        drained = None if pool is None else partial(carry_out, process=id, pool=pool)
-        return Membership(self.fleet, describe, self.clock, self.broker, slots, pace.every, drained)
+        drained = None if pool is NOBODY else partial(carry_out, process=id, pool=pool)
+        return Membership(self.fleet, describe, self.clock, self.broker, pool.slots, pace.every, drained)
 
     async def members(self) -> list[str]:
         return sorted(member.id for member in await self.fleet.members())
@@ -177,6 +168,4 @@ class Fleets:
 
 
 def asking(gateway: Gateway, text: str, timeout: float = 4.0) -> asyncio.Task[Reply]:
-    return asyncio.get_running_loop().create_task(
-        gateway.ask(InferenceRequest(ANYBODY, new_id(), RequestOptions(timeout, 1), "m", text, b""))
-    )
+    return asyncio.get_running_loop().create_task(gateway.ask(request(text, timeout=timeout)))

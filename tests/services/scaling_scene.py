@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Self
 
 import msgspec
 
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.autoscaler import Autoscaler, LocalScaling
 from headway.controller.controller import Controller
-from headway.core.queue_limits import QueueLimits
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
 from headway.fleet.pace import Pace
-from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
+from headway.model import ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from tests.services.site import memory_broker
 from tests.virtual_time import Clock
 
 QUICK = ScaleLimits(
@@ -31,6 +30,23 @@ QUICK = ScaleLimits(
 PACE = 100.0
 
 
+class FakeScaling(LocalScaling):
+    """Records the numbers of workers that it was asked for."""
+
+    def __init__(self, workers: Mapping[str, int]) -> None:
+        super().__init__({})
+        self._workers = dict(workers)
+        self.asked: list[tuple[str, int]] = []
+
+    def current(self, model: str) -> int:
+        return self._workers[model]
+
+    def scale(self, model: str, workers: int) -> None:
+        if workers != self._workers[model]:
+            self._workers[model] = workers
+            self.asked.append((model, workers))
+
+
 class Scene:
     """Controllers over one fleet whose workers and load are as they are told."""
 
@@ -41,45 +57,39 @@ class Scene:
         self.gpu = ""
         self.status = WorkerStatus.HEALTHY
         self.counters = Counters()
-        limits = QueueLimits(3, 8, 0.1, 100)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
+        self.broker = memory_broker(clock, counts=self.counters.broker)
         self.fleet = MemoryFleet(clock)
         self.supervisor = Supervisor()
-        self.supervisor.start("workers", self._live)
+        self._repeat("workers", self.live)
 
-    async def __aenter__(self) -> Scene:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.supervisor.stop()
 
-    async def _live(self) -> None:
-        while True:
-            for number in range(self.workers):
-                await self.broker.heartbeat(
-                    WorkerInfo(
-                        worker_id=f"host-{number}/gpu-0",
-                        model="m",
-                        status=self.status,
-                        items_per_second=PACE,
-                        in_flight=number % 2,
-                        gpu=self.gpu,
-                    )
-                )
-            told = ProcessInfo(id="g", role=Role.GATEWAY, host="h", pid=1, arrivals={"m": (self.rate, 0.0)})
-            await self.fleet.heartbeat(told)
-            await asyncio.sleep(0.5)
+    def _repeat(self, name: str, act: Callable[[], Awaitable[object]]) -> None:
+        async def loop() -> None:
+            while True:
+                await act()
+                await asyncio.sleep(0.5)
+
+        self.supervisor.start(name, loop)
+
+    async def live(self) -> None:
+        """Have workers and a gateway tell of themselves."""
+        usual = WorkerInfo(worker_id="", model="m", status=self.status, items_per_second=PACE, gpu=self.gpu)
+        for number in range(self.workers):
+            await self.broker.heartbeat(
+                msgspec.structs.replace(usual, worker_id=f"host-{number}/gpu-0", in_flight=number % 2)
+            )
+        told = ProcessInfo(id="g", role=Role.GATEWAY, host="h", pid=1, arrivals={"m": (self.rate, 0.0)})
+        await self.fleet.heartbeat(told)
 
     def attend(self, *members: Callable[[], ProcessInfo]) -> None:
         """Have processes tell of themselves as they are by then."""
-
-        async def live() -> None:
-            while True:
-                for member in members:
-                    await self.fleet.heartbeat(member())
-                await asyncio.sleep(0.5)
-
-        self.supervisor.start("members", live)
+        for member in members:
+            self._repeat("members", lambda member=member: self.fleet.heartbeat(member()))  # type: ignore[misc]
 
     def controller(
         self,
@@ -88,15 +98,11 @@ class Scene:
         limits: ScaleLimits | None = QUICK,
         named: Collection[str] = (),
     ) -> Controller:
-        made = Controller(name, self.broker, self.fleet, 1.0, self.clock, Pace(self.clock))
-        made.autoscaler = Autoscaler(pools, lambda model: limits, self.counters.controller, self.clock, "fake", named)
+        counts = self.counters.controller
+        made = Controller(name, self.broker, self.fleet, 1.0, self.clock, Pace(self.clock), counters=counts)
+        made.autoscaler = Autoscaler(pools, lambda model: limits, counts, self.clock, "fake", named)
         made.start(self.supervisor)
         return made
-
-    async def publish(self, scaling: Scaling) -> None:
-        """Publish as a leader before did."""
-        capacity = Capacity(model="m", healthy=1, degraded=0, items_per_second=0.0, usable_per_second=0.0)
-        await self.fleet.publish(msgspec.structs.replace(capacity, scaling=scaling))
 
     async def scaling(self) -> Scaling:
         [found] = await self.fleet.capacities()

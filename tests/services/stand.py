@@ -28,18 +28,19 @@ from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.request_traces import RequestTraces
 from headway.http.routing import Handler
-from headway.model import InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
+from headway.model import Principal, ProcessInfo, Reply, Role, Slot, Value
 from headway.ports import Broker, Gpu, Ledger
 from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
 from headway.runtime.supervisor import Supervisor
 from headway.telemetry.figures import ProcessFigures
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.pool import WorkerPool, carry_out
-from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.requests import request
+from tests.services.roles import FakeDoor
+from tests.services.site import make_batcher
 from tests.storage.fake_ledger import FakeLedger
 from tests.virtual_time import Clock
 
@@ -102,7 +103,7 @@ class Stand:
             self.broker,
             self.gateway,
             self.pool,
-            [_NoDoor()],
+            [FakeDoor("door", [])],
             controller=self.controller,
             membership=self.membership,
             resources=[BoardReporter(self.gateway.name, self.board, self.broker, self.fleet, self.counters, clock, 3)],
@@ -190,11 +191,16 @@ class Stand:
     async def __aexit__(self, *_: object) -> None:
         await self.service.stop()
 
-    async def ask(self, text: str, tier: int = 1, timeout: float = 4.0, caller: Principal = ANYBODY) -> Reply:
-        return await self.gateway.ask(InferenceRequest(caller, new_id(), RequestOptions(timeout, tier), "m", text, b""))
+    async def ask(self, text: Value, caller: Principal = ANYBODY, **how: Any) -> Reply:
+        return await self.gateway.ask(request(text, caller, **how))
 
-    def asking(self, text: str, **how: object) -> asyncio.Task[Reply]:
-        return asyncio.get_running_loop().create_task(self.ask(text, **how))  # type: ignore[arg-type]
+    def asking(self, text: Value, caller: Principal = ANYBODY, **how: Any) -> asyncio.Task[Reply]:
+        return asyncio.get_running_loop().create_task(self.ask(text, caller, **how))
+
+    @property
+    def ran(self) -> list[str]:
+        """Inputs that the first backend has run."""
+        return [text for batch in self.backends[0].batches for text in batch]
 
 
 @asynccontextmanager
@@ -232,18 +238,6 @@ async def recorded(clock: Clock, stand: Stand) -> AsyncIterator[FakeLedger]:
     finally:
         await supervisor.stop()
         await writer.close()
-
-
-class _NoDoor:
-    async def bind(self) -> None: ...
-
-    async def open(self) -> None: ...
-
-    def retire(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def codes(replies: Sequence[Reply]) -> list[str]:

@@ -8,15 +8,12 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.controller.autoscaler import LEFT_FOR, SETTLES_AFTER, Autoscaler, LocalScaling, ScalingFollower
+from headway.controller.autoscaler import LEFT_FOR, SETTLES_AFTER, LocalScaling, ScalingFollower
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
-from tests.services.fake_backend import FakeBackend
-from tests.services.fake_scaling import FakeScaling
-from tests.services.scaling_scene import QUICK, Scene
-from tests.services.stand import Stand, codes
-from tests.services.test_roles import Away
+from tests.services.roles import Cut
+from tests.services.scaling_scene import QUICK, FakeScaling, Scene
 from tests.virtual_time import Clock
 
 
@@ -122,30 +119,6 @@ async def test_a_host_warns_once_of_a_controller_that_was_not_told_of_it(clock: 
         assert [(one["model"], one["controller"]) for one in warned] == [("m", "fake")]
 
 
-async def test_under_real_batchers_the_pool_grows_and_shrinks_and_no_request_fails(clock: Clock) -> None:
-    backends = [FakeBackend(0.5) for _ in range(4)]
-    for backend in backends:
-        backend.start_seconds = 3.0
-    backends[2].refuse_start = 2
-    async with Stand(clock, *backends, slots=1, max_batch=4, policy="window") as stand:
-        stand.controller.autoscaler = Autoscaler(
-            LocalScaling({"m": stand.pool}), lambda model: QUICK, stand.counters.controller, clock, "local"
-        )
-        asked = []
-        for rate, seconds in ((4, 10), (18, 40), (2, 90)):
-            for _ in range(rate * seconds):
-                asked.append(stand.asking("x", timeout=20.0))
-                await asyncio.sleep(1 / rate)
-            if rate == 18:
-                assert stand.pool.size == 3
-                assert stand.counters.controller.scaling_decisions["m", "up"] == 1
-        answers = codes(await asyncio.gather(*asked))
-        assert set(answers[:40] + answers[-180:]) == {"ok"}, "while it shrinks"
-        assert set(answers) <= {"ok", "SHED", "SERVICE_OVERLOADED"}, "while what was asked for starts"
-        assert stand.pool.size == 1
-        assert stand.counters.controller.scaling_decisions["m", "down"] == 2
-
-
 async def test_another_leader_goes_on_from_the_published_number_and_removes_nothing_at_once(clock: Clock) -> None:
     first, second = FakeScaling({"m": 2}), FakeScaling({"m": 4})
     async with Scene(clock) as scene:
@@ -172,7 +145,7 @@ async def test_a_leader_goes_on_from_its_own_number_when_the_broker_was_away_and
         controller = scene.controller()
         await asyncio.sleep(25)
         assert (await scene.scaling()).desired == 4
-        controller._fleet = away = Away(MemoryFleet(clock))
+        controller._fleet = away = Cut(MemoryFleet(clock))
         away.away = True
         await asyncio.sleep(2)
         assert not controller.leads
@@ -253,7 +226,7 @@ async def test_no_number_falls_as_hosts_come_back_after_an_outage(shared: bool, 
 
         scene.supervisor.start("hosts", live)
         leader, heir = scene.controller(), scene.controller(name="d")
-        heir._fleet = away = Away(scene.fleet)
+        heir._fleet = away = Cut(scene.fleet)
         await asyncio.sleep(SETTLES_AFTER + 2)
         assert (await scene.scaling()).desired == 6
         await leader.stop()

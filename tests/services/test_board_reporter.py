@@ -1,7 +1,6 @@
 """What a process tells the departure board: its batches, its slots, its counts, and the figures of the fleet."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,19 +9,9 @@ from headway.model import Lease, Slot, WorkerStatus
 from headway.model.board import ARRIVED, RUNNING, BatchDeparture, Notice, RequestFlow
 from headway.runtime.counters import MOST_UNTOLD, Counters, DepartureLog
 from tests.contracts.brokers import ask
-from tests.http.test_admin import Touchy
 from tests.services.stand import Stand
-from tests.virtual_time import Clock
 
 SLOT = Slot("gpu-0", "m", 8)
-
-
-@pytest.fixture
-def stand(clock: Clock, virtual_runner: asyncio.Runner) -> Iterator[Stand]:
-    made = Stand(clock, Touchy())
-    virtual_runner.run(made.__aenter__())
-    yield made
-    virtual_runner.run(made.__aexit__())
 
 
 async def told(stand: Stand) -> list[Notice]:

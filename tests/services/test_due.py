@@ -135,10 +135,10 @@ async def test_the_utilisation_is_the_same_however_often_it_is_told(clock: Clock
         shares = []
         for every in (0.5, 1.0):
             batcher.figures.utilisation, now = 0.8, clock()
-            batcher.figures.note_utilisation(now, 0.0)
+            batcher.figures.update_utilisation(now, 0.0)
             batcher.figures.utilisation = 0.8
             for step in range(1, round(4.0 / every) + 1):
-                batcher.figures.note_utilisation(now + step * every, 0.0)
+                batcher.figures.update_utilisation(now + step * every, 0.0)
             shares.append(batcher.figures.utilisation)
         assert shares[0] == pytest.approx(shares[1])
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,10 @@ from headway.model import (
     Entry,
     EntryState,
     Failure,
-    InferenceRequest,
     LedgerRecord,
     Limit,
     Principal,
     Reply,
-    RequestOptions,
     RequestStatus,
     Value,
 )
@@ -30,6 +29,7 @@ from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from tests.services.calls import failure_of, several
 from tests.services.fake_backend import FakeBackend
+from tests.services.requests import request
 from tests.services.stand import Stand, recorded, served
 from tests.virtual_time import Clock, run
 
@@ -39,19 +39,9 @@ ID = "0189f7a4-1111-7222-8333-444455556666"
 
 
 def fan_out(
-    stand: Stand,
-    inputs: Sequence[str],
-    timeout: float = 30.0,
-    caller: Principal = ADA,
-    tier: int = 1,
-    *,
-    id: str = ID,
-    model: str = "m",
-    key: str = "",
-    parameters: bytes = b"",
+    stand: Stand, inputs: Sequence[str], timeout: float = 30.0, caller: Principal = ADA, *, id: str = ID, **how: Any
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
-    options = RequestOptions(timeout, tier, key)
-    return several(stand.gateway, inputs, caller, options, id=id, model=model, parameters=parameters)
+    return several(stand.gateway, inputs, caller, id=id, timeout=timeout, **how)
 
 
 async def refusal_of(ended: Awaitable[Sequence[Reply]]) -> Failure:
@@ -59,73 +49,60 @@ async def refusal_of(ended: Awaitable[Sequence[Reply]]) -> Failure:
     return failure_of(reply)
 
 
-async def test_a_list_longer_than_a_batch_is_answered_in_order(clock: Clock) -> None:
-    async with served(clock) as stand:
-        inputs = [f"text {number}" for number in range(2 * AT_ONCE + 5)]
-        _, ended = fan_out(stand, inputs)
-        assert [reply.output for reply in await ended] == [text.upper() for text in inputs]
-        assert max(map(len, stand.backends[0].batches)) == 8
-
-
-async def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named(clock: Clock) -> None:
-    async with served(clock) as stand:
-        _, ended = fan_out(stand, ["a"] * 20, timeout=0.15)
-        [reply] = await ended
-        assert (reply.id, failure_of(reply).code) == (ID, errors.DEADLINE_EXCEEDED)
-        assert failure_of(reply).message.startswith("input 8 of 20, counted from 0: ")
-        await asyncio.sleep(1.0)
+async def test_a_deadline_holds_for_all_and_the_first_to_miss_it_is_named(stand: Stand) -> None:
+    _, ended = fan_out(stand, ["a"] * 20, timeout=0.15)
+    [reply] = await ended
+    assert (reply.id, failure_of(reply).code) == (ID, errors.DEADLINE_EXCEEDED)
+    assert failure_of(reply).message.startswith("input 8 of 20, counted from 0: ")
+    await asyncio.sleep(1.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-async def test_an_idle_service_blames_the_deadline_however_many_inputs_come(count: int, clock: Clock) -> None:
-    async with served(clock) as stand:
-        for _ in range(3):
-            await fan_out(stand, ["a"] * 8)[1]
-        failure = await refusal_of(fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1])
-        assert failure.code == errors.DEADLINE_EXCEEDED
+async def test_an_idle_service_blames_the_deadline_however_many_inputs_come(count: int, stand: Stand) -> None:
+    for _ in range(3):
+        await fan_out(stand, ["a"] * 8)[1]
+    failure = await refusal_of(fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1])
+    assert failure.code == errors.DEADLINE_EXCEEDED
 
 
-async def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind(clock: Clock) -> None:
-    async with served(clock, max_queue=10) as stand:
-        _, ended = fan_out(stand, ["a"] * 20)
-        assert (await refusal_of(ended)).code == errors.SERVICE_OVERLOADED
-        await asyncio.sleep(1.0)
-        assert not any(tier.depth for tier in await stand.broker.depths())
+@pytest.mark.stand(max_queue=10)
+async def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind(stand: Stand) -> None:
+    _, ended = fan_out(stand, ["a"] * 20)
+    assert (await refusal_of(ended)).code == errors.SERVICE_OVERLOADED
+    await asyncio.sleep(1.0)
+    assert not any(tier.depth for tier in await stand.broker.depths())
 
 
 @pytest.mark.parametrize(("tier", "caller"), [(1, ADA), (2, FREE)])
-async def test_a_list_that_is_always_late_is_no_demand(tier: int, caller: Principal, clock: Clock) -> None:
-    async with served(clock) as stand:
-        for _ in range(3):
-            await fan_out(stand, ["a"] * 8)[1]
-        throttle = stand.gateway.limiter.throttles["m"]
-        throttle.higher = throttle.lowest = 0
-        throttle.least_seconds = 0.05
-        for count, timeout in ((FEW, 0.15), (30, 0.3), (75, 0.3)):
-            failure = await refusal_of(fan_out(stand, ["a"] * count, timeout, caller, tier)[1])
-            assert failure.reason == failures.LIST
-            assert (throttle.higher, throttle.lowest) == (0, 0)
+async def test_a_list_that_is_always_late_is_no_demand(tier: int, caller: Principal, stand: Stand) -> None:
+    for _ in range(3):
+        await fan_out(stand, ["a"] * 8)[1]
+    throttle = stand.gateway.limiter.throttles["m"]
+    throttle.higher = throttle.lowest = 0
+    throttle.least_seconds = 0.05
+    for count, timeout in ((FEW, 0.15), (30, 0.3), (75, 0.3)):
+        failure = await refusal_of(fan_out(stand, ["a"] * count, timeout, caller, tier=tier)[1])
+        assert failure.reason == failures.LIST
+        assert (throttle.higher, throttle.lowest) == (0, 0)
 
 
-async def test_no_input_of_a_list_is_in_before_the_one_that_pays_though_somebody_owes(clock: Clock) -> None:
-    async with served(clock) as stand:
-        for _ in range(3):
-            await fan_out(stand, ["a"] * 8)[1]
-        limits = FREE.limits
-        stand.gateway.limiter.charge((Limit("key-2", "key", 60.0, 1.0),))
-        _, ended = fan_out(stand, ["a"] * FEW, 0.15, Principal("eve", "other", 1, limits))
-        assert not any(tier.depth for tier in await stand.broker.depths())
-        assert (await refusal_of(ended)).reason == failures.LIST
-        assert stand.gateway.limiter.throttles["m"].higher == 3 * 8
+async def test_no_input_of_a_list_is_in_before_the_one_that_pays_though_somebody_owes(stand: Stand) -> None:
+    for _ in range(3):
+        await fan_out(stand, ["a"] * 8)[1]
+    limits = FREE.limits
+    stand.gateway.limiter.charge((Limit("key-2", "key", 60.0, 1.0),))
+    _, ended = fan_out(stand, ["a"] * FEW, 0.15, Principal("eve", "other", 1, limits))
+    assert not any(tier.depth for tier in await stand.broker.depths())
+    assert (await refusal_of(ended)).reason == failures.LIST
+    assert stand.gateway.limiter.throttles["m"].higher == 3 * 8
 
 
-async def test_a_list_that_is_left_runs_no_further(clock: Clock) -> None:
-    async with served(clock) as stand:
-        whole, ended = fan_out(stand, [f"text {number}" for number in range(3 * AT_ONCE)])
-        whole.abandon()
-        await asyncio.sleep(2.0)
-        assert sum(map(len, stand.backends[0].batches)) <= 8
-        assert not ended.done()
+async def test_a_list_that_is_left_runs_no_further(stand: Stand) -> None:
+    whole, ended = fan_out(stand, [f"text {number}" for number in range(3 * AT_ONCE)])
+    whole.abandon()
+    await asyncio.sleep(2.0)
+    assert sum(map(len, stand.backends[0].batches)) <= 8
+    assert not ended.done()
 
 
 @pytest.mark.parametrize(
@@ -184,55 +161,53 @@ async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
     return await refusal_of(fan_out(stand, inputs, caller=FREE, tier=2, model=model)[1])
 
 
-async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged(clock: Clock) -> None:
-    async with served(clock) as stand:
-        throttled(stand, 100.0)
-        assert stand.gateway.limiter.throttles["m"].admit("acme", stand._clock(), 80) == 0.0
-        failure = await refusal(stand, 90)
-        assert (failure.code, failure.reason) == (errors.SHED, "capacity")
-        assert failure.message == "shed: this tier is held to what the fleet can carry"
-        assert failure.retry_after == pytest.approx(0.7)
-        assert stand.broker.rate_limit_debt(FREE.limits[0]) == 0.0
-        never = await refusal(stand, 101)
-        assert (never.code, never.reason) == (errors.SHED, "capacity")
-        assert "101 inputs in one request, and this tier is held to 100 at once now; send fewer" in never.message
-        _, ended = fan_out(stand, ["a"] * 20, caller=FREE, tier=2)
-        assert len(await ended) == 20
+async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged(stand: Stand) -> None:
+    throttled(stand, 100.0)
+    assert stand.gateway.limiter.throttles["m"].admit("acme", stand._clock(), 80) == 0.0
+    failure = await refusal(stand, 90)
+    assert (failure.code, failure.reason) == (errors.SHED, "capacity")
+    assert failure.message == "shed: this tier is limited to what the fleet can handle"
+    assert failure.retry_after == pytest.approx(0.7)
+    assert stand.broker.rate_limit_debt(FREE.limits[0]) == 0.0
+    never = await refusal(stand, 101)
+    assert (never.code, never.reason) == (errors.SHED, "capacity")
+    assert "101 inputs in one request, but this tier is currently limited to 100 at a time; send fewer" in never.message
+    _, ended = fan_out(stand, ["a"] * 20, caller=FREE, tier=2)
+    assert len(await ended) == 20
 
 
-async def test_entries_to_be_copied_go_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+async def test_entries_to_be_copied_go_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
     """A list whose parts have the same parameters is as many copies of these, however few its entries are."""
-    async with served(clock) as stand:
-        calls: list[int] = []
-        enqueue = stand.broker.enqueue
-        monkeypatch.setattr(type(stand.broker), "apart_from", 64 << 10)
+    calls: list[int] = []
+    enqueue = stand.broker.enqueue
+    monkeypatch.setattr(type(stand.broker), "apart_from", 64 << 10)
 
-        async def counted(entries: Sequence[Entry]) -> Sequence[Failure | None]:
-            calls.append(sum(len(entry.parameters) for entry in entries))
-            return await enqueue(entries)
+    async def counted(entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        calls.append(sum(len(entry.parameters) for entry in entries))
+        return await enqueue(entries)
 
-        monkeypatch.setattr(stand.broker, "enqueue", counted)
-        replies = await asked_with(stand, 120, b'"' + b"x" * 60_000 + b'"')
-        assert [reply.output for reply in replies] == ["A"] * 120
-        assert sum(calls) == 120 * 60_002
-        assert max(calls) < MOST_COPIED + 60_002
+    monkeypatch.setattr(stand.broker, "enqueue", counted)
+    replies = await asked_with(stand, 120, b'"' + b"x" * 60_000 + b'"')
+    assert [reply.output for reply in replies] == ["A"] * 120
+    assert sum(calls) == 120 * 60_002
+    assert max(calls) < MOST_COPIED + 60_002
 
 
 async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Reply]:
     return await fan_out(stand, ["a"] * count, id=new_id(), parameters=parameters)[1]
 
 
-async def test_a_list_of_too_many_bytes_and_parameters_hears_how_many_may_be(clock: Clock) -> None:
-    async with served(clock, max_body_bytes=10_000) as stand:
-        failure = await refusal_of(asked_with(stand, 160, b"x" * 900))
-        assert failure.code == errors.PAYLOAD_TOO_LARGE
-        assert failure.message == (
-            "160 inputs come to 160 bytes, and 160 times 900 of parameters, as each has them with it; at most 80000 are allowed in "
-            "one request (8 times max_body_bytes). Send fewer inputs at a time"
-        )
-        assert not stand.backends[0].batches
-        assert len(await asked_with(stand, 80, b"x" * 900)) == 80
-        assert len(await asked_with(stand, 1, b"x" * 90_000)) == 1, "one input is bounded by the body"
+@pytest.mark.stand(max_body_bytes=10000)
+async def test_a_list_of_too_many_bytes_and_parameters_hears_how_many_may_be(stand: Stand) -> None:
+    failure = await refusal_of(asked_with(stand, 160, b"x" * 900))
+    assert failure.code == errors.PAYLOAD_TOO_LARGE
+    assert failure.message == (
+        "160 inputs come to 160 bytes, plus 160 times 900 bytes of parameters, which are sent with each; at most 80000 are allowed in "
+        "one request (8 times max_body_bytes). Send fewer inputs at a time"
+    )
+    assert not stand.backends[0].batches
+    assert len(await asked_with(stand, 80, b"x" * 900)) == 80
+    assert len(await asked_with(stand, 1, b"x" * 90_000)) == 1, "one input is bounded by the body"
 
 
 async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_request(clock: Clock) -> None:
@@ -266,12 +241,11 @@ async def test_a_list_for_an_unknown_model_is_refused_as_a_request_is(count: int
     limits = (Limit("key-1", "key", 0.001, 3.0),)
     some, all_ = Principal("cyd", "acme", 1, limits, models=frozenset(["m"])), Principal("cyd", "acme", 1, limits)
     async with served(clock) as stand:
-        asked = RequestOptions(30.0, 1)
         for caller, code in ((all_, errors.NOT_FOUND), (some, errors.FORBIDDEN)):
             stand.gateway.limiter.debts.clear()
             codes = []
             for _ in range(3):
-                single = await stand.gateway.ask(InferenceRequest(caller, new_id(), asked, "n", "a", b""))
+                single = await stand.gateway.ask(request("a", caller, model="n"))
                 stand.gateway.limiter.refund(limits)
                 refused = await refusal_of(fan_out(stand, ["a"] * count, caller=caller, id=new_id(), model="n")[1])
                 codes.append((failure_of(single).code, refused.code))
@@ -279,12 +253,12 @@ async def test_a_list_for_an_unknown_model_is_refused_as_a_request_is(count: int
             assert stand.gateway.limiter.excess(limits, stand.gateway.broker) is not None, "each was charged as one"
 
 
-async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    async with served(clock, memory_mb=64) as stand:
-        line = stand.gateway.turns = Line()
-        _, ended = fan_out(stand, ["a"] * 20, parameters=b"x" * (BYTES_AT_ONCE // 4))
-        assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"
-        assert len(await ended) == 20
+@pytest.mark.stand(memory_mb=64)
+async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
+    line = stand.gateway.turns = Line()
+    _, ended = fan_out(stand, ["a"] * 20, parameters=b"x" * (BYTES_AT_ONCE // 4))
+    assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"
+    assert len(await ended) == 20
 
 
 class Line(FairTurns):
@@ -317,51 +291,47 @@ async def slices(stand: Stand, line: Line, monkeypatch: pytest.MonkeyPatch) -> l
     return steps
 
 
-async def test_many_inputs_wait_slice_by_slice_and_few_do_not(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    async with served(clock) as stand:
-        line = stand.gateway.turns = Line()
-        _, few = fan_out(stand, ["few"] * FEW)
-        assert stand.gateway.pending == FEW
-        _, many = fan_out(stand, ["a"] * (AT_ONCE + 2), caller=Principal("eve", "globex", 1))
-        assert line.waiting[0][0] == "globex"
-        assert await slices(stand, line, monkeypatch) == [1, AT_ONCE, 1], "the first goes ahead"
-        assert (len(await few), len(await many)) == (FEW, AT_ONCE + 2)
+async def test_many_inputs_wait_slice_by_slice_and_few_do_not(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
+    line = stand.gateway.turns = Line()
+    _, few = fan_out(stand, ["few"] * FEW)
+    assert stand.gateway.pending == FEW
+    _, many = fan_out(stand, ["a"] * (AT_ONCE + 2), caller=Principal("eve", "globex", 1))
+    assert line.waiting[0][0] == "globex"
+    assert await slices(stand, line, monkeypatch) == [1, AT_ONCE, 1], "the first goes ahead"
+    assert (len(await few), len(await many)) == (FEW, AT_ONCE + 2)
 
 
-async def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+async def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
     """The first of them is judged for all, and nothing of the others is made or runs."""
-    async with served(clock) as stand:
-        await fan_out(stand, ["a"] * 16)[1]
-        ran = sum(map(len, stand.backends[0].batches))
-        line = stand.gateway.turns = Line()
-        _, ended = fan_out(stand, ["a"] * 1000, timeout=2.0)
-        assert await slices(stand, line, monkeypatch) == [1]
-        failure = await refusal_of(ended)
-        assert (failure.code, failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
-        assert failure.message.startswith("so many inputs in one request")
-        await asyncio.sleep(2.0)
-        assert sum(map(len, stand.backends[0].batches)) == ran
+    await fan_out(stand, ["a"] * 16)[1]
+    ran = sum(map(len, stand.backends[0].batches))
+    line = stand.gateway.turns = Line()
+    _, ended = fan_out(stand, ["a"] * 1000, timeout=2.0)
+    assert await slices(stand, line, monkeypatch) == [1]
+    failure = await refusal_of(ended)
+    assert (failure.code, failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
+    assert failure.message.startswith("this many inputs in one request")
+    await asyncio.sleep(2.0)
+    assert sum(map(len, stand.backends[0].batches)) == ran
 
 
-async def test_what_a_request_waits_for_its_turn_is_of_its_deadline(clock: Clock) -> None:
-    async with served(clock) as stand:
-        line = stand.gateway.turns = Line()
-        _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
-        await asyncio.sleep(0.3)
-        line.waiting.pop()[1]()
-        assert (await refusal_of(ended)).code == errors.DEADLINE_EXCEEDED
+async def test_what_a_request_waits_for_its_turn_is_of_its_deadline(stand: Stand) -> None:
+    line = stand.gateway.turns = Line()
+    _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
+    await asyncio.sleep(0.3)
+    line.waiting.pop()[1]()
+    assert (await refusal_of(ended)).code == errors.DEADLINE_EXCEEDED
 
 
-async def test_places_of_inputs_that_were_not_submitted_are_given_back(clock: Clock) -> None:
-    async with served(clock) as stand:
-        throttled(stand, 200.0)
-        whole, _ = fan_out(stand, [f"text {number}" for number in range(200)], caller=FREE, tier=2)
-        await asyncio.sleep(0.0)
-        whole.abandon()
-        throttle = stand.gateway.limiter.throttles["m"]
-        assert throttle.admit("acme", stand._clock(), 200) > 0.0
-        assert throttle.admit("acme", stand._clock(), 199) == 0.0
-        await asyncio.sleep(2.0)
+async def test_places_of_inputs_that_were_not_submitted_are_given_back(stand: Stand) -> None:
+    throttled(stand, 200.0)
+    whole, _ = fan_out(stand, [f"text {number}" for number in range(200)], caller=FREE, tier=2)
+    await asyncio.sleep(0.0)
+    whole.abandon()
+    throttle = stand.gateway.limiter.throttles["m"]
+    assert throttle.admit("acme", stand._clock(), 200) > 0.0
+    assert throttle.admit("acme", stand._clock(), 199) == 0.0
+    await asyncio.sleep(2.0)
 
 
 def reject(entries: Sequence[Entry]) -> BackendError | None:

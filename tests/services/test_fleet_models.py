@@ -1,18 +1,21 @@
-"""Models of a fleet, as a gateway learns them from the reports of workers."""
+"""Models of a fleet, as a gateway learns them from the reports of workers: which there are, on what terms, of what kinds."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from headway import errors
 from headway.config import Settings, on_terms, terms_of
 from headway.config.target import ModelSettings
 from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.fleet.models import MISSED_FOR, FleetModels
 from headway.gateway.served_models import ServedModels
-from headway.model import ModelReport, WorkerInfo, WorkerStatus
+from headway.model import ALL_PARAMETERS, ModelReport, PerCall, Value, ValueKind, WeightLine, WorkerInfo, WorkerStatus
 from headway.runtime.counters import ControllerCounts, GatewayCounts
+from tests.services.requests import request
 
 
 def worker(model: str, id: str = "", status: WorkerStatus = WorkerStatus.HEALTHY, **own: object) -> WorkerInfo:
@@ -244,7 +247,7 @@ def weights_told(weights: str, *turns: Sequence[WorkerInfo]) -> list[tuple[str, 
     with capture_logs() as logs:
         for workers in turns:
             known.learn(*workers)
-    lines = [line for line in logs if "have a weight and no worker" in line["event"]]
+    lines = [line for line in logs if "have a weight but no worker" in line["event"]]
     return [(line["model"], line["versions"], line["hint"]) for line in lines]
 
 
@@ -255,4 +258,139 @@ def test_weights_that_name_a_version_without_a_worker_are_told_once_with_what_be
     assert [line[:2] for line in told] == [("a", "7"), ("a", "7")], "again after it had one"
     assert "other versions answer" in told[0][2]
     [(_, _, hint)] = weights_told("7=1", [third])
-    assert "requests that name no version wait for a worker" in hint
+    assert "requests that do not name a version wait for a worker" in hint
+
+
+HEALTHY, STARTING = WorkerStatus.HEALTHY, WorkerStatus.STARTING
+
+
+def taking(takes: str = "", gives: str = "", id: str = "gpu-0", **more: Any) -> WorkerInfo:
+    return WorkerInfo(worker_id=id, takes=takes, gives=gives, **{"model": "m", "status": HEALTHY, **more})
+
+
+@pytest.mark.parametrize(
+    ("workers", "takes", "gives"),
+    [
+        ([taking("")], ValueKind.TEXT, ValueKind.TEXT),
+        ([taking("text", "json")], ValueKind.TEXT, ValueKind.JSON),
+        ([taking("text", "text"), taking("json", "json", id="gpu-1")], ValueKind.JSON, ValueKind.JSON),
+        ([taking("bytes", "text"), taking("text", "text", id="gpu-1")], ValueKind.BYTES, ValueKind.TEXT),
+        ([taking("of a later release", "json")], ValueKind.TEXT, ValueKind.JSON),
+    ],
+)
+def test_kinds_are_learned_from_healthy_workers(workers: list[WorkerInfo], takes: ValueKind, gives: ValueKind) -> None:
+    kinds = ServedModels(["m"])
+    kinds.learn(workers)
+    assert (kinds["m"].takes, kinds["m"].gives) == (takes, gives)
+
+
+def test_parameters_are_for_a_model_all_of_whose_workers_take_them_or_of_which_nothing_is_known() -> None:
+    blind = taking("text", sees=())
+    kinds = ServedModels(["m"])
+    known = [kinds["m"].sees("user")]
+    for workers in ([blind], [taking("", status=STARTING)], [blind, taking("text", id="gpu-1")], [taking("text")]):
+        kinds.learn(workers)
+        known.append(kinds["m"].sees("user"))
+    assert known == [True, False, False, False, True]
+    some = [taking("text", id=str(at), sees=sees) for at, sees in enumerate([("s", "t"), ("t", "u"), ALL_PARAMETERS])]
+    kinds.learn(some)
+    assert [name for name in ("s", "t", "u", "a") if kinds["m"].sees(name)] == ["t"], "what all of them see"
+
+
+def test_requests_get_the_number_of_what_a_call_has_once() -> None:
+    kinds, both = ServedModels(["m"]), ("seed", "temperature")
+
+    def numbers(*per_call: PerCall) -> list[int]:
+        kinds.learn([taking("text", id=str(at), per_call=names) for at, names in enumerate(per_call)])
+        asked = [b"", b'{"temperature":1}', b'{"seed":3,"temperature":1.0}']
+        return [kinds["m"].entry(request(parameters=text), (), "g", 1, None, False).shape for text in asked]
+
+    for names, rows in (((), True), (("t",), False)):
+        kinds.learn([taking("tensors", per_call=names)])
+        assert kinds["m"].takes_rows is rows
+    assert numbers(()) == [0, 0, 0]
+    none, one, other = numbers(("temperature",), ())
+    assert none == 0 < one == other
+    assert len(set(numbers(("temperature",), both))) == 3
+    assert len(set(numbers(ALL_PARAMETERS))) == 3
+    assert kinds["m"].weigh("long text") == 1
+    assert not kinds["m"].is_plain
+    assert numbers(()) == [0, 0, 0]
+    assert kinds["m"].is_plain
+
+
+def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:
+    def shared(model: str, status: WorkerStatus, gpu: str = "gpu-0", at: float = 100.0) -> WorkerInfo:
+        return WorkerInfo(worker_id=f"{model}/{gpu}", model=model, status=status, gpu=gpu, last_heartbeat=at)
+
+    models = ["warm", "cold", "loading", "alone", "failed", "gone", "silent"]
+    kinds = ServedModels(models)
+    kinds.learn(
+        [
+            shared("warm", HEALTHY),
+            shared("cold", WorkerStatus.COLD),
+            shared("loading", STARTING),
+            shared("alone", STARTING, gpu=""),
+            shared("failed", WorkerStatus.FAILED),
+            shared("gone", WorkerStatus.OFFLINE),
+            shared("silent", WorkerStatus.COLD, at=89.0),
+        ]
+    )
+    assert [model for model in models if kinds.has_worker(model)] == ["warm", "cold", "loading"]
+
+
+def test_nothing_is_known_before_a_worker_is_healthy_and_what_was_known_stays_when_none_is() -> None:
+    kinds = ServedModels(["m"])
+    kinds.learn([taking("json", status=STARTING), taking("json", model="other")])
+    assert (kinds["m"].takes, kinds["m"].gives, kinds["other"].takes) == (None, None, None)
+    assert kinds.unchecked == {"m"}
+    for takes, status in (("json", HEALTHY), ("", STARTING)):
+        kinds.learn([taking(takes, status=status)])
+        assert kinds["m"].takes is ValueKind.JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "good"),
+    [("aGVhZHdheQ==", True), ("", True), ("no base64", False), ("aGVhZHdheQ", False), ("é", False), (b"[1]", False)],
+)
+def test_a_model_of_octets_takes_base64_only(value: Value, good: bool) -> None:
+    kinds = ServedModels(["m"])
+    kinds.learn([taking("bytes", "bytes")])
+    assert "m" not in kinds.unchecked
+    failure = kinds.check("m", value)
+    assert (failure is None) == good
+    if failure is not None:
+        assert (failure.code, "base64" in failure.message) == (errors.BAD_REQUEST, True)
+
+
+def test_an_unknown_model_is_named_and_not_told_of_those_without_a_worker() -> None:
+    failure = ServedModels(["m"]).check("other", "a")
+    assert failure is not None and failure.code == errors.NOT_FOUND
+    kinds = ServedModels(["m", "late"])
+    assert kinds.absence("other").message.endswith("available: late, m")
+    kinds.learn([taking("text", "text")])
+    assert kinds.absence("other").message.endswith("available: late (no worker), m")
+
+
+WEIGHED = Settings(model="m", max_batch_weight=100, weight="tokens")
+
+
+def test_inputs_weigh_their_characters_or_nothing_in_particular() -> None:
+    chars = ServedModels(["default"], Settings(max_batch_weight=100))
+    chars.learn([taking(weight=WeightLine(5.0, 5.0), model="default")])
+    assert [chars["default"].weigh(text) for text in ("", "é", "日本", b"[1]")] == [1, 1, 2, 3]
+    unbounded = ServedModels(["default"], Settings(weight="tokens"))
+    assert [unbounded["default"].weigh(text) for text in ("", "é", "日本")] == [1, 1, 1]
+
+
+def test_an_input_weighs_its_octets_until_healthy_workers_know_better_and_the_last_line_stays() -> None:
+    served = ServedModels(["m"], WEIGHED)
+    served.learn([taking(), taking(weight=WeightLine(1.0, 1.0), model="other")])
+    served.learn([taking(weight=WeightLine(1.0, 1.0), status=STARTING)])
+    assert [served["m"].weigh(text) for text in ("", "a", "日本", b"[1]")] == [1, 1, 6, 3]
+    served.learn(
+        [taking(weight=WeightLine(2.0, 0.2)), taking(weight=WeightLine(4.0, 0.4), id="gpu-1"), taking(id="gpu-2")]
+    )
+    assert served["m"].weigh("a" * 10) == 6
+    served.learn([taking()])
+    assert served["m"].weigh("a" * 10) == 6

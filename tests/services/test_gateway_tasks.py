@@ -1,8 +1,7 @@
 """Tasks, idempotency keys and shared answers at gateways over one broker, and what the journals are told."""
 
 import asyncio
-import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -14,38 +13,22 @@ from headway.gateway import deadlines
 from headway.gateway.broker_session import SETTLING
 from headway.gateway.deadlines import LATE_SECONDS
 from headway.gateway.pending import FutureSink
-from headway.model import (
-    DedupKey,
-    DedupKind,
-    Entry,
-    EntryState,
-    Failure,
-    InferenceRequest,
-    Limit,
-    Principal,
-    Reply,
-    RequestOptions,
-    Value,
-)
+from headway.model import DedupKey, DedupKind, Entry, EntryState, Failure, Limit, Principal, Reply, Value
+from headway.runtime.race import end
 from headway.runtime.request_id import new_id
-from tests.services.calls import once
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_backend import ANYBODY
 from tests.services.fleet import Asked, Fleet
+from tests.services.requests import request
 from tests.services.troubled import Connection
 from tests.virtual_time import Clock
 
 TENANT = ANYBODY.tenant
-Test = Callable[..., Coroutine[Any, Any, None]]
+pytestmark = pytest.mark.fleet(1.0, gateways=2, model="m")
 
 
 def output(found: Reply | EntryState | None) -> Value | None:
     assert isinstance(found, Reply)
     return found.output
-
-
-def nothing_is_taken(name: str) -> str | None:
-    """A script for a server that is back, and where nothing can be enqueued yet."""
-    return "refuse" if name == "enqueue" else None
 
 
 async def busy(fleet: Fleet) -> None:
@@ -54,35 +37,13 @@ async def busy(fleet: Fleet) -> None:
     assert all(backend.busy for backend in fleet.backends)
 
 
-async def gone_direct(fleet: Fleet) -> None:
-    await fleet.server.become("refuse")
-    fleet.ask("notices")
-    await asyncio.sleep(1.5)
-
-
 async def admitted(fleet: Fleet, text: str, **how: Any) -> Asked:
     asked = fleet.ask(text, task=True, **how)
     await asked.was_admitted.wait()
     return asked
 
 
-def scene(**how: Any) -> Callable[[Test], Test]:
-    """Makes a test of a coroutine function over a fleet as `fleet` gives it, but for `how`."""
-
-    def made(act: Test) -> Test:
-        async def test(clock: Clock, **given: Any) -> None:
-            async with Fleet(clock, FakeBackend(1.0), **{"gateways": 2, "model": "m", **how}) as fleet:
-                await act(fleet, clock, **given)
-
-        wanted = inspect.signature(act)
-        others = [one for one in wanted.parameters.values() if one.name != "fleet"]
-        vars(test)["__signature__"] = wanted.replace(parameters=others)
-        return test
-
-    return made
-
-
-@scene(result_ttl_s=60.0)
+@pytest.mark.fleet(result_ttl_s=60.0)
 async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(fleet: Fleet, clock: Clock) -> None:
     here, there = fleet.gateways
     asked = fleet.ask("a", task=True)
@@ -100,18 +61,6 @@ async def test_a_task_can_be_asked_for_at_any_gateway_from_its_admission_on(flee
     assert fleet.journals[0].outcomes == [("a", "ok")]
     await asyncio.sleep(fleet.settings.result_ttl_s)
     assert await here.outcome(TENANT, asked.id) is await there.outcome(TENANT, asked.id) is None
-
-
-async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
-    limit = Limit("key:k", "key", 60.0, 1.0)
-    caller = Principal("user", TENANT, 1, (limit,))
-    first = fleet.ask("a", caller=caller, task=True)
-    second = fleet.ask("b", caller=caller, task=True, gateway=1)
-    assert await fleet.answered(second) == [errors.RATE_LIMITED]
-    assert not second.was_admitted.is_set()
-    assert await fleet.gateways[1].outcome(TENANT, second.id) is None
-    assert await fleet.answered(first) == ["ok"]
-    assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], [("b", errors.RATE_LIMITED)]]
 
 
 async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing(fleet: Fleet, clock: Clock) -> None:
@@ -133,19 +82,18 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing(fleet: Fle
     assert [gateway.pending for gateway in fleet.gateways] == [0, 0]
 
 
-async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock: Clock) -> None:
+async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet) -> None:
     asked = await admitted(fleet, "a")
     follow = asyncio.ensure_future(fleet.gateways[1].follow(TENANT, asked.id, 5.0))
     await asyncio.sleep(0.1)
-    follow.cancel()
-    await asyncio.gather(follow, return_exceptions=True)
+    await end(follow)
     assert fleet.gateways[1].pending == 0
     assert await fleet.answered(asked) == ["ok"]
     [_, (_, _, followed)], [(_, _, left)] = fleet.server.named("enqueue"), fleet.server.named("withdraw")
     assert left == [one.submission for one in followed]
 
 
-async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock: Clock) -> None:
+async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
     await asyncio.sleep(0.1)
@@ -169,9 +117,7 @@ async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock
     assert (session.followers, fleet.gateway.pending) == (0, 0)
 
 
-async def test_who_follows_a_task_waits_through_an_outage_in_which_nothing_is_said_of_it(
-    fleet: Fleet, clock: Clock
-) -> None:
+async def test_who_follows_a_task_waits_through_an_outage_in_which_nothing_is_said_of_it(fleet: Fleet) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
     before = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
@@ -190,7 +136,7 @@ async def test_who_follows_a_task_waits_through_an_outage_in_which_nothing_is_sa
     assert fleet.gateway.pending == 0
 
 
-@scene(max_batch=1)
+@pytest.mark.fleet(max_batch=1)
 async def test_who_follows_a_lost_task_gets_the_outcome_of_its_second_run(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
@@ -204,24 +150,9 @@ async def test_who_follows_a_lost_task_gets_the_outcome_of_its_second_run(fleet:
     assert fleet.runs("a") == 1
 
 
-async def test_who_follows_a_task_is_offered_again_when_the_answer_was_lost(fleet: Fleet, clock: Clock) -> None:
-    asked = await admitted(fleet, "a")
-    before = len(fleet.server.named("enqueue"))
-    fleet.server.script = once("enqueue", "lose")
-    assert output(await fleet.gateways[1].follow(TENANT, asked.id, 5.0)) == "A"
-    assert len(fleet.server.named("enqueue")) > before + 1
-    assert fleet.counters.gateway.requests == {("m", "paid", "ok"): 1}
-
-
-async def test_a_task_is_followed_from_its_handover_on(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    assert await fleet.gateway.outcome(TENANT, asked.id) is EntryState.QUEUED
-    assert output(await fleet.gateway.follow(TENANT, asked.id, 5.0)) == "A"
-
-
 @pytest.mark.parametrize("at", [0, 1])
-@scene(max_batch=1)
-async def test_a_task_cancelled_before_it_runs_is_unknown_everywhere(fleet: Fleet, clock: Clock, at: int) -> None:
+@pytest.mark.fleet(max_batch=1)
+async def test_a_task_cancelled_before_it_runs_is_unknown_everywhere(fleet: Fleet, at: int) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a")
     fleet.gateway.detach(TENANT, asked.id)
@@ -243,8 +174,8 @@ async def test_a_task_cancelled_before_it_runs_is_unknown_everywhere(fleet: Flee
 
 @pytest.mark.parametrize("key", ["", "k"])
 @pytest.mark.parametrize("at", [0, 1])
-@scene(max_batch=1)
-async def test_a_task_cancelled_while_offered_stays_unknown(fleet: Fleet, clock: Clock, at: int, key: str) -> None:
+@pytest.mark.fleet(max_batch=1)
+async def test_a_task_cancelled_while_offered_stays_unknown(fleet: Fleet, at: int, key: str) -> None:
     """The offer is on its way, and arrives when the gateway has read, and acknowledged, that the task was cancelled."""
     await busy(fleet)
     asked = await admitted(fleet, "a", key=key, timeout=30.0)
@@ -269,7 +200,7 @@ async def test_a_task_cancelled_while_offered_stays_unknown(fleet: Fleet, clock:
     assert key or fleet.runs("a") == 0
 
 
-async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet, clock: Clock) -> None:
+async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet) -> None:
     asked = await admitted(fleet, "a")
     broker, arrived, goes_on = fleet.gateway.broker, asyncio.Event(), asyncio.Event()
     cancel = broker.cancel_task
@@ -291,11 +222,11 @@ async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(f
         assert await gateway.outcome(TENANT, asked.id) is None
 
 
-@scene(max_batch=1)
-async def test_a_lost_task_is_neither_unknown_nor_pending_until_offered_again(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(max_batch=1)
+async def test_a_lost_task_is_neither_unknown_nor_pending_until_offered_again(fleet: Fleet) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a")
-    fleet.server.script = nothing_is_taken
+    fleet.server.script = lambda name: "refuse" if name == "enqueue" else None  # It is back, and takes nothing yet.
     fleet.server.lose_everything()
     for _ in range(2):
         with pytest.raises(BrokerUnavailable):
@@ -306,8 +237,8 @@ async def test_a_lost_task_is_neither_unknown_nor_pending_until_offered_again(fl
     assert isinstance(await fleet.gateway.outcome(TENANT, asked.id), EntryState)
 
 
-@scene(max_batch=1)
-async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost_it(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(max_batch=1)
+async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost_it(fleet: Fleet) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a", timeout=30.0)
     other = await admitted(fleet, "b", timeout=30.0)
@@ -327,45 +258,8 @@ async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost
     assert await there.outcome(TENANT, asked.id) is None
 
 
-@scene(max_batch=1)
-async def test_another_gateway_does_not_call_a_task_unknown_that_was_just_lost(fleet: Fleet, clock: Clock) -> None:
-    await busy(fleet)
-    asked = await admitted(fleet, "a", timeout=30.0)
-    there = fleet.gateways[1]
-    assert await there.outcome(TENANT, "never heard of") is None
-    fleet.server.lose_everything()
-    for _ in range(2):
-        with pytest.raises(BrokerUnavailable):
-            await there.outcome(TENANT, "never heard of")
-        await asyncio.sleep(0.1)
-    await asyncio.sleep(1.5)
-    assert isinstance(await there.outcome(TENANT, asked.id), EntryState)
-    await asyncio.sleep(SETTLING)
-    assert await there.outcome(TENANT, "never heard of") is None
-
-
-async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock) -> None:
-    first = fleet.ask("a", key="k")
-    await asyncio.sleep(0.5)
-    second = fleet.ask("a", key="k", gateway=1)
-    other = fleet.ask("b", key="k", gateway=1)
-    assert await fleet.answered(first, second, other) == ["ok", "ok", errors.IDEMPOTENCY_MISUSE]
-    third = fleet.ask("a", key="k", gateway=1)
-    foreign = fleet.ask("b", key="k", gateway=1, caller=Principal("u", "another", 1))
-    assert await fleet.answered(third, foreign) == ["ok", "ok"]
-    assert [(one.reply.shared, one.reply.kept) for one in (first, second, third, foreign)] == [
-        (None, False),
-        (DedupKind.KEY, False),
-        (DedupKind.KEY, True),
-        (None, False),
-    ]
-    assert (fleet.runs("a"), fleet.runs("b")) == (1, 1)
-    assert fleet.counters.gateway.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
-    assert fleet.journals[1].outcomes == [("b", errors.IDEMPOTENCY_MISUSE), ("a", "ok"), ("a", "ok"), ("b", "ok")]
-
-
-@scene(max_batch=1, cache=True, collapse=True)
-async def test_a_broker_without_its_data_gets_leaders_and_followers_back(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(max_batch=1, cache=True, collapse=True)
+async def test_a_broker_without_its_data_gets_leaders_and_followers_back(fleet: Fleet) -> None:
     await busy(fleet)
     first = fleet.ask("a", timeout=30.0, task=True)
     joined = [fleet.ask("a", timeout=30.0, gateway=number % 2, key=f"{number}") for number in range(6)]
@@ -383,7 +277,7 @@ async def test_a_broker_without_its_data_gets_leaders_and_followers_back(fleet: 
     assert outcomes.count(("a", "ok")) == 7
 
 
-async def test_a_draining_gateway_brings_its_task_back_to_a_broker_without(fleet: Fleet, clock: Clock) -> None:
+async def test_a_draining_gateway_brings_its_task_back_to_a_broker_without(fleet: Fleet) -> None:
     asked = await admitted(fleet, "a", timeout=600.0)
     fleet.gateway.detach(TENANT, asked.id)
     await fleet.server.fail()
@@ -396,20 +290,8 @@ async def test_a_draining_gateway_brings_its_task_back_to_a_broker_without(fleet
     assert output(await fleet.gateways[1].outcome(TENANT, asked.id)) == "A"
 
 
-@scene(cache=True, collapse=True)
-async def test_a_hundred_at_once_are_one_run_and_a_hundred_more_are_none(fleet: Fleet, clock: Clock) -> None:
-    at_once = [fleet.ask("a", gateway=number % 2) for number in range(100)]
-    assert set(await fleet.answered(*at_once)) == {"ok"}
-    later = [fleet.ask("a", gateway=number % 2) for number in range(100)]
-    assert set(await fleet.answered(*later)) == {"ok"}
-    assert clock() - later[0].at < 0.1
-    assert fleet.runs("a") == 1
-    assert fleet.counters.gateway.shared == {("m", "same", "joined"): 99, ("m", "same", "kept"): 100}
-    assert [len(journal.notes) for journal in fleet.journals] == [100, 100]
-
-
-@scene(max_batch=1)
-async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(max_batch=1)
+async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(fleet: Fleet) -> None:
     await busy(fleet)
     gateway = fleet.gateway
     limited = Principal("user", TENANT, 1, (Limit("key:k", "key", 60.0, 1.0),))
@@ -421,10 +303,7 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     fleet.ask("charged", caller=limited)
     await asyncio.sleep(0.1)
     over = fleet.ask("over", caller=limited)
-    gateway.submit(
-        unknown := FutureSink(),
-        InferenceRequest(ANYBODY, "unknown", RequestOptions(4.0, 1), "no such model", "unknown", b""),
-    )
+    gateway.submit(unknown := FutureSink(), request("unknown", model="no such model"))
     gateway.abandon(gone, TENANT, gone.id)
     gateway.detach(TENANT, task.id)
     await fleet.answered(answered, expired, over)
@@ -447,12 +326,10 @@ async def test_the_journal_is_told_once_of_every_request_whatever_becomes_of_it(
     )
 
 
-@scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once_until_they_are_deleted(
-    fleet: Fleet, clock: Clock
-) -> None:
+@pytest.mark.fleet(fallback=0.1, gateways=1)
+async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once_until_they_are_deleted(fleet: Fleet) -> None:
     gateway = fleet.gateway
-    await gone_direct(fleet)
+    await fleet.go_direct()
     direct, deleted = [await admitted(fleet, text, timeout=30.0) for text in ("direct", "deleted")]
     assert isinstance(await gateway.outcome(TENANT, direct.id), EntryState)
     assert output(await gateway.follow(TENANT, direct.id, 5.0)) == "DIRECT"
@@ -470,8 +347,8 @@ async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once_until_they_
     assert await gateway.outcome(TENANT, direct.id) is None
 
 
-@scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(fallback=0.1, gateways=1)
+async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fleet: Fleet) -> None:
     gateway, there = fleet.gateway, Connection(fleet.server)
     deleted, task = (fleet.ask(text, task=True, timeout=30.0) for text in ("deleted", "task"))
     await task.was_admitted.wait()
@@ -490,11 +367,11 @@ async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fl
     assert output(await gateway.outcome(TENANT, task.id)) == "TASK"
     await there.cancel_task(TENANT, task.id)
     assert await gateway.outcome(TENANT, task.id) is None
-    assert (fleet.runs("task"), fleet.runs("task", [fleet.fallback])) == (1, 0)  # type: ignore[list-item]
+    assert (fleet.runs("task"), fleet.runs("task", [fleet.fallback])) == (1, 0)
 
 
-@scene(fallback=FakeBackend(0.1), gateways=1)
-async def test_a_task_on_its_way_waits_and_leaves_what_has_its_id_elsewhere(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(fallback=0.1, gateways=1)
+async def test_a_task_on_its_way_waits_and_leaves_what_has_its_id_elsewhere(fleet: Fleet) -> None:
     """Its client asks again at another gateway, as one does that hears nothing."""
     await fleet.server.fail()
     held = fleet.ask("task", task=True, timeout=30.0)
@@ -507,27 +384,21 @@ async def test_a_task_on_its_way_waits_and_leaves_what_has_its_id_elsewhere(flee
     await asyncio.sleep(5.0)
     assert held.outcome in (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
     assert output(await fleet.gateway.outcome(TENANT, held.id)) == "OTHER"
-    assert fleet.runs("task", [fleet.fallback]) == 0  # type: ignore[list-item]
+    assert fleet.runs("task", [fleet.fallback]) == 0
     assert fleet.gateway._shared.in_sync
 
 
-@scene(fallback=FakeBackend(0.1), gateways=1)
+@pytest.mark.fleet(fallback=0.1, gateways=1)
 async def test_the_id_of_a_direct_task_stands_when_the_broker_is_back(fleet: Fleet, clock: Clock) -> None:
     gateway = fleet.gateway
-    await gone_direct(fleet)
+    await fleet.go_direct()
     direct = fleet.ask("direct", task=True, id=new_id())
     assert await fleet.answered(direct) == ["ok"]
     await fleet.server.become("fine")
     await asyncio.sleep(5.0)
     assert gateway.broker is not fleet.direct.broker  # type: ignore[union-attr]
-
-    async def told(text: str) -> str:
-        asked = Asked(text, fleet.clock)
-        options = RequestOptions(4.0, 1, task=True, chosen=True)
-        gateway.submit(asked, InferenceRequest(ANYBODY, direct.id, options, "m", text, b""))
-        return (await fleet.answered(asked))[0]
-
-    assert [await told("direct"), await told("another")] == ["ok", errors.IDEMPOTENCY_MISUSE]
+    for text, code in (("direct", "ok"), ("another", errors.IDEMPOTENCY_MISUSE)):
+        assert await fleet.answered(fleet.ask(text, id=direct.id, task=True, chosen=True)) == [code]
     assert output(await gateway.outcome(TENANT, direct.id)) == "DIRECT"
     kept = DedupKey(DedupKind.TASK, direct.id, b"other", 60.0)
     other = Entry(direct.id, "m", "other", 1, TENANT, "elsewhere", 30.0, 30.0, dedup_keys=(kept,), nonce=7)
@@ -536,9 +407,9 @@ async def test_the_id_of_a_direct_task_stands_when_the_broker_is_back(fleet: Fle
     assert await gateway.outcome(TENANT, direct.id) is None, "it is deleted wherever it was"
 
 
-@scene(fallback=FakeBackend(2.0), gateways=1)
-async def test_a_task_that_runs_direct_is_deleted_and_followed_there(fleet: Fleet, clock: Clock) -> None:
-    await gone_direct(fleet)
+@pytest.mark.fleet(fallback=2.0, gateways=1)
+async def test_a_task_that_runs_direct_is_deleted_and_followed_there(fleet: Fleet) -> None:
+    await fleet.go_direct()
     direct = fleet.direct.broker  # type: ignore[union-attr]
     deleted, followed = [await admitted(fleet, text, timeout=30.0) for text in ("deleted", "followed")]
     await fleet.gateway.cancel(TENANT, deleted.id)
@@ -554,62 +425,51 @@ async def test_a_task_that_runs_direct_is_deleted_and_followed_there(fleet: Flee
 async def late(fleet: Fleet) -> Asked:
     """A task that nobody waits for, half a second before its end and just after its deadline."""
     asked = await admitted(fleet, "a", timeout=0.5)
-    fleet.gateways[0].detach(ANYBODY.tenant, asked.id)
+    fleet.gateway.detach(TENANT, asked.id)
     await asyncio.sleep(0.55)
     return asked
 
 
-@scene(gateways=1)
-async def test_a_task_that_runs_on_beyond_its_deadline_is_noted_as_it_ends(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(gateways=1)
+async def test_a_task_that_runs_on_beyond_its_deadline_is_noted_as_it_ends(fleet: Fleet) -> None:
     asked = await late(fleet)
     assert fleet.journals[0].outcomes == []
     await asyncio.sleep(1.0)
-    found = await fleet.gateways[0].outcome(ANYBODY.tenant, asked.id)
-    assert isinstance(found, Reply)
-    assert found.output == "A"
+    assert output(await fleet.gateway.outcome(TENANT, asked.id)) == "A"
     assert fleet.journals[0].outcomes == [("a", "ok")]
     assert asked.replies == []
     await asyncio.sleep(2 * LATE_SECONDS)
     assert fleet.journals[0].outcomes == [("a", "ok")]
 
 
-@scene(gateways=1, gpu_timeout_ms=600_000)
-async def test_a_late_task_whose_outcome_never_comes_is_noted_as_late(fleet: Fleet, clock: Clock) -> None:
+@pytest.mark.fleet(gateways=1, gpu_timeout_ms=600_000)
+async def test_a_late_task_whose_outcome_never_comes_is_noted_as_late(fleet: Fleet) -> None:
     fleet.backends[0].seconds = 1000.0
     await late(fleet)
     await asyncio.sleep(LATE_SECONDS)
     assert fleet.journals[0].outcomes == [("a", "DEADLINE_EXCEEDED")]
 
 
-@scene(gateways=1)
+@pytest.mark.fleet(gateways=1)
 async def test_the_end_of_a_gateway_waits_for_no_late_task(fleet: Fleet, clock: Clock) -> None:
     await late(fleet)
     now = clock()
-    await fleet.gateways[0].emptied()
+    await fleet.gateway.emptied()
     assert clock() == now
     assert fleet.journals[0].outcomes == [("a", "DEADLINE_EXCEEDED")]
 
 
-@scene(gateways=1)
-async def test_a_task_that_is_waited_for_is_told_of_its_deadline_when_that_passes(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True, timeout=0.5)
-    assert await fleet.answered(asked) == ["DEADLINE_EXCEEDED"]
-    assert clock() - asked.at < 0.6
-    assert fleet.journals[0].outcomes == [("a", "DEADLINE_EXCEEDED")]
-
-
 @pytest.mark.parametrize(("bound", "most"), [("MOST", 3), ("MOST_BYTES", 3 * 5_000)])
-async def test_late_tasks_are_bounded(bound: str, most: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+@pytest.mark.fleet(gateways=1)
+async def test_late_tasks_are_bounded(bound: str, most: int, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> None:
     monkeypatch.setattr(deadlines, bound, most)
     texts = [f"{number}" * 3_900 for number in range(5)]
-    async with Fleet(clock, FakeBackend(1.0), gateways=1, model="m") as fleet:
-        fleet.ask("busy")
-        await asyncio.sleep(0.05)
-        for text in texts:
-            asked = await admitted(fleet, text, timeout=1.5)
-            fleet.gateways[0].detach(ANYBODY.tenant, asked.id)
-        await asyncio.sleep(1.6)
-        late = [(text, "DEADLINE_EXCEEDED") for text in texts[:2]]
-        assert fleet.journals[0].outcomes == [("busy", "ok"), *late]
-        await asyncio.sleep(1.5)
-        assert fleet.journals[0].outcomes[3:] == [(text, "ok") for text in texts[2:]]
+    await busy(fleet)
+    for text in texts:
+        asked = await admitted(fleet, text, timeout=1.5)
+        fleet.gateway.detach(TENANT, asked.id)
+    await asyncio.sleep(1.6)
+    late = [(text, "DEADLINE_EXCEEDED") for text in texts[:2]]
+    assert fleet.journals[0].outcomes == [("busy", "ok"), *late]
+    await asyncio.sleep(1.5)
+    assert fleet.journals[0].outcomes[3:] == [(text, "ok") for text in texts[2:]]

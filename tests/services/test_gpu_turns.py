@@ -73,6 +73,15 @@ class Stand:
         assert isinstance(lease, Lease)
         return lease
 
+    async def contested(self, others: str) -> tuple[Lease, dict[str, asyncio.Task[None]]]:
+        """A batch of `a` that runs while others wait, which have claimed in vain."""
+        lease = await self.running("a")
+        for model in others:
+            await self.claim(model)
+        waits = {model: self.wait(model) for model in others}
+        await asyncio.sleep(0)
+        return lease, waits
+
 
 @pytest.fixture
 def stand(clock: Clock) -> Stand:
@@ -95,11 +104,7 @@ async def test_nobody_claims_while_a_batch_runs_and_who_waits_has_its_turn_then(
 
 @pytest.mark.parametrize("slow", [False, True])
 async def test_the_most_urgent_is_asked_first_unless_the_broker_is_slow(slow: bool, stand: Stand) -> None:
-    lease = await stand.running("a")
-    for model in "bc":
-        await stand.claim(model)
-    waits = {model: stand.wait(model) for model in "bc"}
-    await asyncio.sleep(0)
+    lease, waits = await stand.contested("bc")
     stand.broker.slack, stand.broker.slow = {"b": 2.0, "c": 1.0}, slow
     await stand.sources["a"].release(lease)
     first = "b" if slow else "c"
@@ -122,11 +127,7 @@ async def test_a_model_alone_has_the_next_turn_without_a_question_though_the_bro
 
 
 async def test_a_turn_without_a_batch_goes_to_the_next_and_then_anybody_may_look(stand: Stand) -> None:
-    lease = await stand.running("a")
-    for model in "bc":
-        await stand.claim(model)
-    waits = {model: stand.wait(model) for model in "bc"}
-    await asyncio.sleep(0.1)
+    lease, waits = await stand.contested("bc")
     await stand.sources["a"].release(lease)
     for model in "bc":
         await waits[model]
@@ -137,12 +138,9 @@ async def test_a_turn_without_a_batch_goes_to_the_next_and_then_anybody_may_look
 
 
 async def test_who_does_not_come_for_its_turn_is_passed_over(stand: Stand) -> None:
-    lease = await stand.running("a")
-    await stand.claim("b")
-    waits = stand.wait("b")
-    await asyncio.sleep(0)
+    lease, waits = await stand.contested("b")
     await stand.sources["a"].release(lease)
-    await waits
+    await waits["b"]
     assert await stand.claim("a") == NoWork(None)
     again = stand.wait("a")
     await asyncio.sleep(TURN * 1.5)
@@ -161,11 +159,7 @@ async def test_a_wait_for_work_on_a_free_gpu_ends_when_another_takes_it(stand: S
 
 
 async def test_a_model_that_leaves_passes_its_turn_on(stand: Stand) -> None:
-    lease = await stand.running("a")
-    for model in "bc":
-        await stand.claim(model)
-    waits = {model: stand.wait(model) for model in "bc"}
-    await asyncio.sleep(0)
+    lease, waits = await stand.contested("bc")
     await stand.sources["a"].release(lease)
     await waits["b"]
     stand.turns.leave("b")

@@ -2,8 +2,9 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -13,23 +14,12 @@ from headway.gateway.fan_out import AT_ONCE
 from headway.gateway.input_gate import InputPolicy
 from headway.gateway.judge import Judge
 from headway.gateway.pending import FutureSink
-from headway.model import (
-    EntryState,
-    Failure,
-    InferenceRequest,
-    Limit,
-    Principal,
-    Reply,
-    RequestOptions,
-    Value,
-    ValueKind,
-    WorkerInfo,
-    WorkerStatus,
-)
+from headway.model import EntryState, Failure, Limit, Principal, Reply, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
+from tests.contracts.brokers import tensors
 from tests.services.calls import failure_of, several
 from tests.services.fake_backend import ANYBODY
+from tests.services.requests import request
 from tests.services.stand import Stand, codes, served
 from tests.services.test_judge import FakeFunction
 from tests.virtual_time import Clock
@@ -38,9 +28,8 @@ WORDS = InputRule(name="words", patterns=("evil",))
 UNSEEN = InputRule(name="unseen", characters=("zero-width",))
 JUDGED = InputRule(name="judged", function="a:b", deadline_ms=500.0)
 LIMITED = Principal("ann", "acme", 1, (Limit("key-1", "key", 60.0, 4.0),))
+LIMITED_MUCH = Principal("ann", "acme", 1, (Limit("key-1", "key", 6000.0, 1000.0),))
 TIERS = ("enterprise", "paid", "free")
-
-Act = Callable[[Stand, "Functions"], Awaitable[None]]
 
 
 class Functions:
@@ -83,35 +72,16 @@ async def policed(
         yield stand, functions
 
 
-async def failure(stand: Stand, text: str, **how: object) -> Failure:
-    return failure_of(await stand.ask(text, **how))  # type: ignore[arg-type]
+async def failure(stand: Stand, text: str, **how: Any) -> Failure:
+    return failure_of(await stand.ask(text, **how))
 
 
-async def ask(
-    stand: Stand,
-    input: Value,
-    parameters: bytes = b"",
-    options: RequestOptions | None = None,
-    caller: Principal = ANYBODY,
-) -> Reply:
-    return await stand.gateway.ask(
-        InferenceRequest(caller, new_id(), options or RequestOptions(4.0, 1), "m", input, parameters)
-    )
-
-
-async def ask_many(
-    stand: Stand, inputs: Sequence[Value], caller: Principal = ANYBODY, parameters: bytes = b"", key: str = ""
-) -> Sequence[Reply]:
-    options = RequestOptions(4.0, 1, key)
-    return await several(stand.gateway, inputs, caller, options, parameters=parameters)[1]
+async def ask_many(stand: Stand, inputs: Sequence[Value], caller: Principal = ANYBODY, **how: Any) -> Sequence[Reply]:
+    return await several(stand.gateway, inputs, caller, **how)[1]
 
 
 def counts(stand: Stand) -> dict[tuple[str, str], int]:
     return dict(stand.counters.input_policy)
-
-
-def ran(stand: Stand) -> list[str]:
-    return [text for batch in stand.backends[0].batches for text in batch]
 
 
 async def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_pattern(clock: Clock) -> None:
@@ -120,7 +90,7 @@ async def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_patt
         assert (refused.code, refused.reason, refused.retry_after) == (errors.REJECTED_BY_POLICY, "policy", None)
         assert refused.message == "the input policy refuses this input: rule 'words'"
         assert (await stand.ask("a good\u200b one")).output == "A GOOD ONE"
-        assert ran(stand) == ["a good one"]
+        assert stand.ran == ["a good one"]
         assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 2}
         assert stand.counters.gateway.requests["m", "paid", "rejected_by_policy"] == 1
         assert stand.counters.gateway.refusals["policy", "paid", "m"] == 1
@@ -134,8 +104,7 @@ async def test_who_asks_for_another_model_learns_nothing_of_the_policy_and_leave
         plans = stand.gate._policy._plans
         before = dict(plans)
         for number in range(10):
-            request = InferenceRequest(ANYBODY, new_id(), RequestOptions(4.0), f"m{number}", "evil", b"")
-            assert codes([await stand.gateway.ask(request)]) == [errors.NOT_FOUND]
+            assert codes([await stand.gateway.ask(request("evil", model=f"m{number}"))]) == [errors.NOT_FOUND]
         assert (plans, counts(stand)) == (before, {})
 
 
@@ -145,8 +114,8 @@ async def test_who_asks_for_another_model_learns_nothing_of_the_policy_and_leave
 )
 async def test_no_part_of_a_request_is_left_out(input: Value, parameters: bytes, clock: Clock) -> None:
     async with policed(clock, WORDS) as (stand, _):
-        assert codes([await ask(stand, input, parameters)]) == [errors.REJECTED_BY_POLICY]
-        assert ran(stand) == []
+        assert codes([await stand.ask(input, parameters=parameters)]) == [errors.REJECTED_BY_POLICY]
+        assert stand.ran == []
 
 
 async def test_octets_are_looked_at_where_they_are_text(clock: Clock) -> None:
@@ -156,29 +125,27 @@ async def test_octets_are_looked_at_where_they_are_text(clock: Clock) -> None:
     async with policed(clock, WORDS, UNSEEN) as (stand, _):
         worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.BYTES.value)
         stand.gateway.served.learn([worker])
-        assert codes([await ask(stand, octets(b"an evil one"))]) == [errors.REJECTED_BY_POLICY]
-        assert codes([await ask(stand, octets(b"\xff evil"))]) == ["ok"]
-        assert codes([await ask(stand, octets("ok\u200b".encode()))]) == ["ok"]
-        assert codes([await ask(stand, "no base64")]) == [errors.BAD_REQUEST]
-        assert ran(stand) == [octets(b"\xff evil"), octets(b"ok")]
+        assert codes([await stand.ask(octets(b"an evil one"))]) == [errors.REJECTED_BY_POLICY]
+        assert codes([await stand.ask(octets(b"\xff evil"))]) == ["ok"]
+        assert codes([await stand.ask(octets("ok\u200b".encode()))]) == ["ok"]
+        assert codes([await stand.ask("no base64")]) == [errors.BAD_REQUEST]
+        assert stand.ran == [octets(b"\xff evil"), octets(b"ok")]
 
 
-async def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them_runs(clock: Clock) -> None:
-    async with policed(clock, WORDS, UNSEEN) as (stand, _):
-        inputs = ["good\u200b"] * (AT_ONCE + 1)
-        [reply] = await ask_many(stand, [*inputs, "an evil one"], LIMITED_MUCH)
+@pytest.mark.parametrize(("rule", "bad"), [(WORDS, "an evil one"), (JUDGED, "bad")], ids=["words", "judged"])
+async def test_no_input_of_a_request_runs_before_all_are_let_in(rule: InputRule, bad: str, clock: Clock) -> None:
+    async with policed(clock, rule, UNSEEN) as (stand, _):
+        inputs = ["good\u200b"] * (2 * AT_ONCE)
+        [reply] = await ask_many(stand, [*inputs, bad], LIMITED_MUCH)
         where = f"input {len(inputs)} of {len(inputs) + 1}, counted from 0: "
-        assert failure_of(reply).message.startswith(f"{where}the input policy")
-        assert ran(stand) == []
-        assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 1}
-        assert stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0]) == pytest.approx(0.01)
+        assert failure_of(reply).message == f"{where}the input policy refuses this input: rule '{rule.name}'"
+        assert stand.ran == []
+        assert counts(stand) == {(rule.name, "refused"): 1, ("unseen", "changed"): 1}
+        assert stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0]) == pytest.approx(0.01, abs=0.002)
         assert stand.counters.gateway.requests["m", "paid", "rejected_by_policy"] == 1
         replies = await ask_many(stand, inputs)
         assert [one.output for one in replies] == ["GOOD"] * len(inputs)
         assert counts(stand)["unseen", "changed"] == 2
-
-
-LIMITED_MUCH = Principal("ann", "acme", 1, (Limit("key-1", "key", 6000.0, 1000.0),))
 
 
 async def test_what_is_refused_or_waits_for_a_verdict_counts_towards_the_limit(clock: Clock) -> None:
@@ -214,7 +181,7 @@ async def test_requests_that_are_alike_once_they_are_normalised_have_one_answer(
         assert [one.kept for one in replies] == [False, True, True]
         keyed = [await ask_many(stand, inputs, key="k") for inputs in (["x\ufb01", "y"], ["xfi", "y\u200b"])]
         assert [[one.output for one in replies] for replies in keyed] == [["XFI", "Y"]] * 2
-        assert ran(stand) == ["afi", "xfi", "y"]
+        assert stand.ran == ["afi", "xfi", "y"]
 
 
 async def test_a_rule_in_shadow_only_counts(clock: Clock) -> None:
@@ -240,7 +207,7 @@ async def test_a_function_judges_what_the_model_would_get(clock: Clock) -> None:
             errors.REJECTED_BY_POLICY, "the input policy refuses this input: rule 'judged'",
         )  # fmt: skip
         assert (await stand.ask("good")).output == "GOOD"
-        await ask(stand, b'["a", {"b": "c"}]', b'{"d": "e"}')
+        await stand.ask(b'["a", {"b": "c"}]', parameters=b'{"d": "e"}')
         assert functions.by_rule["judged"].batches == [["bad"], ["good"], ["a\nb\nc\nd\ne"]]
         assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 1, ("judged", "refused"): 1}
 
@@ -268,12 +235,21 @@ async def test_who_has_ended_a_process_is_told_to_come_back_and_once_for_several
 
 
 async def test_a_prompt_of_which_many_choices_are_asked_is_judged_once(clock: Clock) -> None:
-    async with policed(clock, JUDGED) as (stand, functions):
+    async with policed(clock, JUDGED, collapse=True) as (stand, functions):
         asked = functions.by_rule["judged"].batches
         assert [one.output for one in await ask_many(stand, ["one"] * 20 + ["two"] * 20)] == ["ONE"] * 20 + ["TWO"] * 20
+        assert sorted(stand.ran) == ["one", "two"], "what is asked for alike runs once, too"
         assert [text for batch in asked for text in batch] == ["one", "two"]
         [reply] = await ask_many(stand, ["one"] * 20 + ["bad"] * 20)
         assert failure_of(reply).message.startswith("input 20 of 40, counted from 0: ")
+
+
+async def test_a_function_is_not_asked_of_numbers(clock: Clock) -> None:
+    async with policed(clock, JUDGED) as (stand, functions):
+        worker = WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.TENSORS.value)
+        stand.gateway.served.learn([worker])
+        assert (await stand.ask(tensors(2))).output == tensors(2)
+        assert functions.by_rule["judged"].batches == []
 
 
 async def test_functions_of_several_rules_are_asked_one_after_the_other(clock: Clock) -> None:
@@ -283,26 +259,13 @@ async def test_functions_of_several_rules_are_asked_one_after_the_other(clock: C
         assert functions.by_rule["second"].batches == [["good"]]
 
 
-async def test_inputs_of_one_request_wait_for_the_verdict_on_all_of_them(clock: Clock) -> None:
-    async with policed(clock, JUDGED) as (stand, _):
-        count = 2 * AT_ONCE
-        [reply] = await ask_many(stand, ["good"] * count + ["bad"], LIMITED_MUCH)
-        assert failure_of(reply).message == (
-            f"input {count} of {count + 1}, counted from 0: the input policy refuses this input: rule 'judged'"
-        )
-        assert ran(stand) == []
-        assert stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0]) == pytest.approx(0.01, abs=0.002)
-        replies = await ask_many(stand, ["good"] * count)
-        assert [one.output for one in replies] == ["GOOD"] * count
-
-
 async def test_the_deadline_holds_while_waiting_for_a_verdict_and_afterwards(clock: Clock) -> None:
     async with policed(clock, InputRule(name="judged", function="a:b", deadline_ms=5000.0), seconds=0.4) as (stand, _):
         begun = stand._clock()
         assert (await failure(stand, "good", timeout=0.2)).code == errors.DEADLINE_EXCEEDED
         assert stand._clock() - begun == pytest.approx(0.2, abs=0.1)
         await asyncio.sleep(1.0)
-        assert ran(stand) == []
+        assert stand.ran == []
         assert (await stand.ask("good", timeout=0.55)).output == "GOOD"
 
 
@@ -316,10 +279,9 @@ async def test_a_task_is_admitted_only_after_its_verdict(clock: Clock) -> None:
                 self.admitted_at = stand._clock()
 
         def submit(text: str) -> tuple[Sink, str]:
-            sink, id = Sink(), new_id()
-            options = RequestOptions(4.0, 1, task=True)
-            stand.gateway.submit(sink, InferenceRequest(ANYBODY, id, options, "m", text, b""))
-            return sink, id
+            sink, task = Sink(), request(text, task=True)
+            stand.gateway.submit(sink, task)
+            return sink, task.id
 
         begun = stand._clock()
         sink, id = submit("good")
@@ -331,7 +293,7 @@ async def test_a_task_is_admitted_only_after_its_verdict(clock: Clock) -> None:
         assert refused.admitted_at == 0.0
         await stand.gateway.cancel(ANYBODY.tenant, submit("good")[1])
         await asyncio.sleep(1.0)
-        assert ran(stand) == ["good"]
+        assert stand.ran == ["good"]
 
 
 async def test_a_drain_waits_for_verdicts_for_clients_that_stay_and_an_end_answers_them(clock: Clock) -> None:
@@ -342,7 +304,7 @@ async def test_a_drain_waits_for_verdicts_for_clients_that_stay_and_an_end_answe
         also_left.cancel()
         await stand.service.drain()
         assert (await asking).output == "GOOD"
-        assert ran(stand) == ["good"], "what clients have left is not judged, and does not run"
+        assert stand.ran == ["good"], "what clients have left is not judged, and does not run"
         late = stand.asking("good")
         await asyncio.sleep(0)
         await stand.service.stop()

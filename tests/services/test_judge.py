@@ -225,6 +225,6 @@ async def test_a_judge_that_retires_answers_what_it_has_and_ends_its_processes(c
 async def test_an_answer_of_no_truth_is_refused(text: str, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(judging, "WARM_UP", text)
     stand = Stand(clock, FakeFunction())
-    with pytest.raises(TargetError, match=r"the function (fails|returns no boolean)"):
+    with pytest.raises(TargetError, match=r"the function (fails|does not return a boolean)"):
         await stand.start()
     assert stand.functions[0].stops == 1

@@ -1,7 +1,6 @@
 """Lanes of a gateway: who may take one, what closes them, and that both ways lead to the same ends."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from headway.model import (
     CostShape,
     DedupKind,
     EntryState,
-    InferenceRequest,
     Limit,
     Principal,
     Reply,
@@ -26,27 +24,15 @@ from headway.model import (
 from headway.runtime.request_id import new_id
 from tests.core.test_versions import worker
 from tests.services.calls import failure_of, offered
-from tests.services.fake_backend import ANYBODY, FakeBackend
-from tests.services.fleet import Fleet
-from tests.services.stand import Stand
+from tests.services.fake_backend import ANYBODY
+from tests.services.fleet import Asked, Fleet
+from tests.services.requests import request
+from tests.services.stand import Stand, served
 from tests.virtual_time import Clock
 
 PLAIN = RequestOptions(4.0, 1)
 SPAN = TraceContext(b"a" * 16, b"b" * 8, 1)
 ONE = Limit("user-1", "user", 60.0, 1.0)
-
-
-@pytest.fixture
-def settings() -> dict[str, Any]:
-    return {}
-
-
-@pytest.fixture
-def stand(clock: Clock, virtual_runner: asyncio.Runner, settings: dict[str, Any]) -> Iterator[Stand]:
-    made = Stand(clock, FakeBackend(0.1), **settings)
-    virtual_runner.run(made.__aenter__())
-    yield made
-    virtual_runner.run(made.__aexit__())
 
 
 async def entered(stand: Stand, principal: Principal = ANYBODY, options: RequestOptions = PLAIN) -> Reply:
@@ -56,14 +42,6 @@ async def entered(stand: Stand, principal: Principal = ANYBODY, options: Request
     stand.gateway.enter(sink, lane, new_id(), "a", b"")
     [reply] = await sink.replies
     return reply
-
-
-async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand) -> None:
-    reply = await entered(stand)
-    assert reply.output == "A"
-    assert stand.counters.gateway.requests["m", "paid", "ok"] == 1
-    assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
-    assert (await stand.gateway.status(reply.id)) is not None
 
 
 @pytest.mark.parametrize(
@@ -103,50 +81,34 @@ async def test_a_key_on_a_lane_replays_joins_and_is_bound_to_what_it_asked(stand
     assert (again.output, again.kept) == ("A", True)
     assert failure_of(other).code == errors.IDEMPOTENCY_MISUSE
     assert apart.output == "B"
+    assert stand.counters.gateway.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
     assert stand.backends[0].batches == [["a"], ["b"]]
     assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
     assert stand.counters.gateway.requests["m", "paid", "ok"] == 4
 
 
-class Told(FutureSink):
-    """Sink that notes when its request is admitted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told = False
-
-    def admitted(self) -> None:
-        self.told = True
-
-
 async def test_a_task_on_a_lane_is_admitted_and_its_outcome_kept_for_who_asks_and_who_follows(stand: Stand) -> None:
     gateway, tenant = stand.gateway, ANYBODY.tenant
-    options, sink, id = RequestOptions(4.0, 1, task=True), Told(), new_id()
+    options, sink, id = RequestOptions(4.0, 1, task=True), Asked("a", stand._clock), new_id()
     gateway.take_in(sink, gateway.lane(ANYBODY, options, None), options, id, "a", b"")
-    told_at_once = sink.told
+    told_at_once = sink.was_admitted.is_set()
     states = [await gateway.outcome(tenant, id)]
     following = asyncio.ensure_future(gateway.follow(tenant, id, 2.0))
     await asyncio.sleep(0)
-    assert (states, told_at_once, sink.told) == ([EntryState.QUEUED], False, True)
+    assert (states, told_at_once, sink.was_admitted.is_set()) == ([EntryState.QUEUED], False, True)
     gateway.detach(tenant, id)
     followed, found = await following, await gateway.outcome(tenant, id)
     assert isinstance(found, Reply)
     assert followed is not None
-    assert (found.output, followed.output, sink.replies.done()) == ("A", "A", False)
+    assert (found.output, followed.output, sink.replies) == ("A", "A", [])
     await gateway.cancel(tenant, id)
     assert await gateway.outcome(tenant, id) is None
 
 
-async def test_who_is_over_a_limit_is_refused_on_the_lane_for_keys_too(stand: Stand) -> None:
-    limited = Principal("u", "t", 1, (ONE,))
-    assert (await kept(stand, "a", limited, key="k")).output == "A"
-    for text, key in (("b", "l"), ("a", "k")):
-        assert failure_of(await kept(stand, text, limited, key=key)).code == errors.RATE_LIMITED
-
-
 @pytest.mark.parametrize("settings", [{"cache": True}, {"collapse": True}, {"max_batch_weight": 9}], ids=str)
-async def test_where_a_setting_is_about_every_request_there_is_no_lane(stand: Stand) -> None:
-    assert not stand.gateway.lane(ANYBODY, PLAIN, None).open
+async def test_where_a_setting_is_about_every_request_there_is_no_lane(settings: Any, clock: Clock) -> None:
+    async with served(clock, **settings) as stand:
+        assert not stand.gateway.lane(ANYBODY, PLAIN, None).open
 
 
 async def test_a_model_that_is_not_there_or_not_for_the_credential_has_no_lane(stand: Stand) -> None:
@@ -187,41 +149,41 @@ async def test_lanes_close_as_entries_get_a_shape_or_a_weight(stand: Stand, told
         assert gateway.lane(ANYBODY, PLAIN, None).open is not bool(how)
 
 
-async def test_in_a_fleet_a_sole_version_has_a_lane_and_drawn_versions_have_none(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        gateway = fleet.gateway
+async def test_in_a_fleet_a_sole_version_has_a_lane_and_drawn_versions_have_none(fleet: Fleet) -> None:
+    gateway = fleet.gateway
 
-        def lane_among(*workers: WorkerInfo) -> Lane:
-            gateway.served.learn(workers)
-            gateway.learn()
-            return gateway.lane(ANYBODY, PLAIN, None)
-
-        first, second = (msgspec.structs.replace(worker(version), model=gateway.served.default) for version in "34")
-        lane = lane_among(first)
-        assert lane.open
-        gateway.enter(FutureSink(), lane, new_id(), "a", b"")
-        gateway.submit(FutureSink(), InferenceRequest(ANYBODY, new_id(), PLAIN, lane.model, "a", b""))
-        await asyncio.sleep(0.05)
-        assert [entry.version for entry in offered(fleet)] == ["3", "3"]
-        assert not lane_among(first, second).open
-        gateway.served.weigh({"": {"4": 1.0}})
+    def lane_among(*workers: WorkerInfo) -> Lane:
+        gateway.served.learn(workers)
         gateway.learn()
-        lane = gateway.lane(ANYBODY, PLAIN, None)
-        assert lane.open
-        assert lane.pattern.version == "4"
+        return gateway.lane(ANYBODY, PLAIN, None)
+
+    first, second = (msgspec.structs.replace(worker(version), model=gateway.served.default) for version in "34")
+    lane = lane_among(first)
+    assert lane.open
+    gateway.enter(FutureSink(), lane, new_id(), "a", b"")
+    gateway.submit(FutureSink(), request(model=lane.model))
+    await asyncio.sleep(0.05)
+    assert [entry.version for entry in offered(fleet)] == ["3", "3"]
+    assert not lane_among(first, second).open
+    gateway.served.weigh({"": {"4": 1.0}})
+    gateway.learn()
+    lane = gateway.lane(ANYBODY, PLAIN, None)
+    assert lane.open
+    assert lane.pattern.version == "4"
 
 
-async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(stand: Stand) -> None:
+async def test_one_over_its_limit_is_refused_on_every_way_and_nothing_is_left(stand: Stand) -> None:
     limited = Principal("u", "t", 1, (ONE,))
     assert (await entered(stand, limited)).output == "A"
-    for reply in (await entered(stand, limited), await stand.ask("a", caller=limited)):
+    ways = entered(stand, limited), stand.ask("a", caller=limited), kept(stand, "a", limited, key="k")
+    for reply in [await way for way in ways]:
         assert failure_of(reply).code == errors.RATE_LIMITED
         assert failure_of(reply).retry_after == pytest.approx(0.9, abs=0.11)
-    assert stand.counters.gateway.refusals["rate", "paid", "m"] == 2
+    assert stand.counters.gateway.refusals["rate", "paid", "m"] == 3
     assert stand.gateway.pending == 0
 
 
-@pytest.mark.parametrize("settings", [{"max_queue": 1}])
+@pytest.mark.stand(max_queue=1)
 async def test_one_that_the_queue_has_no_room_for_is_refused_and_counted_as_demand(stand: Stand) -> None:
     asked = [asyncio.ensure_future(entered(stand)) for _ in range(40)]
     codes = {reply.failure.code for reply in [await one for one in asked] if reply.failure is not None}

@@ -7,25 +7,24 @@ import msgspec
 import pytest
 
 from headway import errors
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import LOOKS, Debts
 from headway.doors.entrance import RateLimitHeaders
 from headway.gateway.limiter import POLLS_AT_ONCE, Limiter
-from headway.model import DedupKey, DedupKind, Failure, InferenceRequest, Limit, Principal, RequestOptions
-from headway.runtime.counters import BrokerCounts
+from headway.model import DedupKey, DedupKind, Failure, Limit, Principal
 from headway.runtime.request_id import new_id
 from tests.core.entries import entry
 from tests.services.calls import failure_of
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
+from tests.services.requests import request
+from tests.services.site import memory_broker
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 LIMITED = Principal("somebody", "acme", 1, (Limit("user-1", "user", 600.0, 40.0),))
 """Ten a second, forty at once."""
 FREE = 2
+pytestmark = pytest.mark.fleet(0.01, fallback=0.01)
 
 
 async def admitted(fleet: Fleet, rate: float, seconds: float) -> int:
@@ -46,73 +45,56 @@ def test_a_task_may_be_polled_once_a_second_for_as_long_as_it_may_take(task_seco
     assert limiter.poll(limits) is not None
 
 
-async def gone_direct(fleet: Fleet) -> None:
+async def test_while_the_broker_is_away_a_gateway_counts_its_part_of_a_limit(fleet: Fleet) -> None:
+    fleet.gateway.limiter.gateways = 4
+    assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
+    await fleet.go_direct()
+    told = RateLimitHeaders(fleet.gateway).fields(LIMITED.limits)
+    assert told["ratelimit-policy"] == '"user";q=150;w=60'
+    assert await admitted(fleet, 50.0, 20.0) == pytest.approx((20 * 10 + 40) / 4, abs=2)
+    await fleet.server.become("fine")
+    await asyncio.sleep(5.0)
+    assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
+
+
+@pytest.mark.fleet(2.9, max_batch=1)
+async def test_a_burst_that_was_let_in_is_not_refused_because_the_broker_goes(fleet: Fleet) -> None:
+    fleet.gateway.limiter.gateways = 4
+    asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(40)]
+    await asyncio.sleep(0.2)
     await fleet.server.become("refuse")
-    assert await fleet.answered(fleet.ask("first")) == ["ok"]
-    await asyncio.sleep(1.0)
+    assert set(await fleet.answered(*asked)) == {"ok"}
 
 
-async def test_while_the_broker_is_away_a_gateway_counts_its_part_of_a_limit(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01)) as fleet:
-        fleet.gateway.limiter.gateways = 4
-        assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
-        await gone_direct(fleet)
-        told = RateLimitHeaders(fleet.gateway).fields(LIMITED.limits)
-        assert told["ratelimit-policy"] == '"user";q=150;w=60'
-        assert await admitted(fleet, 50.0, 20.0) == pytest.approx((20 * 10 + 40) / 4, abs=2)
-        await fleet.server.become("fine")
-        await asyncio.sleep(5.0)
-        assert await admitted(fleet, 50.0, 10.0) == pytest.approx(10 * 10 + 40, abs=2)
+@pytest.mark.fleet(max_batch=100)
+async def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back(fleet: Fleet, clock: Clock) -> None:
+    throttle = fleet.gateway.limiter.throttles["m"]
+    throttle.count(clock())
+    throttle.set_rate(20.0, clock())
+    asked = [fleet.ask(f"{tier} {number}", tier=tier) for tier in range(3) for number in range(30)]
+    outcomes = await fleet.answered(*asked)
+    assert outcomes[:60] == ["ok"] * 60
+    assert sorted(outcomes[60:]) == ["SHED"] * 10 + ["ok"] * 20
+    failure = failure_of(asked[-1].reply)
+    assert failure.reason == "capacity"
+    assert failure.retry_after == pytest.approx(0.05)
+    assert fleet.counters.gateway.refusals == {("capacity", "free", "m"): 10}
+    assert (throttle.higher, throttle.lowest) == (60, 30)
+    await fleet.go_direct()
+    asked = [fleet.ask(f"direct {number}", tier=FREE) for number in range(60)]
+    assert set(await fleet.answered(*asked)) == {"ok"}, "the fleet's capacity does not bound the fallback"
 
 
-async def test_a_burst_smaller_than_the_number_of_gateways_lets_one_in(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01)) as fleet:
-        fleet.gateway.limiter.gateways = 100
-        await gone_direct(fleet)
-        asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(5)]
-        assert sorted(await fleet.answered(*asked)) == ["RATE_LIMITED"] * 4 + ["ok"]
-        refused = next(one.reply.failure for one in asked if one.reply.failure is not None)
-        assert refused.retry_after == pytest.approx(10.0, rel=0.01)
-
-
-async def test_a_burst_that_was_let_in_is_not_refused_because_the_broker_goes(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(2.9), fallback=FakeBackend(0.01), max_batch=1) as fleet:
-        fleet.gateway.limiter.gateways = 4
-        asked = [fleet.ask(f"text {number}", caller=LIMITED) for number in range(40)]
-        await asyncio.sleep(0.2)
-        await fleet.server.become("refuse")
-        assert set(await fleet.answered(*asked)) == {"ok"}
-
-
-async def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.01), fallback=FakeBackend(0.01), max_batch=100) as fleet:
-        throttle = fleet.gateway.limiter.throttles["m"]
-        throttle.count(clock())
-        throttle.set_rate(20.0, clock())
-        asked = [fleet.ask(f"{tier} {number}", tier=tier) for tier in range(3) for number in range(30)]
-        outcomes = await fleet.answered(*asked)
-        assert outcomes[:60] == ["ok"] * 60
-        assert sorted(outcomes[60:]) == ["SHED"] * 10 + ["ok"] * 20
-        failure = failure_of(asked[-1].reply)
-        assert failure.reason == "capacity"
-        assert failure.retry_after == pytest.approx(0.05)
-        assert fleet.counters.gateway.refusals == {("capacity", "free", "m"): 10}
-        assert (throttle.higher, throttle.lowest) == (60, 30)
-        await gone_direct(fleet)
-        asked = [fleet.ask(f"direct {number}", tier=FREE) for number in range(60)]
-        assert set(await fleet.answered(*asked)) == {"ok"}, "the fleet's capacity does not bound the fallback"
-
-
-async def test_answers_in_common_take_nothing_of_the_capacity(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.01), cache=True) as fleet:
-        throttle = fleet.gateway.limiter.throttles["m"]
-        throttle.count(clock())
-        throttle.set_rate(10.0, clock())
-        assert await fleet.answered(fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)) == ["ok", "ok"]
-        for _ in range(50):
-            asked = [fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)]
-            assert await fleet.answered(*asked) == ["ok", "ok"]
-        assert (throttle.higher, throttle.lowest) == (1, 1)
+@pytest.mark.fleet(cache=True)
+async def test_answers_in_common_take_nothing_of_the_capacity(fleet: Fleet, clock: Clock) -> None:
+    throttle = fleet.gateway.limiter.throttles["m"]
+    throttle.count(clock())
+    throttle.set_rate(10.0, clock())
+    assert await fleet.answered(fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)) == ["ok", "ok"]
+    for _ in range(50):
+        asked = [fleet.ask("the same", tier=FREE), fleet.ask("other", tier=1)]
+        assert await fleet.answered(*asked) == ["ok", "ok"]
+    assert (throttle.higher, throttle.lowest) == (1, 1)
 
 
 @pytest.mark.parametrize("tier", [0, FREE])
@@ -168,19 +150,8 @@ PICKY = Principal("somebody", "acme", 1, (LIMIT,), frozenset(["other"]))
 
 
 async def outcome(stand: Stand, model: str = "m", caller: Principal = CALLER, id: str = "") -> str:
-    reply = await stand.gateway.ask(
-        InferenceRequest(caller, id or new_id(), RequestOptions(5.0, 1), model, "text", b"")
-    )
+    reply = await stand.gateway.ask(request("text", caller, id=id, model=model, timeout=5.0))
     return "ok" if reply.failure is None else reply.failure.code
-
-
-async def test_unknown_models_and_good_requests_share_one_limit(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.0)) as stand:
-        codes = [await outcome(stand, model) for model in ("x", "m", "x", "m", "x", "x", "m")]
-        assert codes == ["NOT_FOUND", "ok", "NOT_FOUND", "ok", "NOT_FOUND", "RATE_LIMITED", "RATE_LIMITED"]
-        assert RateLimitHeaders(stand.gateway).fields((LIMIT,))["ratelimit"].startswith('"user";r=0;')
-        await asyncio.sleep(1.0)
-        assert await outcome(stand, "x") == "NOT_FOUND"
 
 
 async def test_models_of_others_and_ids_in_flight_count(clock: Clock) -> None:
@@ -194,13 +165,8 @@ async def test_models_of_others_and_ids_in_flight_count(clock: Clock) -> None:
         assert await first == "ok"
 
 
-def nothing_owed() -> MemoryBroker:
-    limits = QueueLimits(3, 8, 0.1, 100)
-    return MemoryBroker({"m": limits}, DeadLetterBox(), BrokerCounts(), lambda: 0.0, lambda: 0.5)
-
-
 def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:
-    now, queue = [0.0], nothing_owed()
+    now, queue = [0.0], memory_broker(lambda: 0.0)
     limiter = Limiter(1, lambda: now[0])
     for number in range(MANY):
         limiter.charge((Limit(f"user-{number}", "user", 60.0, 5.0),))
@@ -213,7 +179,7 @@ def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:
 @pytest.mark.parametrize("what", ["a wrong request", "a poll"])
 def test_nothing_that_is_owed_is_forgiven_however_many_owe(what: str) -> None:
     limiter = Limiter(1, lambda: 0.0)
-    queue = nothing_owed()
+    queue = memory_broker(lambda: 0.0)
 
     def ask(limit: Limit) -> bool:
         if what == "a poll":

@@ -26,6 +26,7 @@ from headway.gateway.broker_session import (
 from headway.model import Entry, EntryState, Failure, Octets, Reply, Value
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.fair_turns import FairSlots
+from headway.runtime.race import end
 from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
 from tests.services.fake_backend import ANYBODY, FakeBackend
@@ -79,20 +80,20 @@ def test_an_entry_is_dropped_wherever_it_waits_and_once() -> None:
     assert (len(outbox), outbox.take(1)) == (0, [])
 
 
-async def test_a_request_waits_for_no_more_than_a_share_of_anothers_parts(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1), max_batch=100) as fleet:
-        session = fleet.gateway._session
-        fleet.server.script = once("enqueue", "stall")
-        session.offer(ask(id="first", nonce=1, tenant="greedy"))
-        await asyncio.sleep(0.01)  # Its call is under way.
-        for nonce in range(2, 400):
-            session.offer(ask(id=f"{nonce}", nonce=nonce, tenant="greedy"))
-        session.offer(ask(id="modest", nonce=400, tenant="modest"))
-        await fleet.server.become("fine")
-        await asyncio.sleep(0.1)
-        calls = [ids(entries) for _, _, entries in fleet.server.named("enqueue")]
-        assert max(map(len, calls)) == MOST_OFFERED
-        assert [at for at, call in enumerate(calls) if "modest" in call] == [1]
+@pytest.mark.fleet(max_batch=100)
+async def test_a_request_waits_for_no_more_than_a_share_of_anothers_parts(fleet: Fleet) -> None:
+    session = fleet.gateway._session
+    fleet.server.script = once("enqueue", "stall")
+    session.offer(ask(id="first", nonce=1, tenant="greedy"))
+    await asyncio.sleep(0.01)  # Its call is under way.
+    for nonce in range(2, 400):
+        session.offer(ask(id=f"{nonce}", nonce=nonce, tenant="greedy"))
+    session.offer(ask(id="modest", nonce=400, tenant="modest"))
+    await fleet.server.become("fine")
+    await asyncio.sleep(0.1)
+    calls = [ids(entries) for _, _, entries in fleet.server.named("enqueue")]
+    assert max(map(len, calls)) == MOST_OFFERED
+    assert [at for at, call in enumerate(calls) if "modest" in call] == [1]
 
 
 async def test_what_fills_calls_does_not_gather(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,20 +109,32 @@ async def test_what_fills_calls_does_not_gather(clock: Clock, monkeypatch: pytes
         assert calls[-1][0] - began < 0.05
 
 
-async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        await fleet.answered(fleet.ask("so that all is known"))
-        session, before = fleet.gateway._session, len(fleet.server.calls)
-        departed = [ask(id=f"{nonce}", nonce=nonce, tenant="greedy") for nonce in range(1000, 1000 + 3 * CHUNK)]
-        for entry in departed:
-            session.withdraw(entry.submission)
-        session.offer(ask(id="modest", nonce=1, tenant="modest"))
-        session.offer(ask(id=departed[-1].id, nonce=2, tenant="greedy"))  # It makes way for the one of its id.
-        await asyncio.sleep(0.1)
-        calls = [(name, len(what)) for _, name, what in fleet.server.calls[before:] if name in ("withdraw", "enqueue")]
-        assert calls == [("withdraw", CHUNK), ("enqueue", 1), ("withdraw", CHUNK), ("withdraw", CHUNK), ("enqueue", 1)]
-        assert [entry.nonce for entry in offered(fleet)][-2:] == [1, 2]
-        assert not session._departed_ids, "what is withdrawn is forgotten"
+@pytest.mark.fleet(max_batch=100)
+async def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_at_once(fleet: Fleet) -> None:
+    for number in range(300):
+        fleet.ask(f"{number}")
+        await asyncio.sleep(0.0001)
+    await asyncio.sleep(10)
+    sizes = [len(entries) for _, _, entries in fleet.server.named("enqueue")]
+    assert sum(sizes) == 300
+    assert len(sizes) < 150
+    assert await fleet.answered(lone := fleet.ask("lone")) == ["ok"]
+    assert fleet.server.named("enqueue")[-1][0] == lone.at
+
+
+async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(fleet: Fleet) -> None:
+    await fleet.answered(fleet.ask("so that all is known"))
+    session, before = fleet.gateway._session, len(fleet.server.calls)
+    departed = [ask(id=f"{nonce}", nonce=nonce, tenant="greedy") for nonce in range(1000, 1000 + 3 * CHUNK)]
+    for entry in departed:
+        session.withdraw(entry.submission)
+    session.offer(ask(id="modest", nonce=1, tenant="modest"))
+    session.offer(ask(id=departed[-1].id, nonce=2, tenant="greedy"))  # It makes way for the one of its id.
+    await asyncio.sleep(0.1)
+    calls = [(name, len(what)) for _, name, what in fleet.server.calls[before:] if name in ("withdraw", "enqueue")]
+    assert calls == [("withdraw", CHUNK), ("enqueue", 1), ("withdraw", CHUNK), ("withdraw", CHUNK), ("enqueue", 1)]
+    assert [entry.nonce for entry in offered(fleet)][-2:] == [1, 2]
+    assert not session._departed_ids, "what is withdrawn is forgotten"
 
 
 class Line(LargeEntries):
@@ -221,70 +234,22 @@ def test_small_replies_go_first_and_together_as_many_as_a_turn_takes() -> None:
     assert list(map(len, in_turns([*many, replies[1]])))[-2:] == [3, 1]
 
 
-class Stage:
-    """What goes on at once, two things at most; each ends when it is told to."""
+async def test_a_place_is_given_on_by_who_fails_and_who_leaves_as_it_comes(clock: Clock) -> None:
+    slots, begun = FairSlots(1), list[str]()
 
-    def __init__(self) -> None:
-        self.slots = FairSlots(2)
-        self.begun: list[str] = []
-        self.ends: dict[str, asyncio.Event] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
+    async def act(name: str) -> None:
+        async with slots.of(name):
+            begun.append(name)
 
-    def ask(self, *names: str) -> None:
-        """Want places; a name begins with the letter of its tenant."""
-        for name in names:
-            self.ends[name] = asyncio.Event()
-            self.tasks[name] = asyncio.get_running_loop().create_task(self._act(name))
-
-    async def _act(self, name: str) -> None:
-        async with self.slots.of(name[0]):
-            self.begun.append(name)
-            await self.ends[name].wait()
-
-    async def settle(self) -> None:
-        for _ in range(5):
+    with pytest.raises(ValueError, match="lost"):
+        async with slots.of("z"):
+            waited, left, stays = [asyncio.ensure_future(act(name)) for name in "abc"]
             await asyncio.sleep(0)
-
-    async def end(self, name: str) -> None:
-        self.ends[name].set()
-        await self.tasks[name]
-        await self.settle()
-
-
-async def test_tenants_take_turns_and_each_keeps_its_order() -> None:
-    stage = Stage()
-    stage.ask("a1", "a2", "a3", "a4", "b1", "b2", "c1")
-    await stage.settle()
-    assert stage.begun == ["a1", "a2"]
-    for name in ("a1", "a2", "a3", "b1", "c1", "a4", "b2"):
-        await stage.end(name)
-    assert stage.begun == ["a1", "a2", "a3", "b1", "c1", "a4", "b2"]
-    stage.ask("d1", "d2", "d3")
-    await stage.settle()
-    assert stage.begun[-2:] == ["d1", "d2"], "all places are free again"
-
-
-async def test_who_left_is_passed_over_and_a_place_is_free_again_after_an_error() -> None:
-    stage = Stage()
-    stage.ask("a1", "a2", "a3", "b1", "b2")
-    await stage.settle()
-    stage.tasks["a3"].cancel()
-    await stage.settle()
-    await stage.end("a1")
-    assert stage.begun == ["a1", "a2", "b1"]
-    stage.tasks["a2"].cancel()
-    await stage.settle()
-    assert stage.begun == ["a1", "a2", "b1", "b2"]
-
-
-async def test_who_leaves_as_its_place_comes_gives_it_on() -> None:
-    stage = Stage()
-    async with stage.slots.of("z"):
-        stage.ask("a1", "a2", "b1")
-        await stage.settle()
-    stage.tasks["a2"].cancel()  # It has got the place in this turn of the loop, and has not heard of it.
-    await stage.settle()
-    assert stage.begun == ["a1", "b1"]
+            waited.cancel()
+            raise ValueError("lost")
+    left.cancel()  # It has got the place in this turn of the loop, and has not heard of it.
+    await stays
+    assert begun == ["c"]
 
 
 class SlowRecalls(Connection):
@@ -353,9 +318,7 @@ async def test_a_tenant_waits_for_one_turn_of_another_that_asks_for_much(recalls
     await asyncio.sleep(0.5)
     assert await told(*asking(recalls, "modest", "one")) == ["call 1"]
     assert clock() - began <= 2.0
-    for task in many:
-        task.cancel()
-    await asyncio.gather(*many, return_exceptions=True)
+    await end(*many)
 
 
 async def test_who_has_left_costs_no_call(broker: SlowRecalls, recalls: OutcomeReader, clock: Clock) -> None:
@@ -384,11 +347,11 @@ async def test_failures_are_for_askers_outages_for_all(out_of_reach: bool, broke
     assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
 
 
-async def test_polls_of_one_task_at_a_gateway_share_their_calls(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(1.0), gateways=2, model="m") as fleet:
-        asked = fleet.ask("a", task=True)
-        assert await fleet.answered(asked) == ["ok"]
-        polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
-        found = await asyncio.gather(*polls)
-        assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
-        assert len(fleet.server.named("recall")) == 1
+@pytest.mark.fleet(1.0, gateways=2, model="m")
+async def test_polls_of_one_task_at_a_gateway_share_their_calls(fleet: Fleet) -> None:
+    asked = fleet.ask("a", task=True)
+    assert await fleet.answered(asked) == ["ok"]
+    polls = [fleet.gateways[1].outcome(ANYBODY.tenant, asked.id) for _ in range(60)]
+    found = await asyncio.gather(*polls)
+    assert {one.output if isinstance(one, Reply) else None for one in found} == {"A"}
+    assert len(fleet.server.named("recall")) == 1

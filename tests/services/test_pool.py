@@ -7,6 +7,7 @@ import pytest
 
 from headway.errors import TargetError
 from headway.model import Drain, WorkerInfo, WorkerStatus
+from headway.runtime.race import end
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
@@ -22,22 +23,6 @@ def busy(stand: Stand) -> list[bool]:
     return [backend.busy for backend in stand.backends]
 
 
-async def statuses(stand: Stand) -> dict[str, WorkerStatus]:
-    return {worker.worker_id: worker.status for worker in await stand.broker.workers()}
-
-
-async def test_a_pool_that_grows_runs_what_waits_on_the_new_slots(clock: Clock) -> None:
-    async with Stand(clock, *backends(3), slots=1, max_batch=1) as stand:
-        asked = [stand.asking(f"text {number}") for number in range(3)]
-        await asyncio.sleep(0.1)
-        await stand.pool.resize(3)
-        assert stand.pool.slots == {"gpu-0", "gpu-1", "gpu-2"}
-        begun = clock()
-        assert [reply.output for reply in await asyncio.gather(*asked)] == ["TEXT 0", "TEXT 1", "TEXT 2"]
-        assert clock() - begun < 1.2
-        assert all(backend.batches for backend in stand.backends)
-
-
 async def test_a_slot_that_leaves_finishes_its_batch_and_begins_no_other(clock: Clock) -> None:
     async with Stand(clock, *backends(2), max_batch=1, queue_timeout_ms=2500) as stand:
         asked = [stand.asking(f"text {number}") for number in range(4)]
@@ -49,12 +34,13 @@ async def test_a_slot_that_leaves_finishes_its_batch_and_begins_no_other(clock: 
         assert len(stand.pool.batchers) == 1
         assert [reply.output for reply in await asyncio.gather(*asked)] == [f"TEXT {n}" for n in range(4)]
         assert len(stand.backends[1].batches) == 1
-        assert await statuses(stand) == {"gpu-0": WorkerStatus.HEALTHY, "gpu-1": WorkerStatus.OFFLINE}
+        statuses = [worker.status for worker in (await workers(stand)).values()]
+        assert statuses == [WorkerStatus.HEALTHY, WorkerStatus.OFFLINE]
 
 
 async def test_a_pool_is_only_as_large_as_it_can_be(clock: Clock) -> None:
     stand = Stand(clock, *backends(2), slots=1)
-    with pytest.raises(ValueError, match="does not serve yet"):
+    with pytest.raises(ValueError, match="not serving yet"):
         await stand.pool.resize(2)
     async with stand:
         for size in (-1, 3):
@@ -110,8 +96,7 @@ async def test_a_pool_that_changes_all_the_time_loses_nothing(seed: int, clock: 
         for number in range(200):
             asked.append(stand.asking(f"text {number}", timeout=30.0))
             await asyncio.sleep(dice.expovariate(60.0))
-        changing.cancel()
-        await asyncio.gather(changing, return_exceptions=True)
+        await end(changing)
         await stand.pool.resize(4)
         replies = await asyncio.gather(*asked)
         ran = [text for backend in stand.backends for batch in backend.batches for text in batch]
@@ -152,7 +137,7 @@ async def test_a_drained_worker_finishes_its_batch_claims_no_other_and_no_reques
         assert second.busy
         one = (await workers(stand))["gpu-1"]
         assert (one.status, one.in_flight) == (WorkerStatus.DRAINED, 1)
-        assert one.reason == "by an operator; its batch still runs"
+        assert one.reason == "by an operator; its batch is still running"
         [capacity] = await stand.fleet.capacities()
         assert (capacity.healthy, capacity.drained) == (1, 1)
         assert [reply.output for reply in await asyncio.gather(*asked)] == [f"TEXT {n}" for n in range(4)]
@@ -164,15 +149,10 @@ async def test_a_drained_worker_finishes_its_batch_claims_no_other_and_no_reques
         assert (await workers(stand))["gpu-1"].status is WorkerStatus.HEALTHY
         await asyncio.gather(*(stand.asking(f"more {number}") for number in range(2)))
         assert len(second.batches) == 2
-
-
-async def test_a_drain_is_an_event_on_the_board(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(), FakeBackend()) as stand:
-        await drain(stand, "gpu-1")
-        await asyncio.sleep(3.0)
         _, news = await stand.board.history()
         changes = [one for notice in news.notices for one in notice.changes if one.worker == "gpu-1"]
-        assert [(one.status, one.cause) for one in changes][-1] == ("drained", "by an operator")
+        [cause] = [one.cause for one in changes if one.status == "drained"]
+        assert cause.split(";")[0] == "by an operator"  # Whether its batch still ran depends on when the leader looked.
 
 
 async def test_a_batch_claimed_as_the_drain_comes_is_given_back_uncharged(clock: Clock) -> None:

@@ -51,6 +51,7 @@ class Story:
         self.rng = random.Random(seed)
         self.asked: list[Asked] = []
         self.left: list[Asked] = []
+        self.heard = Counter[str]()
 
     async def tell(self, plan: list[Phase], after: float) -> None:
         clients = asyncio.ensure_future(self._ask_on())
@@ -85,7 +86,6 @@ class Story:
                 await asyncio.sleep(self.rng.random() * 0.2)
                 if not asked.replies:
                     self.fleet.gateways[number % len(self.fleet.gateways)].abandon(asked, ANYBODY.tenant, id)
-                    self.asked[-1] = asked
                     self.left.append(asked)
             await asyncio.sleep(self.rng.expovariate(20.0))
 
@@ -112,6 +112,22 @@ class Story:
         return Counter(text for backend in self.fleet.backends for batch in backend.batches for text in batch)
 
 
+def lived_through(
+    plan: list[Phase], seed: int, after: float, fallback: FakeBackend | None = None, timeout: float = 4.0
+) -> Story:
+    """A story that was told to its end, and checked: `heard` is what clients heard."""
+
+    async def main(clock: Clock) -> Story:
+        backends, gateways = (FakeBackend(0.03), FakeBackend(0.03)), 2 if fallback is None else 1
+        async with Fleet(clock, *backends, gateways=gateways, fallback=fallback, seed=seed) as fleet:
+            story = Story(clock, fleet, seed, timeout)
+            await story.tell(plan, after)
+            story.heard = story.check()
+            return story
+
+    return run(main)
+
+
 EXPLORE = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 """Long plans cost about 50 ms each."""
 
@@ -119,26 +135,14 @@ EXPLORE = settings(max_examples=8, suppress_health_check=[HealthCheck.function_s
 @EXPLORE
 @given(st.lists(phases(2.5), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_whatever_happens_every_request_gets_one_answer(plan: list[Phase], seed: int) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.03), FakeBackend(0.03), gateways=2, seed=seed) as fleet:
-            story = Story(clock, fleet, seed)
-            await story.tell(plan, after=SETTLED + 1.0)
-            story.check()
-            assert max(story.runs().values()) <= 1 + fleet.server.losses
-
-    run(main)
+    story = lived_through(plan, seed, SETTLED + 1.0)
+    assert max(story.runs().values()) <= 1 + story.fleet.server.losses
 
 
 @EXPLORE
 @given(st.lists(phases(0.2), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_an_outage_shorter_than_the_patience_of_the_door_costs_nobody_an_answer(plan: list[Phase], seed: int) -> None:
-    async def main(clock: Clock) -> None:
-        async with Fleet(clock, FakeBackend(0.03), FakeBackend(0.03), gateways=2, seed=seed) as fleet:
-            story = Story(clock, fleet, seed)
-            await story.tell(plan, after=0.0)
-            assert story.check().keys() == {"ok"}
-
-    run(main)
+    assert lived_through(plan, seed, 0.0).heard.keys() == {"ok"}
 
 
 @pytest.fixture
@@ -150,13 +154,6 @@ def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
 @EXPLORE
 @given(st.lists(phases(2.5), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_with_a_fallback_every_request_is_answered(open_door: None, plan: list[Phase], seed: int) -> None:
-    async def main(clock: Clock) -> None:
-        fallback = FakeBackend(0.03)
-        async with Fleet(clock, FakeBackend(0.03), FakeBackend(0.03), fallback=fallback, seed=seed) as fleet:
-            story = Story(clock, fleet, seed, timeout=12.0)
-            await story.tell(plan, after=SETTLED + 1.0)
-            assert story.check().keys() == {"ok"}
-            runs = Counter(text for batch in fallback.batches for text in batch)
-            assert max(runs.values(), default=0) <= 1
-
-    run(main)
+    fallback = FakeBackend(0.03)
+    assert lived_through(plan, seed, SETTLED + 1.0, fallback, timeout=12.0).heard.keys() == {"ok"}
+    assert max(Counter(text for batch in fallback.batches for text in batch).values(), default=0) <= 1

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.core.queue_limits import QueueLimits
 from headway.doors.readiness import CachedReadiness, Readiness
 from headway.gateway.fleet_watchers import WorkersWatcher
 from headway.model import WorkerInfo, WorkerStatus
-from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
+from tests.services.site import memory_broker
 from tests.services.troubled import Connection
 from tests.virtual_time import Clock
 
@@ -29,25 +26,24 @@ def readiness(fleet: Fleet, *, leaving: bool = False) -> Readiness:
 
 
 @pytest.mark.parametrize("mode", ["refuse", "stall"])
-async def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str, clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        ready, patience = readiness(fleet), fleet.settings.broker_timeout_ms / 1000
-        assert (await ready.look())[0] == "ok"
-        await fleet.server.become(mode)
-        fleet.ask("held", timeout=30.0)
-        begun = clock()
-        while fleet.gateway.holding:
-            word, checks = await ready.look()
-            if fleet.gateway.holding:
-                assert (word, checks["broker"]) == ("degraded", "out of reach")
-                assert checks["workers"] == f"unknown; 1 of 1 healthy {clock() - begun:.0f} s ago"
-                assert await ready.alone() == "degraded"
-            await asyncio.sleep(0.05)
-        assert clock() - begun > patience - 0.01
-        assert (await ready.look())[0] == await ready.alone() == "unavailable"
-        await fleet.server.become("fine")
-        await asyncio.sleep(1.0)
-        assert (await ready.look())[0] == "ok"
+async def test_a_gateway_is_ready_as_long_as_it_would_hold_a_request(mode: str, fleet: Fleet, clock: Clock) -> None:
+    ready, patience = readiness(fleet), fleet.settings.broker_timeout_ms / 1000
+    assert (await ready.look())[0] == "ok"
+    await fleet.server.become(mode)
+    fleet.ask("held", timeout=30.0)
+    begun = clock()
+    while fleet.gateway.holding:
+        word, checks = await ready.look()
+        if fleet.gateway.holding:
+            assert (word, checks["broker"]) == ("degraded", "out of reach")
+            assert checks["workers"] == f"unknown; 1 of 1 healthy {clock() - begun:.0f} s ago"
+            assert await ready.alone() == "degraded"
+        await asyncio.sleep(0.05)
+    assert clock() - begun > patience - 0.01
+    assert (await ready.look())[0] == await ready.alone() == "unavailable"
+    await fleet.server.become("fine")
+    await asyncio.sleep(1.0)
+    assert (await ready.look())[0] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -66,41 +62,27 @@ async def test_a_gateway_that_holds_requests_is_ready_with_workers_that_any_rout
         assert (await ready.look())[0] == await ready.alone() == held
 
 
-async def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
-        ready = readiness(fleet)
-        await fleet.server.become("refuse")
-        await asyncio.sleep(1.0)  # The fallback is warm then.
-        _, checks = await ready.look()
-        assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
+@pytest.mark.fleet(fallback=0.1)
+async def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none(fleet: Fleet) -> None:
+    ready = readiness(fleet)
+    await fleet.server.become("refuse")
+    await asyncio.sleep(1.0)  # The fallback is warm then.
+    _, checks = await ready.look()
+    assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
 
 
-async def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of_what_is_known(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1)) as fleet:
-        ready = readiness(fleet)
-        ready.learn(())  # As at a start, before there are any.
-        watcher = WorkersWatcher([ready], Connection(fleet.server), clock)
-        supervisor = Supervisor()
-        watcher.start(supervisor)
-        await asyncio.sleep(200.0)
-        await fleet.server.become("refuse")
-        await asyncio.sleep(12.0)
-        _, checks = await ready.look()
-        assert checks["workers"] == "unknown; 1 of 1 healthy 12 s ago"
-        await supervisor.stop()
-
-
-async def test_a_gateway_is_ready_by_its_workers_and_then_by_its_fallback(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.1), fallback=FakeBackend(0.1)) as fleet:
-        ready = readiness(fleet)
-        assert (await ready.look())[0] == "ok"
-        await fleet.server.become("refuse")
-        fleet.ask("held, and then answered directly")
-        for _ in range(30):
-            word, _ = await ready.look()
-            assert word == "degraded"
-            await asyncio.sleep(0.1)
-        assert not fleet.gateway.holding
+async def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of_what_is_known(fleet: Fleet) -> None:
+    ready = readiness(fleet)
+    ready.learn(())  # As at a start, before there are any.
+    watcher = WorkersWatcher([ready], Connection(fleet.server), fleet.clock)
+    supervisor = Supervisor()
+    watcher.start(supervisor)
+    await asyncio.sleep(200.0)
+    await fleet.server.become("refuse")
+    await asyncio.sleep(12.0)
+    _, checks = await ready.look()
+    assert checks["workers"] == "unknown; 1 of 1 healthy 12 s ago"
+    await supervisor.stop()
 
 
 @pytest.mark.parametrize("fallback", [False, True], ids=["alone", "with a fallback"])
@@ -118,7 +100,7 @@ async def test_a_gateway_is_ok_once_requests_go_to_the_broker(fallback: bool, cl
         await fleet.server.become("fine")
         word, checks = await ready.look()
         assert (word, checks["workers"], checks["broker"]) == (
-            meanwhile, "1 of 1 healthy", "answers, and is not used yet",
+            meanwhile, "1 of 1 healthy", "answers, but is not used yet",
         )  # fmt: skip
         assert await ready.judge(await fleet.server.inner.workers()) == meanwhile
         while ready.passed_by:
@@ -128,7 +110,7 @@ async def test_a_gateway_is_ok_once_requests_go_to_the_broker(fallback: bool, cl
 
 
 async def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_many(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
+    broker = memory_broker(clock)
     ready = Readiness(broker, lambda: False, expected=2)
     nobody = {"workers": "none has come yet", "expected_workers": 2, "draining": False}
     assert await ready.look() == ("unavailable", nobody)
@@ -139,7 +121,7 @@ async def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_h
 
 
 async def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_work_on(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
+    broker = memory_broker(clock)
     ready = Readiness(broker, lambda: False)
     resting = WorkerInfo(worker_id="a", model="m", status=WorkerStatus.DEGRADED, reason="rests")
     await broker.heartbeat(resting)
@@ -152,7 +134,7 @@ async def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_
 
 async def test_what_is_ready_has_told_of_the_workers_that_it_saw(clock: Clock) -> None:
     """A request of which the versions are not known waits in another queue than the same one a moment later."""
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
+    broker = memory_broker(clock)
     told: list[list[str]] = []
 
     class Learns:

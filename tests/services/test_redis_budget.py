@@ -19,19 +19,17 @@ from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
 from headway.config import Settings
 from headway.core import policies
-from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.gateway import Gateway
 from headway.model import Limit, Principal, Reply, RequestOptions, Slot
 from headway.runtime.counters import BrokerCounts, GatewayCounts, WorkerCounts
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
-from headway.worker.batcher import Batcher
-from headway.worker.starting import Limits
 from tests.contracts.brokers import ask
 from tests.http.test_budget import BUDGET, Counts, enough, within
 from tests.services.fake_backend import FakeBackend
 from tests.services.redis_peer import Peer
+from tests.services.site import make_batcher
 
 BATCH, GATHERED = 32, 8
 ROUNDS = 5
@@ -108,9 +106,7 @@ async def worker(peer: Peer) -> AsyncIterator[Round]:
     async with over(peer) as broker:
         backend, supervisor = FakeBackend(0.0), Supervisor()
         slot, policy = Slot("gpu-0", "m", 64), policies.build("paced", None)
-        batcher = Batcher(
-            slot, lambda: backend, broker, policy, Breaker(5, 0.5), Limits(5.0), WorkerCounts(), monotonic
-        )
+        batcher = make_batcher(slot, lambda: backend, broker, WorkerCounts(), monotonic, policy, gpu_timeout=5.0)
         await batcher.start()
         batcher.run(supervisor)
         await until(lambda: peer.blocked)

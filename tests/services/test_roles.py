@@ -1,8 +1,9 @@
 """Each role as a service of its own: how it comes up, serves, and goes down."""
 
 import asyncio
+import contextlib
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,12 +11,14 @@ from structlog.testing import capture_logs
 from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.app.process_figures import describe_process
 from headway.config import Settings
-from headway.errors import BrokerUnavailable, SettingError
+from headway.errors import BatchTimeout, BrokerUnavailable, SettingError, TargetError, WorkerCrashed
 from headway.fleet.membership import Membership
-from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
-from headway.ports import Fleet
+from headway.model import Drain, EndKind, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.runtime.race import end
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
+from tests.services.stand import Stand
+from tests.virtual_time import Clock
 
 
 async def ended(*services: Service) -> None:
@@ -41,22 +44,6 @@ class FakeLink:
 
     async def close(self) -> None:
         self._told.append("link closes")
-
-
-class Away:
-    """One process's way to a fleet, which does not answer while it is `away`."""
-
-    def __init__(self, inner: Fleet) -> None:
-        self.away = False
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any) -> Any:
-            if self.away:
-                raise BrokerUnavailable("out of reach")
-            return await getattr(self._inner, name)(*arguments)
-
-        return call
 
 
 async def test_a_gateway_going_down_answers_what_it_holds_before_it_leaves(fleets: Fleets) -> None:
@@ -166,29 +153,7 @@ async def test_a_slot_goes_offline_as_soon_as_its_own_batch_is_done(fleets: Flee
     assert statuses == {"host/gpu-0": WorkerStatus.OFFLINE, "host/gpu-1": WorkerStatus.HEALTHY}
     await draining
     assert set((await fleets.worker_statuses()).values()) == {WorkerStatus.OFFLINE}
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
-
-
-async def test_a_leader_that_is_cut_off_is_followed_within_its_lease(fleets: Fleets) -> None:
-    whole = fleets.fleet
-    fleets.fleet = lonely = cast(Any, Away(whole))
-    first, one = fleets.controller("one")
-    fleets.fleet = whole
-    second, two = fleets.controller("two")
-    await first.start()
-    await second.start()
-    await asyncio.sleep(1.5)
-    lonely.away = True
-    with capture_logs() as logs:
-        await asyncio.sleep(5.0)
-    assert (one.leads, two.leads) == (False, True)
-    outages = [line["who"] for line in logs if line["event"] == "the broker is out of reach"]
-    assert sorted(outages) == ["controller", "membership"]
-    lonely.away = False
-    await asyncio.sleep(2.0)
-    assert (one.leads, two.leads) == (False, True)
+    await end(*asked)
 
 
 async def test_the_link_is_opened_first_and_closed_last(fleets: Fleets) -> None:
@@ -222,19 +187,28 @@ async def test_a_broker_that_does_not_come_is_given_up(fleets: Fleets) -> None:
     assert fleets.told == ["admin binds", "admin opens", "admin closes", "link closes"]
 
 
-async def test_two_processes_may_not_have_one_name(fleets: Fleets) -> None:
-    first = fleets.worker("host", FakeBackend(), pid=1)
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (("host", "host"), r"^name = 'host': is in use: by process 1 on here\. Give each"),
+        (("host-1", "host-2"), r"is in use: a worker host/gpu-0 already exists\."),
+    ],
+)
+async def test_processes_and_their_slots_have_names_of_their_own(
+    ids: tuple[str, str], told: str, fleets: Fleets
+) -> None:
+    """Two processes of `serve` have slots named after their gateways."""
+    first = fleets.worker("host", FakeBackend(), pid=1, id=ids[0])
     await first.start()
     backend = FakeBackend()
-    second = fleets.worker("host", backend, pid=2)
-    with pytest.raises(SettingError, match=r"^name = 'host': is in use: by process 1 on here\. Give each"):
+    second = fleets.worker("host", backend, FakeBackend(), pid=2, id=ids[1])
+    with pytest.raises(SettingError, match=told):
         await second.start()
     assert backend.starts == 0
     assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
-    assert await fleets.members() == ["host"]
+    assert await fleets.members() == [ids[0]]
     await ended(first)
-    third = fleets.worker("host", FakeBackend(), pid=3)
-    await third.start()
+    await fleets.worker("host", FakeBackend(), pid=3, id=ids[0]).start()
 
 
 async def test_a_slot_on_which_nothing_is_loaded_keeps_its_name_for_nobody(fleets: Fleets) -> None:
@@ -243,19 +217,6 @@ async def test_a_slot_on_which_nothing_is_loaded_keeps_its_name_for_nobody(fleet
     anew = fleets.worker("host", FakeBackend())
     await anew.start()
     assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
-
-
-async def test_two_processes_may_not_have_slots_of_one_name(fleets: Fleets) -> None:
-    """Two processes of `serve` have slots named after their gateways."""
-    first = fleets.worker("host", FakeBackend(), id="host-1")
-    await first.start()
-    second = fleets.worker("host", FakeBackend(), FakeBackend(), id="host-2")
-    with pytest.raises(SettingError, match=r"is in use: a worker host/gpu-0 exists already\."):
-        await second.start()
-    assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
-    await ended(first)
-    third = fleets.worker("host", FakeBackend(), id="host-3")
-    await third.start()
 
 
 async def test_the_name_of_a_process_that_was_killed_is_free_in_a_while(fleets: Fleets) -> None:
@@ -330,13 +291,43 @@ async def test_a_taken_port_is_found_before_anything_loads(fleets: Fleets) -> No
     assert fleets.told == ["admin closes"]
 
 
-async def test_a_process_is_not_up_before_its_workers_are(fleets: Fleets) -> None:
-    backend = FakeBackend()
-    backend.start_seconds = 60.0
-    service = fleets.worker("host", backend)
-    starting = asyncio.ensure_future(service.start())
-    await asyncio.sleep(59.0)
-    assert fleets.told == ["admin binds", "admin opens"]
-    before = service.up
-    await starting
-    assert (before, service.up) == (False, True)
+async def endings(fleets: Fleets) -> dict[str, tuple[EndKind, str]]:
+    return {one.id: (one.ending, one.reason) for one in await fleets.fleet.departed()}
+
+
+async def test_a_process_that_says_goodbye_says_why_and_whether_it_was_drained(fleets: Fleets) -> None:
+    told, drained = fleets.worker("told", FakeBackend()), fleets.worker("drained", FakeBackend(), FakeBackend())
+    for service in (told, drained):
+        await service.start()
+    await fleets.fleet.drain([Drain(name=f"drained/gpu-{n}", process="drained", host="here") for n in range(2)])
+    await asyncio.sleep(1.1)
+    for service in (told, drained):
+        service.ends("told to by SIGTERM")
+        await service.drain()
+        await service.stop()
+    assert await endings(fleets) == {
+        "told": (EndKind.STOPPED, "told to by SIGTERM"),
+        "drained": (EndKind.DRAINED, "told to by SIGTERM"),
+    }
+    assert not await fleets.fleet.drains()
+
+
+async def test_a_process_that_does_not_start_says_why(fleets: Fleets) -> None:
+    broken = FakeBackend()
+    broken.refuse_start, broken.refusal = 9, TargetError("no module named torch")
+    worker = fleets.worker("broken", broken)
+    with contextlib.suppress(TargetError):
+        await worker.start()
+    assert await endings(fleets) == {"broken": (EndKind.STOPPED, "did not start: no module named torch")}
+
+
+async def test_a_worker_whose_process_is_killed_is_told_with_the_reason(clock: Clock) -> None:
+    fates = [BatchTimeout("worker gpu-0: its batch took longer than 3 s; it was killed", "late")]
+    slow = FakeBackend(script=lambda entries: fates.pop() if fates else None)
+    crash = FakeBackend(script=lambda entries: WorkerCrashed("worker gpu-1 died of SIGKILL", "died"))
+    async with Stand(clock, slow, crash, slots=1) as stand:
+        await stand.asking("a")
+        await asyncio.sleep(1.1)
+        [gone] = await stand.fleet.departed()
+        assert (gone.id, gone.ending) == ("gpu-0", EndKind.KILLED)
+        assert gone.reason == "worker gpu-0: its batch took longer than 3 s; it was killed"

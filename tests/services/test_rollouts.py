@@ -8,61 +8,40 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.controller import GONE_AFTER, KEEP_EVERY, LEADS_FOR, PUBLISH_EVERY, Controller, RolloutLeader
 from headway.core.departure import Load
-from headway.core.queue_limits import QueueLimits
 from headway.core.rollout import decided
 from headway.errors import WorkerCrashed
 from headway.fleet.pace import Pace
 from headway.gateway.fleet_watchers import READ_CAPACITY_EVERY, CapacityWatcher
 from headway.model import Capacity, ProcessInfo, QueueName, Role, Rollout, RolloutState, VersionCounts
-from headway.runtime.counters import BrokerCounts, ControllerCounts, Counters
+from headway.runtime.counters import ControllerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.core.test_rollout import PLAN
 from tests.core.test_versions import worker
+from tests.services import scaling_scene
+from tests.services.site import memory_broker
 from tests.services.test_versions import Rollout as Versions
 from tests.virtual_time import Clock
 
 
-class Scene:
+class Scene(scaling_scene.Scene):
     """Controllers over a fleet whose gateway tells of so many requests a second for each version."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.counters = clock, Counters()
-        limits = QueueLimits(3, 8, 0.1, 100)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
-        self.fleet, self.failing, self.told = MemoryFleet(clock), 0, VersionCounts()
-        self._supervisor = Supervisor()
+        super().__init__(clock)
+        self.failing, self.told, self.old = 0, VersionCounts(), VersionCounts()
 
-    async def __aenter__(self) -> Scene:
-        self._supervisor.start("workers", self._live)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._supervisor.stop()
-
-    async def _live(self) -> None:
-        old = VersionCounts()
-        while True:
-            for version in ("3", "4"):
-                await self.broker.heartbeat(worker(version))
-            failed = self.told.failed + self.failing
-            self.told, old = VersionCounts(self.told.answered + 1, failed), VersionCounts(old.answered + 100)
-            counts = {"m": {"3": old, "4": self.told}}
-            await self.fleet.heartbeat(
-                ProcessInfo(id="gateway", role=Role.GATEWAY, host="h", pid=1, model="m", versions=counts)
-            )
-            await asyncio.sleep(0.5)
-
-    def controller(self, name: str) -> Controller:
-        made = Controller(
-            name, self.broker, self.fleet, 0.7, self.clock, Pace(self.clock), counters=self.counters.controller
+    async def live(self) -> None:
+        for version in ("3", "4"):
+            await self.broker.heartbeat(worker(version))
+        failed = self.told.failed + self.failing
+        self.told, self.old = VersionCounts(self.told.answered + 1, failed), VersionCounts(self.old.answered + 100)
+        counts = {"m": {"3": self.old, "4": self.told}}
+        await self.fleet.heartbeat(
+            ProcessInfo(id="gateway", role=Role.GATEWAY, host="h", pid=1, model="m", versions=counts)
         )
-        made.start(self._supervisor)
-        return made
 
     async def rollout(self) -> Rollout:
         [found] = await self.fleet.rollouts()
@@ -79,7 +58,7 @@ class Scene:
 
 async def test_another_leader_goes_on_with_the_step_and_its_evidence(clock: Clock) -> None:
     async with Scene(clock) as it:
-        first = it.controller("first")
+        first = it.controller(name="first")
         await asyncio.sleep(1.0)
         await it.fleet.keep_rollout(replace(PLAN, every=60.0))
         await asyncio.sleep(30.0)
@@ -87,7 +66,7 @@ async def test_another_leader_goes_on_with_the_step_and_its_evidence(clock: Cloc
         at = await it.rollout()
         assert 30.0 - KEEP_EVERY - 1.0 <= at.waited <= 30.0
         assert at.evidence.new.answered > 50
-        it.controller("second")
+        it.controller(name="second")
         await asyncio.sleep(LEADS_FOR + 32.0)
         after = await it.rollout()
         assert (after.step, after.state) == (1, RolloutState.RUNNING)
@@ -97,7 +76,7 @@ async def test_another_leader_goes_on_with_the_step_and_its_evidence(clock: Cloc
 
 async def test_a_version_that_fails_gets_nothing_more_and_that_is_told_once(clock: Clock) -> None:
     async with Scene(clock) as it:
-        it.controller("c")
+        it.controller(name="c")
         await it.fleet.keep_rollout(PLAN)
         await asyncio.sleep(10.0)
         assert (await it.rollout()).running
@@ -115,7 +94,7 @@ async def test_a_version_that_fails_gets_nothing_more_and_that_is_told_once(cloc
 
 async def test_what_an_operator_decides_holds_against_the_leader(clock: Clock) -> None:
     async with Scene(clock) as it:
-        it.controller("c")
+        it.controller(name="c")
         await it.fleet.keep_rollout(PLAN)
         await asyncio.sleep(9.7)
         after = decided(await it.rollout(), RolloutState.ABORTED, "m", await it.broker.workers())
@@ -127,7 +106,7 @@ async def test_what_an_operator_decides_holds_against_the_leader(clock: Clock) -
 
 async def test_a_rollout_that_the_broker_has_lost_is_kept_again(clock: Clock) -> None:
     async with Scene(clock) as it:
-        it.controller("c")
+        it.controller(name="c")
         await it.fleet.keep_rollout(replace(PLAN, every=600.0))
         await asyncio.sleep(5.0)
         before = await it.rollout()
@@ -171,19 +150,14 @@ async def test_a_gateway_goes_by_the_published_rollout_and_counts_while_one_is_u
         assert {version: one.answered for version, one in counts.items()} == drawn
         assert sum(counts["4"].latencies.values()) == drawn["4"]
         it.backends["4"].script = lambda entries: WorkerCrashed("no good")
-        await asyncio.gather(*(it.ask(str(number), version="4") for number in range(3)))
+        await asyncio.gather(*(it.ask("m", str(number), version="4") for number in range(3)))
         assert gateway.rollout_counts.counts["m"]["4"].failed == 0, "bad inputs sent to it on purpose tell nothing"
-        replies = await asyncio.gather(*(it.ask(f"drawn {number}") for number in range(50)))
+        replies = await asyncio.gather(*(it.ask("m", f"drawn {number}") for number in range(50)))
         failed = sum(reply.failure is not None for reply in replies)
         assert gateway.rollout_counts.counts["m"]["4"].failed == failed > 0
         await publish(replace(PLAN, state=RolloutState.ROLLED_BACK))
         assert set(await it.versions(50)) == {"3"}
         assert not gateway.rollout_counts.counts
-
-
-def memory_broker(clock: Clock, *models: str) -> MemoryBroker:
-    limits = dict.fromkeys(models, QueueLimits(3, 8, 0.1, 100))
-    return MemoryBroker(limits, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
 
 
 async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock) -> None:
@@ -202,12 +176,12 @@ async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock)
 
 
 async def test_another_leader_withdraws_what_its_predecessor_told_of_a_gone_model(clock: Clock) -> None:
-    fleet, supervisor = MemoryFleet(clock), Supervisor()
-    await fleet.publish(Capacity(model="gone", healthy=1, degraded=0, items_per_second=9.0, usable_per_second=9.0))
-    Controller("c", memory_broker(clock, "m"), fleet, 0.7, clock, Pace(clock)).start(supervisor)
-    await asyncio.sleep(GONE_AFTER + 1.0)
-    assert {one.model for one in await fleet.capacities()} == {"m"}
-    await supervisor.stop()
+    async with scaling_scene.Scene(clock) as it:
+        gone = Capacity(model="gone", healthy=1, degraded=0, items_per_second=9.0, usable_per_second=9.0)
+        await it.fleet.publish(gone)
+        it.controller()
+        await asyncio.sleep(GONE_AFTER + 1.0)
+        assert {one.model for one in await it.fleet.capacities()} == {"m"}
 
 
 async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_of_before(clock: Clock) -> None:
@@ -231,15 +205,13 @@ async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_o
 
 
 async def test_a_controller_that_could_not_renew_its_lead_does_not_take_itself_for_the_leader(clock: Clock) -> None:
-    fleet, supervisor = MemoryFleet(clock), Supervisor()
-    controller = Controller("c", memory_broker(clock, "m"), fleet, 0.7, clock, Pace(clock))
-    led = [controller.leads_now]
-    controller.start(supervisor)
-    await asyncio.sleep(1.0)
-    await controller.stop()
-    for pause in (0.0, LEADS_FOR - PUBLISH_EVERY - 0.1, PUBLISH_EVERY + 0.2):
-        await asyncio.sleep(pause)
-        led.append(controller.leads_now)
-    assert led == [False, True, True, False]
-    assert controller.leads, "nobody has told it otherwise"
-    await supervisor.stop()
+    async with scaling_scene.Scene(clock) as it:
+        controller = it.controller()
+        led = [controller.leads_now]
+        await asyncio.sleep(1.0)
+        await controller.stop()
+        for pause in (0.0, LEADS_FOR - PUBLISH_EVERY - 0.1, PUBLISH_EVERY + 0.2):
+            await asyncio.sleep(pause)
+            led.append(controller.leads_now)
+        assert led == [False, True, True, False]
+        assert controller.leads, "nobody has told it otherwise"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
 
 import msgspec
@@ -11,11 +10,10 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.core.tensors import Tensor, TensorHead, join_elements, pack
+from headway.core.tensors import Tensor, TensorHead, pack
 from headway.gateway.pending import FutureSink
 from headway.gateway.served_models import ServedModels
 from headway.model import (
-    InferenceRequest,
     Limit,
     Octets,
     Principal,
@@ -35,8 +33,8 @@ from headway.runtime.request_id import new_id
 from tests.contracts.brokers import tensors
 from tests.services.calls import failure_of, several
 from tests.services.fake_backend import FakeBackend
-from tests.services.stand import Stand, codes, served
-from tests.services.test_input_policy import JUDGED, ask, ask_many, policed
+from tests.services.requests import request
+from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 PLAIN = RequestOptions(4.0, 1)
@@ -81,7 +79,7 @@ class RowsStand(Stand):
         if lane.rows and self.gateway.served["m"].takes_unweighed(value):
             self.gateway.enter(sink, lane, new_id(), value, b"")
             return sink
-        self.gateway.submit(sink, InferenceRequest(caller, new_id(), PLAIN, "m", value, b""))
+        self.gateway.submit(sink, request(value, caller))
         return sink
 
     async def infer_list(self, inputs: Sequence[Value], caller: Principal) -> Sequence[Reply]:
@@ -172,14 +170,6 @@ def test_an_input_weighs_its_rows_or_what_a_function_of_the_target_counts_if_tha
     assert models_of(ValueKind.TENSORS, max_batch_weight=8000, weight="cost")["m"].weigh(value) == 4000
 
 
-def test_a_model_whose_workers_come_to_take_texts_again_has_no_rows() -> None:
-    models = models_of(ValueKind.TENSORS)
-    assert (models["m"].is_plain, models["m"].counted([tensors(4), tensors(1)])) == (False, 5)
-    models.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="text")])
-    known = models["m"]
-    assert (known.is_plain, known.weigh(tensors(4)), known.counted(["a", "b"])) == (True, 1, 2)
-
-
 def test_while_workers_of_texts_and_of_tensors_serve_one_model_both_kinds_are_let_in() -> None:
     """A rollout to another kind breaks nothing that any worker could answer; each judges what it gets."""
     models = models_of(ValueKind.TENSORS)
@@ -239,69 +229,3 @@ class TestLimits:
         async with RowsStand(clock, TensorsBackend(0.1)) as stand:
             replies = await stand.infer(*[1] * 9, caller=self.LIMITED)
             assert [reply.failure is None for reply in replies] == [True] * 8 + [False]
-
-
-NUMBERS, TEXTS = TensorSpec("x", "FP32", (2,)), TensorSpec("t", "BYTES", (-1,))
-
-
-def learn(stand: Stand, *inputs: TensorSpec) -> None:
-    worker = WorkerInfo(
-        worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, takes=ValueKind.TENSORS.value, inputs=inputs
-    )
-    stand.gateway.served.learn([worker])
-
-
-def numbers(*row: float, rows: int = 1, single: bool = False) -> Tensors:
-    data = struct.pack(f"<{len(row)}f", *row) * rows
-    return pack([Tensor(TensorHead("x", "FP32", (rows, len(row))), data)], single=single)
-
-
-def texts(*elements: bytes) -> Tensors:
-    return pack([Tensor(TensorHead("t", "BYTES", (1, len(elements))), join_elements(elements))], single=True)
-
-
-def ran(stand: Stand) -> int:
-    return sum(map(len, stand.backends[0].batches))
-
-
-async def test_what_a_model_does_not_take_is_refused(clock: Clock) -> None:
-    async with served(clock) as stand:
-        learn(stand, NUMBERS)
-        says = "the input `x` is FP32 of shape [1, 3]; the model takes `x`, FP32 of shape [-1, 2]"
-        for value, message in (("a text", "the data of the input `x` are `str`"), (numbers(1, 2, 3), says)):
-            refused = failure_of(await ask(stand, value))
-            assert (refused.code, message in refused.message) == (errors.BAD_REQUEST, True), refused.message
-        assert ran(stand) == 0
-
-
-async def test_more_rows_than_a_batch_holds_are_refused(clock: Clock) -> None:
-    async with served(clock) as stand:
-        learn(stand, NUMBERS)
-        most = stand.gateway.settings.max_batch_size
-        first, second = [await ask(stand, numbers(1, 2, rows=rows)) for rows in (most, most + 1)]
-        assert codes([first, second]) == ["ok", errors.PAYLOAD_TOO_LARGE]
-        assert f"{most + 1} rows; at most {most}" in failure_of(second).message
-
-
-async def test_equal_rows_run_once_and_one_row_is_not_an_array_of_one(clock: Clock) -> None:
-    async with served(clock, collapse=True) as stand:
-        learn(stand, NUMBERS)
-        asked = [numbers(1, 2), numbers(1, 2), numbers(1, 2, single=True), numbers(1, 3), numbers(1, 2, rows=2)]
-        replies = await asyncio.gather(*(ask(stand, value) for value in asked))
-        assert [reply.output for reply in replies] == asked
-        assert ran(stand) == 4
-        assert [reply.output for reply in await ask_many(stand, asked)] == asked
-        assert ran(stand) == 8
-
-
-async def test_a_judge_gets_the_texts_of_tensors_and_is_not_asked_of_numbers(clock: Clock) -> None:
-    def judged() -> Sequence[object]:
-        return [text for batch in functions.by_rule["judged"].batches for text in batch]
-
-    async with policed(clock, JUDGED) as (stand, functions):
-        learn(stand, TEXTS)
-        assert codes([await ask(stand, texts(b"one", b"two"))]) == ["ok"]
-        assert judged() == ["one\ntwo"]
-        learn(stand, NUMBERS)
-        assert codes([await ask(stand, numbers(1, 2))]) == ["ok"]
-        assert judged() == ["one\ntwo"]

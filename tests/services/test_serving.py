@@ -12,16 +12,8 @@ import pytest
 from headway import errors
 from headway.core.breaker import Breaker, State
 from headway.core.retry import MAX_ATTEMPTS
-from headway.errors import (
-    BackendError,
-    BatchRaised,
-    RemoteAbsent,
-    RemoteError,
-    StartKilled,
-    TargetError,
-    WorkerAbsent,
-)
-from headway.model import WARM_UP, Entry, Failure, ItemResult, Lease, Reply, Slot, WorkerStatus
+from headway.errors import BackendError, BatchRaised, RemoteAbsent, RemoteError, StartKilled, TargetError, WorkerAbsent
+from headway.model import WARM_UP, Entry, ItemResult, Lease, Reply, Slot, WorkerStatus
 from headway.ports import Backend
 from headway.worker.helping import run_batch
 from tests.contracts.brokers import ask
@@ -106,54 +98,6 @@ async def test_a_lease_is_renewed_whatever_is_slow(hangs: str, monkeypatch: pyte
         monkeypatch.undo()
 
 
-async def test_batches_of_300_s_are_served_like_any_others(clock: Clock) -> None:
-    """The worker stays healthy, the lease lives, clients and a drain wait, and what comes meanwhile rides next."""
-    patience = 600_000.0
-    slow: dict[str, Any] = dict.fromkeys(("gpu_timeout_ms", "queue_timeout_ms", "request_timeout_ms"), patience)
-    async with Stand(clock, FakeBackend(300.0), max_batch=4096, **slow) as stand:
-        begun = clock()
-        first = stand.asking("first", timeout=600.0)
-        await asyncio.sleep(150.0)
-        [worker] = await stand.broker.workers()
-        assert (worker.status, worker.in_flight) == (WorkerStatus.HEALTHY, 1)
-        late = [stand.asking(f"late {number}", timeout=600.0) for number in range(100)]
-        reply = await first
-        assert (reply.output, reply.attempts) == ("FIRST", 1)
-        assert clock() - begun == pytest.approx(300.0, abs=0.1)
-        await asyncio.sleep(1.0)
-        await stand.service.drain()
-        replies = await asyncio.gather(*late)
-        assert [one.output for one in replies] == [f"LATE {number}" for number in range(100)]
-        assert {one.attempts for one in replies} == {1}
-        assert clock() - begun == pytest.approx(600.0, abs=0.1)
-        assert [len(batch) for batch in stand.backends[0].batches] == [1, 100]
-        assert stand.backends[0].starts == 1
-
-
-async def test_requests_in_a_rush_go_to_the_broker_together_and_a_lone_one_goes_at_once(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.1), max_batch=100) as stand:
-        calls: list[tuple[float, int]] = []
-        enqueue = stand.broker.enqueue
-
-        async def watched(entries: Sequence[Entry]) -> Sequence[Failure | None]:
-            calls.append((clock(), len(entries)))
-            return await enqueue(entries)
-
-        stand.broker.enqueue = watched  # type: ignore[method-assign]
-        stand.gateway._session.near = None
-        rush = []
-        for number in range(300):
-            rush.append(stand.asking(f"r{number}"))
-            await asyncio.sleep(0.0001)
-        await asyncio.gather(*rush)
-        assert sum(size for _, size in calls) == 300
-        assert len(calls) < 150
-        await asyncio.sleep(10)
-        before = clock()
-        await stand.ask("lone")
-        assert calls[-1] == (before, 1)
-
-
 class Api(FakeBackend):
     """Fake of a remote API, which has no process that could be replaced."""
 
@@ -218,7 +162,7 @@ async def test_a_finished_batch_ends_the_pauses(clock: Clock) -> None:
         await asyncio.sleep(10)
         backend.life = 0.5
         assert (await stand.ask("x", timeout=30.0)).output == "X"
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.2)  # It has died after its batch, and once more.
         before = clock()
         assert (await stand.ask("y", timeout=30.0)).output == "Y"
         assert clock() - before < 0.1
@@ -397,7 +341,7 @@ async def test_slots_of_one_api_rest_together_as_long_as_it_asks(clock: Clock) -
         assert set(codes(await asyncio.gather(*asked))) == {errors.NO_WORKERS}
         assert sum(len(backend.batches) for backend in backends) <= 4, "what had left when the API asked"
         reasons = {worker.reason for worker in await stand.broker.workers()}
-        assert all("as it was asked to" in reason for reason in reasons)
+        assert all("as the API requested" in reason for reason in reasons)
         assert any(reason.endswith("; the last error: HTTP 429; it asks for 60 s of rest") for reason in reasons)
         await asyncio.sleep(60.0)
         assert (await stand.ask("well again")).output == "WELL AGAIN"

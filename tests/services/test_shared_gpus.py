@@ -4,66 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from headway import errors
-from headway.app.brokers import queue_limits
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
-from headway.config import Settings
 from headway.config.target import ModelSettings
 from headway.core.locality import LEAST_OVERDUE
 from headway.core.versions import read_weights
 from headway.doors.readiness import Readiness
 from headway.errors import TargetError
-from headway.fleet.pace import reap_on
-from headway.gateway.gateway import Gateway
-from headway.model import Failure, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
+from headway.model import Entry, Failure, ItemResult, ModelReport, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
-from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
-from headway.runtime.supervisor import Supervisor
+from headway.runtime.race import end
 from headway.worker.batcher import Batcher
 from headway.worker.helping import StrayWatcher
 from headway.worker.shared_gpus import CHECK_LOADS_EVERY, SharedGpus, SharedModel, Started
-from tests.services.batchers import make_batcher
 from tests.services.calls import failure_of
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_backend import FakeBackend
 from tests.services.fake_gpu import LOST, FakeGpu
+from tests.services.site import Site
 from tests.virtual_time import Clock
 
 BATCH = 0.1
 LOAD = 2.0
 
 
-class Gpu:
-    """What runs on one GPU, to see that this is one batch at a time."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.order: list[str] = []
-
-
 class OnGpu(FakeBackend):
-    def __init__(self, model: str, gpu: Gpu) -> None:
+    """Backend that takes a GPU for itself while it runs a batch."""
+
+    def __init__(self, gpu: asyncio.Lock) -> None:
         super().__init__(BATCH)
-        self.model, self.gpu = model, gpu
+        self._gpu = gpu
 
-    async def run(self, entries, timeout):  # type: ignore[no-untyped-def]
-        assert not self.gpu.running, "two batches at once on one GPU"
-        self.gpu.running += 1
-        self.gpu.order.append(self.model)
-        try:
+    async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+        assert not self._gpu.locked(), "two batches at once on one GPU"
+        async with self._gpu:
             return await super().run(entries, timeout)
-        finally:
-            self.gpu.running -= 1
 
 
-class Stand:
+class Stand(Site):
     """A gateway, and models that share GPUs; with another stand a host of its fleet."""
+
+    patience = 60.0
 
     def __init__(
         self,
@@ -75,33 +59,27 @@ class Stand:
         version: str = "",
         **min_warm: int,
     ) -> None:
-        chosen = tuple(ModelSettings(name) for name in models)
-        patient = {"queue_timeout_ms": 60_000.0, "request_timeout_ms": 60_000.0}
-        self.settings = Settings(models=chosen, max_batch_size=8, policy="window", max_wait_ms=0, **patient)  # type: ignore[arg-type]
-        self.counters, self.clock = Counters(), clock
-        limits = {name: queue_limits(one) for name, one in self.settings.served.items()}
+        patient = 60_000.0
+        super().__init__(
+            clock, *map(ModelSettings, models), beside=beside, queue_timeout_ms=patient, request_timeout_ms=patient
+        )
         self.host: str = "" if beside is None else f"{beside.host}further-"
-        self.broker = MemoryBroker(limits, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
-        self.fleet = MemoryFleet(clock)
-        if beside is not None:
-            self.broker, self.fleet = beside.broker, beside.fleet
-            self.broker.know(limits)
-        self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters.gateway, clock, rng=lambda: 0.5)
-        self.gpus = [Gpu() for _ in range(gpus)]
+        self.fleet: MemoryFleet = MemoryFleet(clock) if beside is None else beside.fleet
+        self.gpus = [asyncio.Lock() for _ in range(gpus)]
         self.watched = [FakeGpu() for _ in range(gpus)]
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}
         self.broken: set[tuple[str, int]] = set()
         self.loads: dict[str, float] = {}
         """Seconds that a load of a model takes from now on, where that is not LOAD."""
         self.version = version
-        self.codes = dict.fromkeys(limits, "old")
+        self.codes = dict.fromkeys(models, "old")
         """Digests of the models' code, as they are read now."""
-        shared = {name: self._shared(name, min_warm.get(name, 0)) for name in limits}
+        shared = {name: self._shared(name, min_warm.get(name, 0)) for name in models}
         names = [f"gpu-{number}" for number in range(gpus)]
         self.pool = SharedGpus(
             names, room, shared, self.broker, self.counters.worker, clock, set(), may_load=self._may_load
         )
-        self._supervisor = Supervisor()
+        self.pools = [self.pool]
 
     def _shared(self, model: str, min_warm: int) -> SharedModel:
         report = ModelReport(self.version or "1", "old")
@@ -114,10 +92,8 @@ class Stand:
 
         def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
             slot = Slot(name(index), model, 8, 0, report, self.version)
-            return make_batcher(
-                slot, lambda: self._backend(model, index), broker, self.counters.worker, self.clock,
-                gpu=self.watched[index], started=started, read_report=read,
-            )  # fmt: skip
+            own = {"gpu": self.watched[index], "started": started, "read_report": read}
+            return self.batcher(slot, lambda: self._backend(model, index), broker, **own)
 
         return SharedModel(make, name, min_warm, report, self.version, read)
 
@@ -125,30 +101,11 @@ class Stand:
         return await self.fleet.acquire_load(model, self.host, seconds)
 
     def _backend(self, model: str, index: int) -> OnGpu:
-        backend = OnGpu(model, self.gpus[index])
+        backend = OnGpu(self.gpus[index])
         backend.start_seconds = self.loads.get(model, LOAD)
         backend.refuse_start = 1 if (model, index) in self.broken else 0
         self.backends.setdefault((model, index), []).append(backend)
         return backend
-
-    async def __aenter__(self) -> Stand:
-        await self.pool.start()
-        self.pool.run(self._supervisor)
-        self.gateway.start(self._supervisor)
-        self._supervisor.start("reaper", lambda: reap_on(self.broker))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._supervisor.stop()
-        await self.pool.stop()
-
-    async def ask(self, model: str, text: str = "x", timeout: float = 60.0) -> Reply:
-        return await self.gateway.ask(InferenceRequest(ANYBODY, new_id(), RequestOptions(timeout), model, text, b""))
-
-    async def latency(self, model: str) -> float:
-        begun = self.clock()
-        assert (await self.ask(model)).output == "X"
-        return self.clock() - begun
 
     async def statuses(self) -> dict[str, WorkerStatus]:
         return {worker.worker_id: worker.status for worker in await self.broker.workers()}
@@ -169,19 +126,17 @@ async def test_a_flood_of_one_model_costs_another_the_batch_that_is_running(cloc
     async with Stand(clock, "ab", 2, 2) as stand:
         assert stand.on == ["ab", "ab"]
         calm = max([await stand.latency("b") for _ in range(5)])
-        flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
+        flood = [stand.asking("a") for _ in range(400)]
         await asyncio.sleep(BATCH / 2)
         assert max([await stand.latency("b") for _ in range(10)]) <= calm + BATCH + 1e-6
-        for one in flood:
-            one.cancel()
-        await asyncio.gather(*flood, return_exceptions=True)
+        await end(*flood)
 
 
 async def test_a_cold_model_is_loaded_once_and_takes_the_place_of_the_coldest(clock: Clock) -> None:
     async with Stand(clock, "abc", 2, 1) as stand:
         assert stand.on == ["a", "b"]
         begun = clock()
-        asked = [asyncio.ensure_future(stand.ask("c")) for _ in range(20)]
+        asked = [stand.asking("c") for _ in range(20)]
         while not asked[0].done():
             await stand.latency("a")
         assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
@@ -197,7 +152,7 @@ async def test_a_cold_model_is_loaded_once_and_takes_the_place_of_the_coldest(cl
 async def test_the_time_of_a_load_is_none_of_a_batch_and_trips_no_deadline(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         stand.loads["c"] = 20.0  # The GPU deadline is 3 s.
-        cold = asyncio.ensure_future(stand.ask("c"))
+        cold = stand.asking("c")
         while not cold.done():
             assert await stand.latency("a") <= 2 * BATCH + 1e-6, "the others of the GPU serve on"
         assert cold.result().output == "X"
@@ -217,28 +172,18 @@ async def test_a_process_that_is_killed_while_warm_is_started_again_and_the_othe
     async with Stand(clock, "ab", 1, 2) as stand:
         [backend] = stand.backends["a", 0]
         backend.dead.set()
-        waiting = asyncio.ensure_future(stand.ask("a"))
+        waiting = stand.asking("a")
         while not waiting.done():
             assert await stand.latency("b") <= 2 * BATCH + 0.05
         assert waiting.result().output == "X"
         assert len(stand.backends["a", 0]) == 2
 
 
-async def test_a_process_that_does_not_come_back_gives_its_place_up(clock: Clock) -> None:
-    async with Stand(clock, "ab", 2, 1) as stand:
-        stand.broken.add(("a", 0))
-        stand.backends["a", 0][0].dead.set()
-        await asyncio.sleep(3 * CHECK_LOADS_EVERY)
-        assert stand.on == ["", "b"]
-        stand.broken.clear()
-        assert (await stand.ask("a")).output == "X"
-
-
 async def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_comes_back_to_it(clock: Clock) -> None:
     async with Stand(clock, "ab", 2, 1) as stand:
         assert stand.on == ["a", "b"]
         stand.watched[1].lose()
-        asked = [asyncio.ensure_future(stand.ask("b")) for _ in range(20)]
+        asked = [stand.asking("b") for _ in range(20)]
         assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
         for model in "abab":
             assert (await stand.ask(model)).output == "X"
@@ -252,7 +197,7 @@ async def test_a_process_that_an_operator_drains_loads_nothing_and_is_no_place_f
     async with Stand(clock, "abc", 1, 2) as stand:
         for batcher in stand.pool.batchers:
             await batcher.hold(True)
-        cold = asyncio.ensure_future(stand.ask("c", timeout=20.0))
+        cold = stand.asking("c", timeout=20.0)
         await asyncio.sleep(3 * CHECK_LOADS_EVERY + 1.0)
         assert ("c", 0) not in stand.backends
         assert set((await stand.statuses()).values()) == {WorkerStatus.DRAINED}
@@ -263,8 +208,8 @@ async def test_a_process_that_an_operator_drains_loads_nothing_and_is_no_place_f
 
 async def test_a_drain_ends_the_batches_and_begins_no_load(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
-        running = asyncio.ensure_future(stand.ask("a"))
-        cold = asyncio.ensure_future(stand.ask("c", timeout=5.0))
+        running = stand.asking("a")
+        cold = stand.asking("c", timeout=5.0)
         await asyncio.sleep(BATCH / 2)
         await stand.pool.wind_down()
         assert (await running).output == "X"
@@ -278,7 +223,7 @@ async def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_to
         async with Stand(clock, "abc", 2, 1) as stand:
             while "c/gpu-0" not in await stand.statuses():
                 await stand.latency("a")
-            asked = asyncio.ensure_future(stand.ask("c"))
+            asked = stand.asking("c")
             while not asked.done():
                 await stand.latency("a")
             assert await stand.statuses() == {
@@ -296,10 +241,10 @@ async def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_to
 
 async def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it(clock: Clock) -> None:
     async with Stand(clock, "ab", 1, 1) as stand:
-        running = asyncio.ensure_future(stand.ask("a"))
-        cold = asyncio.ensure_future(stand.ask("b", timeout=20.0))
+        running = stand.asking("a")
+        cold = stand.asking("b", timeout=20.0)
         while stand.on == ["a"]:
-            running = asyncio.ensure_future(stand.ask("a"))
+            running = stand.asking("a")
             await asyncio.sleep(CHECK_LOADS_EVERY / 20)
         assert stand.on == [""], "the one is leaving, the other does not load yet"
         await stand.pool.wind_down()
@@ -334,14 +279,12 @@ async def test_heartbeats_tell_the_gpu_what_is_warm_there_and_what_share_it_can_
             "a/gpu-0": "healthy", "b/gpu-0": "healthy", "c/gpu-0": "cold",
         }  # fmt: skip
         assert {worker.gpu for worker in workers.values()} == {"gpu-0"}
-        flood = [asyncio.ensure_future(stand.ask("a")) for _ in range(400)]
+        flood = [stand.asking("a") for _ in range(400)]
         await asyncio.sleep(4.0)
         workers = {worker.worker_id: worker for worker in await stand.broker.workers()}
         assert workers["b/gpu-0"].share < 0.7
         assert workers["a/gpu-0"].share > 0.9
-        for one in flood:
-            one.cancel()
-        await asyncio.gather(*flood, return_exceptions=True)
+        await end(*flood)
 
 
 async def test_who_comes_in_vain_for_a_cold_model_is_told_when_it_will_be_loaded(clock: Clock) -> None:
@@ -408,8 +351,7 @@ async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
     """Version that answered a request, as the gateway goes by the workers of this instant."""
     workers = await stand.broker.workers()
     stand.gateway.served.learn(workers)
-    options = RequestOptions(60.0, version=version)
-    reply = await stand.gateway.ask(InferenceRequest(ANYBODY, new_id(), options, model, "x", b""))
+    reply = await stand.ask(model, version=version)
     assert reply.ran is not None, reply.failure
     return reply.ran.version
 
@@ -443,11 +385,11 @@ async def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left(clo
         workers = await one.broker.workers()
         one.gateway.served.learn(workers)
         one.gateway.served.weigh({"": read_weights("2=1")})
-        waiting = [asyncio.ensure_future(one.ask("a")) for _ in range(20)]
+        waiting = [one.asking("a") for _ in range(20)]
         await asyncio.sleep(0)
         await two.pool.wind_down()
         one.gateway.served.weigh({"": read_weights("1=1")})
-        flood = [asyncio.ensure_future(one.ask(model)) for model in "ab" for _ in range(200)]
+        flood = [one.asking(model) for model in "ab" for _ in range(200)]
         await asyncio.sleep(BATCH / 2)
         await watcher.look()
         versions = [reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None]
@@ -489,10 +431,10 @@ async def refused(stand: Stand, model: str, patience: float) -> Failure | None:
 async def test_a_load_that_hangs_shows_its_age_and_makes_room_for_another_model_that_is_asked_for(clock: Clock) -> None:
     async with Stand(clock, "abcd", 1, 2, a=1) as stand:
         stand.loads["c"] = HANGS
-        hung = asyncio.ensure_future(stand.ask("c", timeout=50.0))
+        hung = stand.asking("c", timeout=50.0)
         await until(lambda: "c" in stand.on[0])
         begun = clock()
-        other = asyncio.ensure_future(stand.ask("d"))
+        other = stand.asking("d")
         while clock() - begun < LEAST_OVERDUE - 2.0:
             assert await stand.latency("a") <= 2 * BATCH + 1e-6, "what is warm serves on"
         loading = await line(stand, "c/gpu-0")
@@ -504,7 +446,9 @@ async def test_a_load_that_hangs_shows_its_age_and_makes_room_for_another_model_
         assert stand.on == ["ad"]
         failed = await line(stand, "c/gpu-0")
         assert failed.status is WorkerStatus.FAILED
-        assert failed.reason.startswith("its load was given up after 30 s, as d needed its place; it is tried again")
+        assert failed.reason.startswith(
+            "its load was given up after 30 s because d needed its place; it is tried again"
+        )
         assert (await hung).failure is not None
 
 
@@ -512,7 +456,7 @@ async def test_a_model_that_does_not_load_is_shown_as_failed_with_the_reason_unt
     async with Stand(clock, "abc", 1, 2) as stand:
         ready = Readiness(stand.broker, lambda: False, stand.pool.slots, needs_own=True)
         stand.broken.add(("c", 0))
-        cold = asyncio.ensure_future(stand.ask("c"))
+        cold = stand.asking("c")
         await until(lambda: status(stand, "c/gpu-0") is WorkerStatus.FAILED)
         failed = await line(stand, "c/gpu-0")
         assert failed.reason.startswith("does not load; it is tried again ")
@@ -530,7 +474,7 @@ async def test_a_model_that_failed_on_one_gpu_and_loads_on_another_is_failed_no_
         stand.broken |= {("a", 0), ("b", 1), ("c", 1)}
         stand.backends["b", 1][0].dead.set()
         await until(lambda: stand.on == ["a", ""])
-        cold = asyncio.ensure_future(stand.ask("c"))
+        cold = stand.asking("c")
         await until(lambda: status(stand, "c/gpu-1") is WorkerStatus.FAILED)
         assert "c/gpu-1" in stand.pool.slots, "it counts as missing"
         stand.backends["a", 0][0].dead.set()
@@ -545,12 +489,12 @@ async def test_a_model_that_failed_on_one_gpu_and_loads_on_another_is_failed_no_
 async def test_requests_for_a_failed_model_are_refused_at_once_where_a_retry_is_too_late(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         stand.broken.add(("c", 0))
-        patient = asyncio.ensure_future(stand.ask("c"))
+        patient = stand.asking("c")
         await until(lambda: status(stand, "c/gpu-0") is WorkerStatus.FAILED and retry_in(stand, "c/gpu-0") >= 4.0)
         begun = clock()
         failure = await refused(stand, "c", 2.0)
         assert failure is not None and failure.code == errors.NO_WORKERS
-        assert failure.message.startswith("the model 'c' did not load, and is tried again in ")
+        assert failure.message.startswith("the model 'c' failed to load, and is tried again in ")
         assert (failure.retry_after or 0.0) > 2.0
         assert clock() == begun, "at once"
         stand.broken.clear()

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from headway import errors
-from headway.model import InferenceRequest, Reply, RequestOptions
+from headway.model import Reply
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY
 from tests.services.fleet import Asked, Fleet
 from tests.services.test_gateway_tasks import busy, output
-from tests.virtual_time import Clock
 
 TENANT = ANYBODY.tenant
+pytestmark = pytest.mark.fleet(1.0, gateways=2, model="m")
 
 
 async def let_pass(fleet: Fleet, asked: Asked, gateway: int = 0) -> None:
@@ -23,7 +23,7 @@ async def let_pass(fleet: Fleet, asked: Asked, gateway: int = 0) -> None:
 @pytest.mark.parametrize("task", [False, True])
 @pytest.mark.parametrize("gateway", [0, 1])
 async def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_is_a_conflict(
-    fleet: Fleet, clock: Clock, gateway: int, task: bool
+    fleet: Fleet, gateway: int, task: bool
 ) -> None:
     first = fleet.ask("first", task=True, timeout=0.3)
     assert await fleet.answered(first) == [errors.DEADLINE_EXCEEDED]
@@ -34,7 +34,7 @@ async def test_an_id_used_again_while_its_first_request_runs_past_its_deadline_i
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-async def test_an_id_reused_after_its_deadline_gets_its_answer(fleet: Fleet, clock: Clock, gateway: int) -> None:
+async def test_an_id_reused_after_its_deadline_gets_its_answer(fleet: Fleet, gateway: int) -> None:
     first = fleet.ask("first", timeout=0.3)
     await first.told.wait()
     await asyncio.sleep(0.01)
@@ -42,7 +42,7 @@ async def test_an_id_reused_after_its_deadline_gets_its_answer(fleet: Fleet, clo
     assert len(first.replies) == 1
 
 
-async def test_a_client_that_leaves_a_duplicate_takes_nothing_from_the_first(fleet: Fleet, clock: Clock) -> None:
+async def test_a_client_that_leaves_a_duplicate_takes_nothing_from_the_first(fleet: Fleet) -> None:
     first = fleet.ask("first")
     await asyncio.sleep(0.01)
     for gateway in (0, 1):
@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_a_duplicate_takes_nothing_from_the_first(fle
     assert fleet.runs("second") == 0
 
 
-async def test_a_finished_task_outlives_a_client_that_uses_its_id_and_leaves(fleet: Fleet, clock: Clock) -> None:
+async def test_a_finished_task_outlives_a_client_that_uses_its_id_and_leaves(fleet: Fleet) -> None:
     task = fleet.ask("task", task=True)
     await fleet.answered(task)
     for gateway in (0, 1):
@@ -64,7 +64,7 @@ async def test_a_finished_task_outlives_a_client_that_uses_its_id_and_leaves(fle
         assert output(await holder.outcome(TENANT, task.id)) == "TASK"
 
 
-async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, clock: Clock) -> None:
+async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet) -> None:
     tasks = []
     for round in range(6):
         task = fleet.ask("task", task=True, timeout=2.0)
@@ -86,21 +86,9 @@ async def test_a_task_outlives_a_broker_that_stalls_while_it_ends(fleet: Fleet, 
 
 
 @pytest.mark.parametrize("gateway", [0, 1])
-@pytest.mark.parametrize("after", [0.4, 2.0])
-async def test_a_keyed_request_without_client_runs_once(fleet: Fleet, clock: Clock, after: float, gateway: int) -> None:
-    first = fleet.ask("text", key="k")
-    await asyncio.sleep(0.4)
-    await let_pass(fleet, first)
-    await asyncio.sleep(after - 0.4)
-    assert await fleet.answered(fleet.ask("text", key="k", gateway=gateway)) == ["ok"]
-    assert fleet.runs("text") == 1
-    assert first.replies == []
-
-
-@pytest.mark.parametrize("gateway", [0, 1])
 @pytest.mark.parametrize("task", [False, True])
 @pytest.mark.parametrize("how", ["left", "late"])
-async def test_a_keyed_request_joins_the_first(fleet: Fleet, clock: Clock, how: str, task: bool, gateway: int) -> None:
+async def test_a_keyed_request_joins_the_first(fleet: Fleet, how: str, task: bool, gateway: int) -> None:
     first = fleet.ask("text", key="k", timeout=30.0 if how == "left" else 0.4)
     await asyncio.sleep(0.3)
     conflict = fleet.ask("text", key="k", id=first.id, gateway=gateway)
@@ -117,7 +105,7 @@ async def test_a_keyed_request_joins_the_first(fleet: Fleet, clock: Clock, how: 
     assert await fleet.answered(other) == [errors.IDEMPOTENCY_MISUSE]
 
 
-async def test_a_keyed_request_left_before_it_is_handed_on_does_not_run(fleet: Fleet, clock: Clock) -> None:
+async def test_a_keyed_request_left_before_it_is_handed_on_does_not_run(fleet: Fleet) -> None:
     first = fleet.ask("text", key="k")
     fleet.gateway.abandon(first, TENANT, first.id)
     await asyncio.sleep(2.0)
@@ -125,15 +113,7 @@ async def test_a_keyed_request_left_before_it_is_handed_on_does_not_run(fleet: F
     assert await fleet.answered(fleet.ask("text", key="k", id=first.id, gateway=1)) == ["ok"]
 
 
-async def test_a_keyed_request_that_expired_in_the_queue_lets_the_next_one_run(fleet: Fleet, clock: Clock) -> None:
-    await busy(fleet)
-    await fleet.ask("text", key="k", timeout=0.3).told.wait()
-    await asyncio.sleep(0.1)
-    assert await fleet.answered(fleet.ask("text", key="k", gateway=1)) == ["ok"]
-    assert fleet.runs("text") == 1
-
-
-async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, clock: Clock) -> None:
+async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet) -> None:
     await busy(fleet)
     task = fleet.ask("task", task=True)
     await fleet.gateway.cancel(TENANT, task.id)
@@ -143,23 +123,17 @@ async def test_a_task_that_is_cancelled_on_its_way_does_not_run(fleet: Fleet, cl
     assert await fleet.gateway.outcome(TENANT, task.id) is None
 
 
-def chosen(fleet: Fleet, text: str, id: str, gateway: int) -> Asked:
-    asked = Asked(text, fleet.clock)
-    fleet.gateways[gateway].submit(
-        asked, InferenceRequest(ANYBODY, id, RequestOptions(4.0, 1, chosen=True), "m", text, b"")
-    )
-    return asked
-
-
 @pytest.mark.parametrize("gateway", [0, 1])
-async def test_the_id_of_a_finished_task_stands_for_what_it_asked(fleet: Fleet, clock: Clock, gateway: int) -> None:
+async def test_the_id_of_a_finished_task_stands_for_what_it_asked(fleet: Fleet, gateway: int) -> None:
     task = fleet.ask("text", task=True, id=new_id())
     await fleet.answered(task)
     throttle = fleet.gateways[gateway].limiter.throttles["m"]
     before = throttle.higher
-    assert await fleet.answered(chosen(fleet, "text", task.id, gateway)) == ["ok"]
+    assert await fleet.answered(fleet.ask("text", id=task.id, gateway=gateway, chosen=True)) == ["ok"]
     assert throttle.higher == before, "an answer that was kept takes nothing of the capacity"
-    assert await fleet.answered(chosen(fleet, "another", task.id, gateway)) == [errors.IDEMPOTENCY_MISUSE]
+    assert await fleet.answered(fleet.ask("another", id=task.id, gateway=gateway, chosen=True)) == [
+        errors.IDEMPOTENCY_MISUSE
+    ]
     assert fleet.runs("text") == 1
     assert fleet.runs("another") == 0
     assert output(await fleet.gateway.outcome(TENANT, task.id)) == "TEXT"

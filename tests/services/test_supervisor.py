@@ -1,10 +1,13 @@
 """Loops end when their supervisor stops, and waits when another one is over first, whatever they wait for."""
 
+import ast
 import asyncio
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+import headway
 from headway.app.lifecycle import CONNECT_EVERY, CONNECT_WITHIN, Service
 from headway.config import Settings
 from headway.doors.readiness import within_answer_time
@@ -210,3 +213,39 @@ async def test_one_that_will_not_do_ends_the_start_at_once(clock: Clock) -> None
     with pytest.raises(SettingError):
         await service(clock, notes, Noting("a", notes, SettingError("x", 1, "is wrong", "Fix it."))).start()
     assert notes == ["door binds", "open a", "door closes", "close a"]
+
+
+ROOT = Path(headway.__file__).parent
+
+
+def awaited(function: ast.AsyncFunctionDef, cancelled: set[str]) -> list[int]:
+    """Lines on which a function waits for what it has cancelled, or for any tasks whatever becomes of them."""
+    waits = [
+        node for node in ast.walk(function) if isinstance(node, ast.Await) and ast.unparse(node.value) in cancelled
+    ]
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    several = [
+        call
+        for call in calls
+        if ast.unparse(call.func) == "asyncio.wait" or any(how.arg == "return_exceptions" for how in call.keywords)
+    ]
+    return [node.lineno for node in (*waits, *several)]
+
+
+def test_nobody_cancels_once_and_waits() -> None:
+    """A function that cancels something and waits for it ends it with `end`, but for a client, which has none."""
+    found = set[str]()
+    for path in sorted(ROOT.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for function in ast.walk(ast.parse(source)) if ".cancel(" in source else ():
+            if not isinstance(function, ast.AsyncFunctionDef):
+                continue
+            called = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            cancels = {
+                ast.unparse(call.func.value): call.lineno
+                for call in called
+                if isinstance(call.func, ast.Attribute) and call.func.attr == "cancel"
+            }
+            if cancels and any(line >= min(cancels.values()) for line in awaited(function, {*cancels})):
+                found.add(f"{path.relative_to(ROOT)}: {function.name}")
+    assert found == {"client/async_client.py: infer_many", "runtime/race.py: end"}

@@ -9,13 +9,14 @@ from structlog.testing import capture_logs
 from headway.core.trace_context import read_carried
 from headway.errors import BatchRaised, BatchTimeout
 from headway.gateway.request_log import AccessLog
-from headway.model import Entry, InferenceRequest, Principal, Reply, RequestOptions, TraceContext
-from headway.runtime.request_id import new_id
+from headway.model import Entry, Principal, Reply, RequestOptions, TraceContext
+from headway.runtime.race import end
 from headway.runtime.spans import RUN
 from tests.http.test_admin import Port
 from tests.servers.collector import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER, Received
 from tests.services.calls import several
 from tests.services.fake_backend import FakeBackend
+from tests.services.requests import request
 from tests.services.stand import Stand
 from tests.services.tracing import CLIENT_SPAN, EPOCH, Recorded
 from tests.virtual_time import Clock, run
@@ -50,7 +51,7 @@ def options(**how: object) -> RequestOptions:
 
 
 async def ask(stand: Stand, text: str = "a", **how: object) -> Reply:
-    return await stand.gateway.ask(InferenceRequest(CALLER, new_id(), options(**how), "m", text, b""))
+    return await stand.gateway.ask(request(text, CALLER, options(**how)))
 
 
 def test_a_request_has_one_unbroken_trace_and_its_batch_another_that_is_linked() -> None:
@@ -126,18 +127,6 @@ def test_a_retry_is_another_batch_that_is_linked_to_the_same_request() -> None:
     assert asked.error is None
 
 
-def test_an_input_that_fails_is_no_fault_of_the_server() -> None:
-    def script(entries: Sequence[Entry]) -> BatchRaised:
-        return BatchRaised("bad input")
-
-    spans = by_name(told(ask, FakeBackend(0.1, script)))
-    [asked] = spans[WAY]
-    assert asked.error is None  # It is the client's.
-    assert asked.attributes["http.response.status_code"] == 422
-    assert asked.attributes["error.type"] == "REJECTED_BY_MODEL"
-    assert all(one.error for one in spans["process m"])
-
-
 def test_a_replayed_dead_letter_begins_a_trace_that_is_linked_to_the_one_that_died() -> None:
     failures = [BatchRaised("bad input")] * 3
 
@@ -159,22 +148,24 @@ def test_a_replayed_dead_letter_begins_a_trace_that_is_linked_to_the_one_that_di
 
 def test_a_request_without_an_output_ends_its_span_with_what_the_client_reads() -> None:
     async def late(stand: Stand) -> None:
-        await stand.gateway.ask(InferenceRequest(CALLER, new_id(), RequestOptions(0.05, 1, way=WAY), "m", "a", b""))
+        await stand.gateway.ask(request("a", CALLER, timeout=0.05, way=WAY))
 
     async def unknown(stand: Stand) -> None:
-        await stand.gateway.ask(InferenceRequest(CALLER, new_id(), options(), "unknown", "a", b""))
+        await stand.gateway.ask(request("a", CALLER, options(), model="unknown"))
 
     async def leaves(stand: Stand) -> None:
         asking = asyncio.ensure_future(ask(stand))
         await asyncio.sleep(0.01)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        await end(asking)
 
     spans = [by_name(told(main)) for main in (late, unknown, leaves)]
+    spans.append(by_name(told(ask, FakeBackend(0.1, lambda entries: BatchRaised("bad input")))))
     asked = [names[WAY][0] for names in spans]
-    assert [one.attributes["http.response.status_code"] for one in asked] == [504, 404, 499]
-    assert [one.parent for one in asked] == ["", CLIENT_SPAN.span_id.hex(), CLIENT_SPAN.span_id.hex()]
+    assert [one.attributes["http.response.status_code"] for one in asked] == [504, 404, 499, 422]
+    assert [one.parent for one in asked] == ["", *[CLIENT_SPAN.span_id.hex()] * 3]
     assert asked[0].error is not None and "deadline" in asked[0].error, "that is a fault of the server"
+    assert (asked[3].error, asked[3].attributes["error.type"]) == (None, "REJECTED_BY_MODEL"), "and that the client's"
+    assert all(one.error for one in spans[3]["process m"])
     assert spans[1].keys() == {WAY}, "what is refused at once was never sent"
 
 
@@ -189,12 +180,10 @@ def test_what_a_client_does_not_sample_leaves_nothing(flags: int) -> None:
 
 def test_a_task_ends_its_clients_span_when_the_client_has_its_id() -> None:
     async def main(stand: Stand) -> None:
-        id = new_id()
-        asking = asyncio.ensure_future(
-            stand.gateway.ask(InferenceRequest(CALLER, id, options(task=True), "m", "a", b""))
-        )
+        task = request("a", CALLER, options(task=True))
+        asking = asyncio.ensure_future(stand.gateway.ask(task))
         await asyncio.sleep(0.02)
-        stand.gateway.detach("acme", id)
+        stand.gateway.detach("acme", task.id)
         await asyncio.sleep(1.0)
         asking.cancel()
 
@@ -216,36 +205,26 @@ def test_a_request_with_several_inputs_has_one_span_above_all_of_them() -> None:
 
 
 def test_the_run_in_the_workers_process_is_told_by_that() -> None:
-    async def whole(clock: Clock) -> list[Received]:
-        recorded = Recorded(clock)
+    def script(entries: Sequence[Entry]) -> None:
+        run, now = RUN.get(), asyncio.get_running_loop().time()
+        assert run is not None
+        run.ran(now, now)
+        run.ran(-1e300, now)  # What cannot be is passed over.
+        run.ran(now, 1e300)
 
-        def script(entries: Sequence[Entry]) -> None:
-            run = RUN.get()
-            assert run is not None
-            run.ran(clock(), clock())
-            run.ran(-1e300, clock())  # What cannot be is passed over.
-            run.ran(clock(), 1e300)
-
-        async with Stand(clock, FakeBackend(0.1, script), recorder=recorded.recorder) as stand:
-            await ask(stand)
-        return recorded.spans()
-
-    spans = by_name(run(whole))
+    spans = by_name(told(ask, FakeBackend(0.1, script)))
     [ran], [poll] = spans["run m"], spans["poll m"]
     [process] = (one for one in spans["process m"] if one.trace == poll.trace)
     assert (ran.kind, ran.parent, ran.trace) == (INTERNAL, process.span, poll.trace)
 
 
 def test_log_lines_of_a_sampled_request_carry_its_trace_id() -> None:
-    async def whole(clock: Clock) -> None:
-        recorded = Recorded(clock)
-        failing = FakeBackend(0.1, lambda entries: BatchRaised("bad"))
-        async with Stand(clock, failing, recorder=recorded.recorder) as stand:
-            log = AccessLog(1.0, stand.settings.tier_names, lambda: 0.0)
-            stand.gateway._observers = (*stand.gateway._observers, log)
-            await ask(stand)
+    async def main(stand: Stand) -> None:
+        log = AccessLog(1.0, stand.settings.tier_names, lambda: 0.0)
+        stand.gateway._observers = (*stand.gateway._observers, log)
+        await ask(stand)
 
     with capture_logs() as lines:
-        run(whole)
-    told = {line["event"]: line.get("trace_id") for line in lines if line["event"] in ("request", "batch failed")}
-    assert told == dict.fromkeys(("request", "batch failed"), CLIENT_SPAN.trace_id.hex())
+        told(main, FakeBackend(0.1, lambda entries: BatchRaised("bad")))
+    shown = {line["event"]: line.get("trace_id") for line in lines if line["event"] in ("request", "batch failed")}
+    assert shown == dict.fromkeys(("request", "batch failed"), CLIENT_SPAN.trace_id.hex())

@@ -5,79 +5,57 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from functools import partial
+from typing import Any, Self
 
 import msgspec
 import pytest
 
 from headway import errors
-from headway.app.brokers import queue_limits
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core.health import DEGRADED_AFTER, UNKNOWN_FOR
 from headway.core.versions import read_weights
-from headway.errors import BatchRaised, TargetError
-from headway.fleet.pace import reap_on
-from headway.gateway.fan_out import joined
-from headway.gateway.gateway import Gateway
+from headway.errors import TargetError
 from headway.gateway.pending import SeveralInputs
 from headway.gateway.served_model import VersionChoice
-from headway.model import Entry, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
-from headway.runtime.request_id import new_id
-from headway.runtime.supervisor import Supervisor
+from headway.model import Entry, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.worker.batcher import Batcher
 from headway.worker.helping import COMES_BACK, StrayWatcher
 from headway.worker.pool import WorkerPool
 from tests.core.test_versions import worker
-from tests.services.batchers import make_batcher
 from tests.services.calls import failure_of, several
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_backend import FakeBackend
+from tests.services.site import Site, make_batcher
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
 
 
-class Rollout:
+class Rollout(Site):
     """A gateway, and a slot for each version of one model."""
 
-    def __init__(self, clock: Clock, *versions: str, **settings: object) -> None:
-        self.settings = Settings(model="m", max_batch_size=8, policy="window", max_wait_ms=0, **settings)  # type: ignore[arg-type]
-        self.clock, counters, rng = clock, Counters(), random.Random(3)
-        limits = {"m": queue_limits(self.settings)}
-        self.broker = MemoryBroker(limits, DeadLetterBox(), counters.broker, clock, rng.random)
-        self.gateway = Gateway(self.settings, ["m"], self.broker, counters.gateway, clock, rng=rng.random)
-        self.backends = {version: FakeBackend(0.1) for version in versions}
-        self.pools = {version: WorkerPool(partial(self._slot_of, version, counters), 1, 1) for version in versions}
+    def __init__(self, clock: Clock, *versions: str, **settings: Any) -> None:
+        super().__init__(clock, model="m", rng=random.Random(3).random, **settings)
+        self.backends = dict[str, FakeBackend]()
+        self.of_versions = {version: self._pool_of(version) for version in versions}
+        self.pools = self.of_versions.values()
         self.strays = StrayWatcher(
-            lambda: [one.claims for pool in self.pools.values() for one in pool.batchers], self.broker, clock
+            lambda: [one.claims for pool in self.of_versions.values() for one in pool.batchers], self.broker, clock
         )
-        self.supervisor = Supervisor()
 
-    def _slot_of(self, version: str, counters: Counters, number: int = 0) -> Batcher:
+    def _pool_of(self, version: str) -> WorkerPool:
+        backend = self.backends[version] = FakeBackend(0.1)
         slot = Slot(f"gpu-{version}", "m", 8, 0, ModelReport(version), version)
-        return make_batcher(slot, lambda: self.backends[version], self.broker, counters.worker, self.clock)
+        return WorkerPool(lambda number: self.batcher(slot, lambda: backend), 1, 1)
 
-    async def __aenter__(self) -> Rollout:
-        for pool in self.pools.values():
-            await pool.start()
-            pool.run(self.supervisor)
-        self.gateway.start(self.supervisor)
-        self.supervisor.start("reaper", lambda: reap_on(self.broker))
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
         await self.look()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.supervisor.stop()
-        for pool in self.pools.values():
-            await pool.stop()
-
     async def come_up(self, version: str) -> None:
         """Start the slot of a further version, of which nobody has heard yet."""
-        self.backends[version] = FakeBackend(0.1)
-        self.pools[version] = WorkerPool(partial(self._slot_of, version, Counters()), 1, 1)
-        await self.pools[version].start()
-        self.pools[version].run(self.supervisor)
+        self.of_versions[version] = pool = self._pool_of(version)
+        await pool.start()
+        pool.run(self.supervisor)
 
     async def look(self) -> None:
         """Have the gateway hear of the workers, and the workers of what nobody serves."""
@@ -85,15 +63,11 @@ class Rollout:
         self.gateway.served.learn(workers)
         await self.strays.look()
 
-    async def ask(self, text: str = "x", **options: object) -> Reply:
-        asked = RequestOptions(4.0, **options)  # type: ignore[arg-type]
-        return await self.gateway.ask(InferenceRequest(ANYBODY, new_id(), asked, "m", text, b""))
-
-    async def versions(self, count: int, **options: object) -> Counter[str]:
+    async def versions(self, count: int, **options: Any) -> Counter[str]:
         found: Counter[str] = Counter()
         while count > 0:
             part = min(count, 16)
-            replies = await asyncio.gather(*(self.ask(str(count - number), **options) for number in range(part)))
+            replies = await asyncio.gather(*(self.ask("m", str(count - number), **options) for number in range(part)))
             assert not [reply.failure for reply in replies if reply.failure]
             found.update(reply.ran.version for reply in replies if reply.ran is not None)
             count -= part
@@ -104,13 +78,13 @@ async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Cloc
     async with Rollout(clock, "3", "4", version_weights="3=95,4=5") as rollout:
         assert await rollout.versions(32, version="4") == {"4": 32}
         assert (await rollout.versions(1600))["4"] == pytest.approx(80, abs=30)
-        waiting = [asyncio.ensure_future(rollout.ask(str(number))) for number in range(24)]
+        waiting = [rollout.asking("m", str(number)) for number in range(24)]
         await asyncio.sleep(0)
         rollout.gateway.served.weigh({"": read_weights("3=0,4=100")})
         assert await rollout.versions(64) == {"4": 64}
         answered = Counter(reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None)
         assert answered["3"] > 12, "what waited for it when its weight fell to 0 still ran"
-        await rollout.pools["3"].wind_down()
+        await rollout.of_versions["3"].wind_down()
         await rollout.look()
         assert await rollout.versions(64) == {"4": 64}
 
@@ -122,7 +96,7 @@ async def test_an_unknown_or_draining_version_is_refused_with_those_there(weight
             failure = failure_of(await rollout.ask(version=version))
             assert failure.code == errors.NOT_FOUND
             there = "3" if weights else "3, 4"
-            assert failure.message.endswith(f"has no version '{version}' that takes requests; there is: {there}")
+            assert failure.message.endswith(f"has no version '{version}' that takes requests; available: {there}")
 
 
 async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_while(clock: Clock) -> None:
@@ -185,10 +159,10 @@ async def test_a_version_is_not_known_while_the_registry_has_not_been_read(clock
 
 async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_it_is_pinned(clock: Clock) -> None:
     async with Rollout(clock, "3", "4", version_weights="3=1") as rollout:
-        free = [asyncio.ensure_future(rollout.ask(f"free {number}")) for number in range(20)]
-        pinned = asyncio.ensure_future(rollout.ask("pinned", version="3"))
+        free = [rollout.asking("m", f"free {number}") for number in range(20)]
+        pinned = rollout.asking("m", "pinned", version="3")
         await asyncio.sleep(0.05)
-        await rollout.pools["3"].wind_down()
+        await rollout.of_versions["3"].wind_down()
         await rollout.look()
         replies = await asyncio.gather(*free)
         assert {reply.failure for reply in replies} == {None}
@@ -203,8 +177,8 @@ async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_i
 
 async def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards(clock: Clock) -> None:
     async with Rollout(clock, "3", "4") as rollout:
-        await rollout.pools["3"].wind_down()
-        lost = asyncio.ensure_future(rollout.ask("lost", version="3"))
+        await rollout.of_versions["3"].wind_down()
+        lost = rollout.asking("m", "lost", version="3")
         await asyncio.sleep(0.01)
         rollout.gateway.served.learn(await rollout.broker.workers())
         await rollout.strays.look()
@@ -255,18 +229,6 @@ async def test_all_inputs_go_to_the_version_of_the_first_as_weights_change(pinne
         assert {reply.ran.version for reply in replies if reply.ran is not None} == {"3"}
 
 
-async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_that_answered(clock: Clock) -> None:
-    async with Rollout(clock, "3", "4", version_weights="3=1,4=0") as rollout:
-        inputs = [str(number) for number in range(40)]
-        _, ended = several(rollout.gateway, inputs, options=RequestOptions(4.0))
-        await asyncio.sleep(0.15)
-        await rollout.pools["3"].wind_down()
-        await rollout.look()
-        reply = joined("id", await ended)
-        assert reply.ran is not None
-        assert reply.ran.version == "3,4"
-
-
 async def test_before_any_worker_is_known_a_list_goes_to_one_queue_and_what_names_a_version_to_no_other(
     clock: Clock,
 ) -> None:
@@ -274,7 +236,7 @@ async def test_before_any_worker_is_known_a_list_goes_to_one_queue_and_what_name
         inputs = SeveralInputs("id", list("ab"), b"")
         versions = rollout.gateway.served["m"].versions
         first = versions.version("t", "id", RequestOptions(4.0), inputs)
-        named = asyncio.ensure_future(rollout.ask(version=Settings.model_version))
+        named = rollout.asking(version=Settings.model_version)
         await asyncio.sleep(0.01)
         await rollout.come_up("3")
         await rollout.look()
@@ -299,10 +261,8 @@ async def test_names_of_unknown_models_and_versions_are_not_kept(clock: Clock) -
         await rollout.ask(version="none")
         before = known()
         for number in range(100):
-            options = RequestOptions(4.0, version=f"v{number}")
             for model in ("m", f"strange-{number}"):
-                sink = await gateway.ask(InferenceRequest(ANYBODY, new_id(), options, model, "x", b""))
-                assert failure_of(sink).code == errors.NOT_FOUND
+                assert failure_of(await rollout.ask(model, version=f"v{number}")).code == errors.NOT_FOUND
             if number == 0:
                 before = known()
         assert known() == before
@@ -357,27 +317,3 @@ async def test_a_reload_tells_the_code_of_its_slots_when_all_have_it_or_when_it_
         stand.backends[1].dead.set()
         await asyncio.sleep(LOADS + 1.0)
         assert await stand.told() == ["newer", "newer"], "a process that starts anew tells what it has loaded"
-
-
-async def test_after_a_reload_nobody_joins_a_batch_that_began_before(clock: Clock) -> None:
-    async with Changing(clock, FakeBackend(20.0), FakeBackend(20.0)) as stand:
-        asked = [stand.asking(text, timeout=60.0) for text in "ab"]  # Both slots run one.
-        await asyncio.sleep(0.1)
-        stand.code = "new"
-        await stand.service.replace_workers()
-        later = [stand.asking(text, timeout=60.0) for text in "ab"]
-        assert {of(reply) for reply in await asyncio.gather(*asked)} == {("old", False)}
-        assert {of(reply) for reply in await asyncio.gather(*later)} == {("new", False)}
-
-
-async def test_a_batch_that_raises_on_old_code_after_a_reload_bars_nothing(clock: Clock) -> None:
-    def raises(entries: object) -> BatchRaised | None:
-        return BatchRaised("mended by now") if stand.code == "old" else None
-
-    async with Changing(clock, FakeBackend(5.0, raises)) as stand:
-        asked = stand.asking("bad", timeout=60.0)
-        await asyncio.sleep(6.0)  # It runs alone a second time.
-        stand.code = "new"
-        await stand.service.replace_workers()
-        assert (await asked).failure is not None
-        assert (await stand.ask("bad", timeout=60.0)).output == "BAD"

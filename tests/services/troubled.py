@@ -37,14 +37,8 @@ MODES = ("fine", "refuse", "lose", "stall")
 
 
 class Server:
-    """The far end.
-
-    Attributes:
-        mode: how calls end from now on; what has been blocked is not touched by it.
-        paused: reads are answered whatever the mode.
-        script: asked before each call with its name; a mode for that call alone, or None.
-        calls: every call so far: when it was made, its name, and what it was made with.
-        losses: how often all was lost.
+    """The far end. Calls end as its `mode` says from now on, or for one call alone as its `script` does; while it is
+    `paused`, reads are answered. `calls` has every call so far: when, its name, and what it was made with.
     """
 
     def __init__(

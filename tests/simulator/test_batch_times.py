@@ -18,10 +18,11 @@ from headway.simulator import planner
 from headway.simulator.batch_times import BatchTimes, RecordedBatch, read_batch_times
 from headway.simulator.engine import simulate
 from headway.simulator.planner import Goal, make_plan
-from headway.simulator.report import describe, percentile
-from headway.simulator.scenario import Scenario
+from headway.simulator.report import describe
+from headway.simulator.scenario import QueueRules, Scenario
 from headway.simulator.traffic import read_weights
 from tests.cli.command import code_of
+from tests.simulator.test_numbers import p95
 
 Formula = Callable[[Sequence[int]], float]
 RNG = random.Random(3)
@@ -65,11 +66,8 @@ def scenario(times: BatchTimes) -> Scenario:
 
 
 def test_p95_is_what_the_model_would_give() -> None:
-    found = {
-        name: percentile(sorted(simulate(scenario(times)).latency), 0.95)
-        for name, times in (("truth", Exact(padded)), ("record", BatchTimes(recorded(padded))))
-    }
-    assert found["record"] == pytest.approx(found["truth"], rel=0.05)
+    truth, record = (p95(simulate(scenario(times))) for times in (Exact(padded), BatchTimes(recorded(padded))))
+    assert record == pytest.approx(truth, rel=0.05)
 
 
 def test_what_varies_by_chance_varies_as_much_when_drawn() -> None:
@@ -107,15 +105,17 @@ class TestFile:
     def test_a_file_is_read_as_written(self, tmp_path: Path) -> None:
         batches = recorded(by_longest, repeats=1)
         path = self.write(tmp_path / "times", [msgspec.to_builtins(batch) for batch in batches])
+        weights = [weight for batch in batches for weight in batch.weights]
         assert len(read_batch_times(path)) == len(batches)
-        assert sorted(read_batch_times(path).weights) == sorted(w for batch in batches for w in batch.weights)
+        assert sorted(read_batch_times(path).weights) == sorted(weights)
+        assert read_weights(str(path)) == tuple(weights)
 
     @pytest.mark.parametrize(
         ("lines", "part"),
         [
             ([], "has 0 batches"),
             ([{"weights": [3], "seconds": 0.1}] * 3, "has 3 batches"),
-            ([{"weights": [3], "seconds": 0.1}, {"weights": [], "seconds": 0.1}], "line 2 is no recorded batch"),
+            ([{"weights": [3], "seconds": 0.1}, {"weights": [], "seconds": 0.1}], "line 2 is not a recorded batch"),
             ([{"weights": [0], "seconds": 0.1}], "line 1"),
             ([{"weights": [1.5], "seconds": 0.1}], "line 1"),
             ([{"weights": [1], "seconds": 0}], "line 1"),
@@ -185,18 +185,14 @@ MODEL = ["--rate", "900", "--batch-ms", "8", "--beta-ms", "0.001", "--padded", "
 def padding(rate: float) -> Scenario:
     return Scenario(
         rate=rate, workers=2, alpha=ALPHA, beta=BETA, max_batch=32, weights=MIXED, padded=True, warmup=4.0, duration=8.0,
-        queue_timeout=30.0, timeout=30.0, max_queue=100_000,
+        queue=QueueRules(queue_timeout=30.0, timeout=30.0, max_queue=100_000),
     )  # fmt: skip
-
-
-def p95(asked: Scenario) -> float:
-    return percentile(sorted(simulate(asked).latency), 0.95)
 
 
 def test_a_fleet_that_starts_with_more_than_first_come_carries_finds_out_that_the_model_pads() -> None:
     asked = padding(1_500.0)
     assert asked.capacity > 1_500.0 > replace(asked, first_come=True).capacity
-    assert p95(asked) < 0.2 * p95(replace(asked, first_come=True))
+    assert p95(simulate(asked)) < 0.2 * p95(simulate(replace(asked, first_come=True)))
 
 
 def test_nobody_waits_longer_than_first_come() -> None:
@@ -213,18 +209,10 @@ def test_a_plan_says_how_many_gpus_first_come_would_need(monkeypatch: pytest.Mon
     assert 1.5 * plan.gpus <= plan.first_come
 
 
-def test_lengths_are_read_from_what_check_has_recorded(tmp_path: Path) -> None:
-    rng = random.Random(1)
-    batches = [RecordedBatch([rng.randint(1, 9) for _ in range(4)], 0.1) for _ in range(20)]
-    path = tmp_path / "batches.jsonl"
-    path.write_bytes(b"".join(msgspec.json.encode(batch) + b"\n" for batch in batches))
-    assert read_weights(str(path)) == tuple(weight for batch in batches for weight in batch.weights)
-
-
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--padded"], ("--padded", "needs to know how long inputs are", "--lengths")),
+        (["--padded"], ("--padded", "needs the lengths of inputs", "--lengths")),
         (["--lengths", "1-9"], ("--lengths = '1-9'", "for models that pad", "--padded")),
         (["--padded", "--lengths", "1-9", "--weights", "1-9"], ("--lengths = '1-9'", "Leave --weights out")),
         (["--padded", "--lengths", "/no/such"], ("--lengths = '/no/such'", "No such file")),

@@ -1,3 +1,5 @@
+"""Plans: the least number of GPUs for a load, what it rests on, and what cannot be met."""
+
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -10,18 +12,13 @@ from headway.simulator.engine import simulate
 from headway.simulator.planner import Goal, make_plan
 from headway.simulator.record import Record
 from headway.simulator.report import make_report
-from headway.simulator.scenario import Scenario
+from headway.simulator.scenario import QueueRules, Scenario
 
 MODEL = Scenario(rate=1_000.0, workers=1, alpha=0.05, max_batch=32)
 SHORT = {
-    "SEEDS": 2,
-    "SETTLING": 10.0,
-    "MEASURED": 10.0,
-    "MEASURED_REQUESTS": 1_000,
-    "RATE_REQUESTS": 1_000,
-    "RATE_STEPS": 2,
+    "SEEDS": 2, "SETTLING": 10.0, "MEASURED": 10.0, "MEASURED_REQUESTS": 1_000, "RATE_REQUESTS": 1_000, "RATE_STEPS": 2,
     "RATE_SEEDS": 1,
-}
+}  # fmt: skip
 USUAL = {name: getattr(planner, name) for name in SHORT}
 
 
@@ -125,7 +122,9 @@ def test_a_turned_trace_keeps_its_gaps() -> None:
         ({}, ("--p95", "no target")),
         ({"p95": 0.04}, ("--p95 = '40 ms'", "one batch takes, 51.5 ms", "more GPUs do not help")),
         ({"p99": 0.04}, ("--p99 = '40 ms'",)),
-        ({"p95": math.inf}, ("--p95", "no time to promise")),
+        ({"p95": math.inf}, ("--p95", "must be a time above 0")),
+        ({"p95": 600.001}, ("--p95 = '600001 ms'", "is above the maximum deadline of 600 s")),
+        ({"p95": 0.2, "target_utilisation": 0.0}, ("--target-utilisation = 0.0",)),
         ({"p95": 0.0516, "max_gpus": 8}, ("--p95 = '51.6 ms'", "8 GPUs give p95", "--max-gpus")),
         ({"p95": 0.2, "max_gpus": 1}, ("--max-gpus = 1", "1.6 GPUs busy", "Allow 2")),
         ({"p95": 0.2, "max_gpus": 0}, ("--max-gpus = 0",)),
@@ -139,7 +138,7 @@ def test_what_cannot_be_met_is_refused_with_the_reason(goal: dict[str, float], p
 
 
 def test_a_plan_tells_how_many_lines_of_bulk_jobs_go_beside_the_load() -> None:
-    model = replace(MODEL, alpha=0.1, max_batch=100, promise=0.2)
+    model = replace(MODEL, alpha=0.1, max_batch=100, queue=QueueRules(promise=0.2))
     found = make_plan(Goal(scenario=model, p95=0.2, bulk=True))
     beside = replace(model, workers=found.gpus, duration=24.0, warmup=4.0, bulk=True, seed=7)
     assert found.bulk == pytest.approx(make_report(simulate(beside)).bulk, rel=0.1)

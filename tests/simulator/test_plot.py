@@ -10,7 +10,7 @@ import pytest
 
 from headway.simulator.engine import simulate
 from headway.simulator.plot import picture, windows
-from headway.simulator.scenario import Kill, Scenario, Step
+from headway.simulator.scenario import Faults, Kill, QueueRules, Scenario, Step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,18 +19,10 @@ pytestmark = pytest.mark.processes
 """Where matplotlib finds no list of fonts that it has kept, it asks a program for one."""
 
 RUN = Scenario(
-    rate=300.0,
-    workers=3,
-    alpha=0.02,
-    max_batch=16,
-    duration=12.0,
-    warmup=2.0,
-    mix={"gold": 1.0, "free": 3.0},
-    promise=0.1,
-    steps=(Step(5.0, 400.0), Step(9.0, 200.0)),
-    kills=(Kill(6.0, 1), Kill(7.0, 2)),
-    restart=1.0,
-)
+    rate=300.0, workers=3, alpha=0.02, max_batch=16, duration=12.0, warmup=2.0, mix={"gold": 1.0, "free": 3.0},
+    queue=QueueRules(promise=0.1), steps=(Step(5.0, 400.0), Step(9.0, 200.0)),
+    faults=Faults(kills=(Kill(6.0, 1), Kill(7.0, 2)), restart=1.0),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +67,13 @@ def test_policies_have_colours_and_tiers_styles() -> None:
 
 
 def test_deaths_by_chance_are_marked() -> None:
-    record = simulate(replace(RUN, kills=(), fail_every=5.0))
+    record = simulate(replace(RUN, faults=Faults(fail_every=5.0, restart=1.0)))
     figure = picture([record])
     assert record.deaths == len(record.died_at) > 0
     assert "a worker dies" in names(figure)
 
 
 def test_a_short_run_without_tiers_is_one_line() -> None:
-    record = simulate(replace(RUN, duration=2.1, mix={"all": 1.0}, steps=(), kills=(), promise=None))
+    record = simulate(replace(RUN, duration=2.1, mix={"all": 1.0}, steps=(), faults=Faults(), queue=QueueRules()))
     assert windows(record)[1] == 1
     assert names(picture([record])) == ["paced"]

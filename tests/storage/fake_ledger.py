@@ -8,40 +8,21 @@ from headway.model import LedgerRecord
 
 
 class FakeLedger:
-    """Keeps records in a list.
-
-    Attributes:
-        away: every call fails.
-        slow: seconds that a call takes.
-        row_seconds: seconds that a write takes for each row.
-        within: seconds after which a write counts as not answered, and is undone.
-        unfit: why no row can be removed, if none can.
-        refusals: writes yet to come that are refused, whatever is in them.
-        unloved: ids of records that it cannot take.
-        batches: what was written, batch by batch.
-        calls: writes that were asked for.
-        pruned: what was asked of `prune`.
-        old: records that are too old.
-        opened, closed: how often.
-        waiting: records of requests without an outcome, by tenant and id.
-        noted: records of such requests that were noted, in all.
-    """
-
     def __init__(self) -> None:
-        self.away = False
-        self.slow = 0.0
-        self.row_seconds = 0.0
-        self.within = 5.0
-        self.unfit = ""
-        self.refusals = 0
-        self.unloved: set[str] = set()
+        self.away = False  # Every call fails.
+        self.slow = 0.0  # Seconds that a call takes.
+        self.row_seconds = 0.0  # Seconds that a write takes for each row.
+        self.within = 5.0  # Seconds after which a write counts as not answered, and is undone.
+        self.unfit = ""  # Why no row can be removed, if none can.
+        self.refusals = 0  # Writes yet to come that are refused, whatever is in them.
+        self.unloved: set[str] = set()  # Ids of records that it cannot take.
         self.batches: list[list[LedgerRecord]] = []
-        self.calls = 0
+        self.calls = 0  # Writes that were asked for.
         self.pruned: list[tuple[float, float, int]] = []
-        self.old = 0
+        self.old = 0  # Records that are too old.
         self.opened = self.closed = 0
-        self.waiting: dict[tuple[str, str], LedgerRecord] = {}
-        self.noted = 0
+        self.waiting: dict[tuple[str, str], LedgerRecord] = {}  # Records of requests without an outcome.
+        self.noted = 0  # Records of such requests that were noted, in all.
 
     @property
     def records(self) -> list[LedgerRecord]:

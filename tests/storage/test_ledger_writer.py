@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import structlog
@@ -11,16 +12,7 @@ from headway.config import Settings
 from headway.core.ledger_records import MINUTE
 from headway.errors import SettingError
 from headway.gateway import ledger_writer
-from headway.gateway.ledger_writer import (
-    ASK_EVERY,
-    BULK,
-    FIRST_BULK,
-    FLUSH_WITHIN,
-    INTERVAL,
-    PRUNE_BITE,
-    PRUNE_EVERY,
-    LedgerWriter,
-)
+from headway.gateway.ledger_writer import BULK, FLUSH_WITHIN, INTERVAL, PRUNE_BITE, PRUNE_EVERY, LedgerWriter
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.model import BatchRun, Entry, Failure, Principal, Reply
 from headway.runtime.counters import StoreCounts
@@ -72,7 +64,6 @@ class Stand:
 
 @contextlib.asynccontextmanager
 async def keeping(clock: Clock, *, away: bool = False, **settings: Any) -> AsyncIterator[Stand]:
-    """A journal that is kept; at the end of the block it is closed."""
     stand = Stand(clock, **settings)
     stand.ledger.away = away
     await stand.journal.open()
@@ -146,7 +137,7 @@ async def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_
         await asyncio.sleep(0.5)
         it.noted(notes(10, 2000))
         assert (it.journal.waiting, it.counters.ledger_dropped) == (1000, 710)
-        await asyncio.sleep(1000 / FIRST_BULK)
+        await asyncio.sleep(1000 / ledger_writer.FIRST_BULK)
         assert it.ids == list(range(1000))
         it.noted(notes(10, 3000))
         assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 710)
@@ -157,10 +148,10 @@ async def test_an_idle_process_learns_within_seconds_that_the_ledger_is_away_and
         await asyncio.sleep(60)
         assert stand.journal.trouble() == ""
         stand.ledger.away = True
-        await asyncio.sleep(ASK_EVERY + 0.1)
-        assert stand.journal.trouble().endswith("0 records wait, of 100000 at most")
+        await asyncio.sleep(ledger_writer.ASK_EVERY + 0.1)
+        assert stand.journal.trouble().endswith("0 records are waiting, of at most 100000")
         stand.ledger.away = False
-        await asyncio.sleep(ASK_EVERY + 1.1)
+        await asyncio.sleep(ledger_writer.ASK_EVERY + 1.1)
         assert stand.journal.trouble() == ""
         assert stand.ledger.calls == 0, "nothing was written"
 
@@ -175,12 +166,11 @@ async def test_a_process_starts_without_its_ledger_and_finds_it_later(clock: Clo
         assert (it.ledger.opened, it.ids) == (1, list(range(5)))
 
 
-async def test_a_process_does_not_start_with_a_ledger_that_will_never_do(clock: Clock) -> None:
-    class Unfit(FakeLedger):
-        async def open(self) -> None:
-            raise SettingError("ledger", "…", "no", "Yes.")
-
-    it = LedgerWriter(Unfit(), Settings(), StoreCounts(), clock)
+async def test_a_process_does_not_start_with_a_ledger_that_will_never_do(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = Stand(clock).journal
+    monkeypatch.setattr(FakeLedger, "open", AsyncMock(side_effect=SettingError("ledger", "…", "no", "Yes.")))
     with pytest.raises(SettingError):
         await it.open()
     await it.close()
@@ -266,7 +256,7 @@ async def test_the_end_waits_for_a_ledger_that_is_away_only_so_long_and_counts_w
         assert (stand.counters.ledger_dropped, stand.ledger.closed, stand.journal.waiting) == (10, 1, 0)
     assert [line["event"] for line in logs] == [
         "the ledger is out of reach",
-        "the last records do not get into the ledger",
+        "the last records could not be written to the ledger",
     ]
 
 

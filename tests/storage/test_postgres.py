@@ -1,53 +1,21 @@
 """Peculiarities of PostgreSQL: privileges, constraints, levels of isolation, and a pool in front."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from headway.errors import SettingError
-from headway.model import ApiKey
 from headway.runtime.request_id import new_id
 from headway.storage.postgres import PostgresKeys, PostgresLedger
-from tests.contracts.ledgers import POOLED
+from tests.contracts.ledgers import POOLED, opened
+from tests.contracts.test_key_stores import key
 from tests.contracts.test_ledgers import AT, record, waiting
 from tests.servers.pgbouncer import PgBouncer
-from tests.servers.postgres import RunningPostgres, SharedPostgres
+from tests.servers.postgres import PostgresServer, SharedPostgres
 
 pytestmark = pytest.mark.processes
-
-LONG = 60.0
-
-Story = Callable[[PostgresLedger], Coroutine[Any, Any, None]]
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[PostgresLedger]:
-    ledger = PostgresLedger(url)
-    try:
-        await ledger.open()
-        yield ledger
-    finally:
-        await ledger.close()
-
-
-def told(url: str, story: Story) -> None:
-    async def main() -> None:
-        async with opened(url) as ledger:
-            await story(ledger)
-
-    asyncio.run(main())
-
-
-def key(number: int) -> ApiKey:
-    return ApiKey(
-        id=f"{number:012x}", digest=b"d" * 32, user="alice", tenant="acme", tier="paid", models=("m",), rate=None,
-        burst=None, created_at=AT + number, expires_at=None, replaces="",
-    )  # fmt: skip
 
 
 async def nothing(ledger: PostgresLedger) -> None: ...
@@ -75,7 +43,7 @@ async def nothing(ledger: PostgresLedger) -> None: ...
 def test_a_row_that_the_database_refuses_is_no_outage(postgres: SharedPostgres, rule: str) -> None:
     server = postgres.server()
     url = server.fresh()
-    told(url, nothing)
+    opened(lambda: PostgresLedger(url), nothing)
     for statement in rule.split(";\n"):
         server.query(statement, url=url)
 
@@ -91,34 +59,30 @@ def test_a_row_that_the_database_refuses_is_no_outage(postgres: SharedPostgres, 
         assert await ledger.find(good.id) == [good]
         assert connections <= await backends(server, url), "another connection was made for a row that was refused"
 
-    told(url, story)
+    opened(lambda: PostgresLedger(url), story)
 
 
-async def backends(server: RunningPostgres, url: str) -> set[int]:
+async def backends(server: PostgresServer, url: str) -> set[int]:
     asked = "SELECT pid FROM pg_stat_activity WHERE application_name = 'headway' AND datname = current_database()"
     return {row[0] for row in await asyncio.to_thread(server.query, asked, url=url)}
 
 
-async def test_processes_that_change_keys_together_isolate_them(postgres: SharedPostgres) -> None:
+def test_processes_that_change_keys_together_isolate_them(postgres: SharedPostgres) -> None:
     server = postgres.server()
-    url = await asyncio.to_thread(server.fresh)
-    isolated = f"ALTER DATABASE {urlsplit(url).path[1:]} SET default_transaction_isolation = serializable"
-    await asyncio.to_thread(server.query, isolated)
-    stores = [PostgresKeys(url) for _ in range(4)]
-    try:
-        await asyncio.gather(*(store.open() for store in stores))
-        await asyncio.gather(*(store.add(key(number)) for number, store in enumerate(stores)))
-        await asyncio.gather(*(store.expire(key(0).id, AT + 9) for store in stores))
+    url = server.fresh()
+    server.query(f"ALTER DATABASE {urlsplit(url).path[1:]} SET default_transaction_isolation = serializable")
+
+    async def story(*stores: PostgresKeys) -> None:
+        await asyncio.gather(*(store.add(key(f"{number}")) for number, store in enumerate(stores)))
+        await asyncio.gather(*(store.expire(key("0").id, AT + 9) for store in stores))
         assert len(await stores[0].keys()) == 4
         assert (await stores[0].latest()).revision == 8
-    finally:
-        for store in stores:
-            await store.close()
+
+    opened(lambda: PostgresKeys(url), story, count=4)
 
 
 @pytest.mark.parametrize("kind", POOLED)
 async def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: SharedPostgres, kind: str) -> None:
-    """Several processes at once, on connections that change from one transaction to the next."""
     database = await asyncio.to_thread(POOLED[kind], tmp_path, postgres)
     ledgers = [PostgresLedger(database.url) for _ in range(3)]
     keys = PostgresKeys(database.url)
@@ -129,11 +93,10 @@ async def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: Sh
             await asyncio.gather(*(ledger.write([twice, record()]) for ledger in ledgers))
             assert await ledgers[0].find(twice.id) == [twice]
         await asyncio.gather(*(ledger.note_open([waiting(new_id())], []) for ledger in ledgers))
-        await keys.add(key(1))
-        assert await keys.expire(key(1).id, AT + 5)
-        kept = await keys.get(key(1).id)
-        assert kept is not None
-        assert kept.expires_at == AT + 5
+        await keys.add(key("1"))
+        assert await keys.expire(key("1").id, AT + 5)
+        kept = await keys.get(key("1").id)
+        assert kept is not None and kept.expires_at == AT + 5
         assert await ledgers[0].prune(AT + 1, 100) == 16
     finally:
         await asyncio.gather(keys.close(), *(ledger.close() for ledger in ledgers))
@@ -146,4 +109,4 @@ async def test_ledger_and_keys_go_through_pgbouncer(tmp_path: Path, postgres: Sh
 def test_what_pgbouncer_never_takes_is_refused(postgres: SharedPostgres, mode: str, option: str, hint: str) -> None:
     server = postgres.server()
     with PgBouncer(server.url, mode) as bouncer, pytest.raises(SettingError, match=hint):
-        told(bouncer.front_of(server.url) + option, nothing)
+        opened(lambda: PostgresLedger(bouncer.front_of(server.url) + option), nothing)

@@ -2,38 +2,16 @@
 
 import asyncio
 import time
-from typing import Any
 
-import pytest
-
-from headway.doors.readiness import ANSWER_WITHIN
 from headway.model import InferenceRequest, LedgerRecord, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
+from tests.contracts.test_ledgers import record
 from tests.http.test_admin import Port, Touchy, on_admin
 from tests.services.stand import Stand
 from tests.storage.fake_ledger import FakeLedger
 
 ACME = Principal("alice", "acme", 0)
 GLOBEX = Principal("gustav", "globex", 1)
-AT = 1_790_000_000.25
-WITHOUT_GATEWAY = [Role.WORKER, Role.CONTROLLER]
-
-
-def record(id: str, tenant: str = "acme", **changes: Any) -> LedgerRecord:
-    plain: dict[str, Any] = {
-        "id": id,
-        "user": "alice",
-        "tenant": tenant,
-        "tier": "free",
-        "model": "m",
-        "status": "completed",
-        "created_at": AT - 1,
-        "completed_at": AT,
-        "latency_ms": 1000.0,
-        "batch_size": 8,
-        "worker": "gpu-0",
-    }
-    return LedgerRecord(**{**plain, **changes})
 
 
 def ledger_of(*records: LedgerRecord) -> FakeLedger:
@@ -44,21 +22,6 @@ def ledger_of(*records: LedgerRecord) -> FakeLedger:
 
 async def ask(stand: Stand, id: str, who: Principal = ACME) -> None:
     await stand.gateway.ask(InferenceRequest(who, id, RequestOptions(4.0, 2), "m", "text", b""))
-
-
-@on_admin()
-async def test_a_request_that_is_held_or_was_answered_is_told_from_memory(stand: Stand, port: Port) -> None:
-    id = new_id()
-    asked = asyncio.ensure_future(ask(stand, id))
-    await asyncio.sleep(0.05)
-    known = (await port.get(f"/internal/requests/{id}")).json
-    assert known["status"] == "processing"
-    assert (known["tenant"], known["user"], known["tier"], known["model"]) == ("acme", "alice", "free", "m")
-    assert (known["completed_at"], known["batch_size"], known["worker"]) == (None, None, None)
-    await asked
-    known = (await port.get(f"/internal/requests/{id}")).json
-    assert (known["status"], known["batch_size"], known["worker"]) == ("completed", 1, "gpu-0")
-    assert known["created_at"] < known["completed_at"]
 
 
 @on_admin()
@@ -85,37 +48,26 @@ async def test_what_memory_does_not_know_is_in_the_ledger(stand: Stand, _: Port)
     assert known.json == {
         "request_id": f"req_{id}",
         "status": "failed",
-        "latency_ms": 1000.0,
+        "latency_ms": 250.0,
         "error": {"error": "SHED", "message": "Refused because of its tier at this load"},
         "tenant": "globex",
         "user": "alice",
-        "tier": "free",
-        "model": "m",
-        "model_version": None,
-        "created_at": "2026-09-21T14:13:19.250+00:00",
+        "tier": "paid",
+        "model": "default",
+        "model_version": "7",
+        "created_at": "2026-09-21T14:13:20.000+00:00",
         "completed_at": "2026-09-21T14:13:20.250+00:00",
         "batch_size": None,
         "worker": None,
-        "batch_id": None,
+        "batch_id": failed.batch_id,
         "part_of": None,
         "failed_part": None,
     }
     known = await port.get(f"/internal/requests/{id}?tenant=acme")
-    assert (known.json["tenant"], known.json["error"], known.json["batch_size"]) == ("acme", None, 8)
+    assert (known.json["tenant"], known.json["error"], known.json["batch_size"]) == ("acme", None, 32)
     unknown = await port.get(f"/internal/requests/{id}?tenant=umbrella")
     assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
     assert "none is recorded" in unknown.json["detail"]
-
-
-@pytest.mark.parametrize("role", WITHOUT_GATEWAY)
-@on_admin()
-async def test_who_has_no_gateway_answers_from_the_ledger(stand: Stand, _: Port, role: Role) -> None:
-    id = new_id()
-    port = Port(stand, role, ledger=ledger_of(record(id)))
-    assert (await port.get(f"/internal/requests/{id}")).json["user"] == "alice"
-    unknown = await port.get(f"/internal/requests/{new_id()}")
-    assert unknown.status == 404
-    assert unknown.json["detail"].endswith("is recorded")
 
 
 @on_admin()
@@ -144,24 +96,19 @@ async def test_a_request_that_the_ledger_alone_knows_to_be_taken_in_is_queued_an
     ledger.batches.append([waits, lost])
     told = (await port.get(f"/internal/requests/{waits.id}")).json
     assert (told["status"], told["latency_ms"], told["completed_at"], told["error"]) == ("queued", None, None, None)
-    assert (told["tenant"], told["model"], told["tier"]) == ("acme", "m", "free")
+    assert (told["tenant"], told["model"], told["tier"]) == ("acme", "default", "paid")
     told = (await port.get(f"/internal/requests/{lost.id}")).json
     assert (told["status"], told["completed_at"]) == ("failed", None)
-    assert "its gateway has ended" in told["error"]["message"]
+    assert "its gateway stopped" in told["error"]["message"]
 
 
-@pytest.mark.parametrize("hangs", [False, True])
 @on_admin(backend=Touchy())
-async def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(stand: Stand, _: Port, hangs: bool) -> None:
-    id = new_id()
-    ledger = ledger_of()
-    ledger.away, ledger.slow = not hangs, 60.0 if hangs else 0.0
+async def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(stand: Stand, _: Port) -> None:
+    id, ledger = new_id(), ledger_of()
+    ledger.away = True
     port = Port(stand, ledger=ledger)
-    began = asyncio.get_running_loop().time()
     lost = await port.get(f"/internal/requests/{id}")
-    assert asyncio.get_running_loop().time() - began <= ANSWER_WITHIN + 0.01
     assert (lost.status, lost.json["error"], lost.headers["retry-after"]) == (503, "SERVICE_OVERLOADED", "1")
-    assert "the ledger cannot be asked now" in lost.json["detail"]
-    assert ("did not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
+    assert "the ledger cannot be read now" in lost.json["detail"] and "the ledger is away" in lost.json["detail"]
     await ask(stand, id)
     assert (await port.get(f"/internal/requests/{id}")).json["status"] == "completed"

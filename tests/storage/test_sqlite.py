@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog.testing
@@ -79,10 +80,14 @@ def descriptors(path: Path, pid: int | None = None) -> int:
     return found
 
 
-async def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+async def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(path: Path) -> None:
     """A service with `--keys ledger` has a ledger and a store of keys, one opened after the other."""
-    path = tmp_path / "ledger.db"
-    with opened_by_python(tmp_path) as opened:
+    with opened_by_python(path.parent) as opened:
         ledger = SqliteLedger(f"sqlite:///{path}")
         await ledger.open()
         held = locks(path)
@@ -107,25 +112,20 @@ async def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(tmp_p
 
 @pytest.mark.parametrize("root", [True, False])
 async def test_a_new_file_is_made_for_its_owner_only_by_several_at_once_who_do_not_open_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+    path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
 ) -> None:
     """Where only root makes nodes, it is linked in."""
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
     if not root:
-        monkeypatch.setattr(os, "mknod", refuse)
-    path = tmp_path / "ledger.db"
+        monkeypatch.setattr(os, "mknod", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
     before = os.umask(0o022)
     try:
-        with opened_by_python(tmp_path) as opened:
+        with opened_by_python(path.parent) as opened:
             stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
             await asyncio.gather(*(store.open() for store in stores))
             await stores[0].add(key("a"))
             assert locks(path)
             files = await asyncio.to_thread(
-                lambda: {one.name: one.stat().st_mode & 0o777 for one in tmp_path.iterdir()}
+                lambda: {one.name: one.stat().st_mode & 0o777 for one in path.parent.iterdir()}
             )
             assert files == dict.fromkeys(("ledger.db", "ledger.db-shm", "ledger.db-wal"), 0o600)
             for store in stores:
@@ -178,20 +178,18 @@ async def made(path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("offset", [0, 4096])
-def test_a_damaged_file_ends_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int) -> None:
-    path = tmp_path / "ledger.db"
+def test_a_damaged_file_ends_every_command(path: Path, capsys: pytest.CaptureFixture[str], offset: int) -> None:
     asyncio.run(made(path))
     overwrite(path, offset)
     for action in (("list",), ("revoke", key("a").id), ("create", "--user", "u", "--tenant", "t", "--tier", "paid")):
         assert code_of(["keys", *action, "--ledger", f"sqlite:///{path}"]) == EXIT_SETTING
         told = capsys.readouterr()
-        assert "corrupted" in told.err and "put a copy in its place" in told.err
+        assert "corrupted" in told.err and "replace it with a backup" in told.err
         assert told.out == ""
 
 
 @pytest.mark.parametrize("damage", [senseless_row, log_removed])
-async def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    path = tmp_path / "ledger.db"
+async def test_damage_of_a_file_in_use_lets_nobody_in(path: Path, damage: Callable[[Path], None]) -> None:
     await made(path)
     keys = SqliteKeys(f"sqlite:///{path}")
     ring = ApiKeyCache(keys, Settings(), StoreCounts(), lambda: 0.0, lambda: 0.0)
@@ -210,14 +208,9 @@ async def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Ca
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "work",
-    [lambda ledger: ledger.write([record()]), lambda ledger: ledger.find(record().id)],
-    ids=["write", "find"],
+    "work", [lambda ledger: ledger.write([record()]), lambda ledger: ledger.find(record().id)], ids=["write", "find"]
 )
-async def test_a_ledger_damaged_in_use_is_closed(
-    tmp_path: Path, work: Callable[[SqliteLedger], Awaitable[object]]
-) -> None:
-    path = tmp_path / "ledger.db"
+async def test_a_ledger_damaged_in_use_is_closed(path: Path, work: Callable[[SqliteLedger], Awaitable[object]]) -> None:
     await made(path)
     ledger = SqliteLedger(f"sqlite:///{path}")
     await ledger.open()
@@ -269,8 +262,7 @@ def put_in_place_by_steps(copy: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [put_in_place, put_in_place_of_all, put_in_place_by_steps])
-async def test_readers_and_writers_go_over_to_the_new_file(tmp_path: Path, put: Callable[[Path, Path], None]) -> None:
-    path = tmp_path / "ledger.db"
+async def test_readers_and_writers_go_over_to_the_new_file(path: Path, put: Callable[[Path, Path], None]) -> None:
     early, late, after = record(), record(), record()
     with structlog.testing.capture_logs() as logged:
         keys, ledger = SqliteKeys(f"sqlite:///{path}"), SqliteLedger(f"sqlite:///{path}")
@@ -296,15 +288,14 @@ async def test_readers_and_writers_go_over_to_the_new_file(tmp_path: Path, put: 
         await keys.close()
         await ledger.close()
     assert {(line["log_level"], line["event"]) for line in logged} == {
-        ("warning", "another file has taken the place of the ledger's; using the new one")
+        ("warning", "the ledger's file was replaced; using the new one")
     }
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("SELECT count(*) FROM headway_keys").fetchone() == (2,)
 
 
-async def test_several_that_go_over_at_once_share_one_log(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+async def test_several_that_go_over_at_once_share_one_log(path: Path) -> None:
     stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
     for store in stores:
         await store.open()
@@ -318,8 +309,7 @@ async def test_several_that_go_over_at_once_share_one_log(tmp_path: Path) -> Non
         await store.close()
 
 
-async def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
+async def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(path: Path) -> None:
     keys = SqliteKeys(f"sqlite:///{path}")
     await keys.open()
     await keys.add(key("a"))
@@ -336,17 +326,13 @@ async def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(t
     await keys.close()
 
 
-async def test_out_of_descriptors_a_new_file_is_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "ledger.db"
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+async def test_out_of_descriptors_a_new_file_is_unread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     keys = SqliteKeys(f"sqlite:///{path}")
     await keys.open()
     copied(path).replace(path)
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_store, "locked", refuse)
+        patched.setattr(sqlite_store, "locked", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
         with pytest.raises(StoreUnavailable, match="Too many open files"):
             await keys.keys()
     assert list(await keys.keys()) == []

@@ -18,10 +18,6 @@ def echo(inputs: list[str]) -> list[str]:
     return inputs
 
 
-def echo_values(inputs: list[Any]) -> list[Any]:
-    return inputs
-
-
 def arenas() -> list[int]:
     """Descriptors of this process for the memory that it shares with its host."""
     found = []
@@ -79,12 +75,6 @@ def lies(inputs: list[str]) -> list[str]:
 
 def scribbles(inputs: list[str]) -> list[str]:
     """Answer with a place that holds no text."""
-    _scribble(inputs)
-    return inputs
-
-
-def scribbles_values(inputs: list[Any]) -> list[Any]:
-    """Answer with a place that holds no JSON."""
     _scribble(inputs)
     return inputs
 

@@ -121,7 +121,7 @@ def test_a_dead_collector_is_told_of_once_and_what_is_lost_is_counted() -> None:
 
         sent(tracing, dropped, 3)
     [line] = (line for line in lines if line["log_level"] == "warning")
-    assert line["event"] == "the trace collector takes no spans"
+    assert line["event"] == "the trace collector accepts no spans"
     assert "max retries" in str(line["error"])
 
 
@@ -175,7 +175,7 @@ def test_what_the_sdk_cannot_do_is_told_of_and_the_process_goes_on() -> None:
         how = {"PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER": "nobody", "BSP_SCHEDULE_DELAY": "60000"}
         sent(made(counters, "http://127.0.0.1:9", **how), lambda: None, 3)
     [line] = (line for line in lines if line["log_level"] == "error")
-    assert line["event"] == "no traces are sent" and "nobody" in line["error"]
+    assert line["event"] == "traces cannot be sent" and "nobody" in line["error"]
     assert counters.spans_dropped["export"] == 3
 
 

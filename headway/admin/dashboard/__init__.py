@@ -1,4 +1,4 @@
-"""Routes of the dashboard's page. Its files are not secret, so the routes need no credential."""
+"""Routes for the dashboard's files, which aren't secret and need no credential."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy: everything comes from this port, nothing is inline, and no other page may frame it."""
+"""Content security policy: everything comes from this port, nothing is inline, and no page may embed this one."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -29,7 +29,7 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """Make a route for each file of the page. The page is at `/dashboard`, and `/` redirects there."""
+    """Return a route for each file of the page. The page is at `/dashboard`, and `/` redirects there."""
     pages = [Route("/", _to_page)]
     for file in sorted(Path(__file__).with_name("page").iterdir()):
         path = "/dashboard" if file.name == "index.html" else f"/dashboard/{file.name}"
@@ -38,7 +38,7 @@ def routes() -> list[Route]:
 
 
 async def _to_page(request: Request) -> RouteAnswer:
-    # Relative, because a client can write anything into Host.
+    # The URL is relative, because a client can send any Host.
     return RouteAnswer(status=307, headers={**HEADERS, "location": "/dashboard"})
 
 

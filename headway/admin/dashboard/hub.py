@@ -1,10 +1,10 @@
-"""Stream of the dashboard's server-sent events. A hub follows the departure board, and sends all viewers the same events.
+"""Server-sent events for the dashboard. A hub follows the departure board, and sends the same events to all viewers.
 
-    start   the whole state: half an hour of rows, the departures of the last minutes, the fleet
-    tick    the changes: twice a second if there are departures, otherwise once a second, which also keeps the stream alive
+    start   the full state: half an hour of rows, the departures of the last few minutes, the fleet
+    tick    changes: twice a second if there are departures, otherwise once a second, which also keeps the stream alive
 
-Without viewers nothing runs. A viewer that reconnects within a minute gets the ticks since its `Last-Event-ID` instead of a start.
-While the broker is out of reach, ticks say so and show the last known state.
+Nothing runs while there are no viewers. A viewer that reconnects within a minute gets the ticks after its `Last-Event-ID`
+instead of a start. While the broker is unreachable, ticks say so and contain the last known state.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,13 +29,13 @@ from headway.model.board import BatchDeparture, HistoryRow, Notice, RequestFlow,
 from headway.runtime.counters import SECONDS
 from headway.version import __version__
 
-WINDOW = 10.0  # Seconds that current rates and percentiles cover.
+WINDOW = 10.0  # Seconds covered by current rates and percentiles.
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 class FleetHistory:
-    """Rows of the last half hour, and current rates and percentiles. `tiers` are names, highest first. `notices` are already
-    in `rows`."""
+    """Rows of the last half hour, and current rates and percentiles. `tiers` contains names, highest first. `rows` already include
+    `notices`."""
 
     def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
         self._tiers = tiers
@@ -56,7 +56,7 @@ class FleetHistory:
         return [self._shown(row) for row in self._history.rows()]
 
     def scalings(self) -> list[list[Any]]:
-        """Return all decisions of the autoscaler, oldest first, as `scaling_of` makes them."""
+        """Return all scaling decisions, oldest first, in the format of `scaling_of`."""
         return [scaling_of(row.step * STEP, change) for row in self._history.rows() for change in row.scalings]
 
     def changed(self) -> list[list[Any]]:
@@ -68,36 +68,27 @@ class FleetHistory:
         """Return rates per second and percentiles in seconds, over the WINDOW before broker time `now`."""
         while self._flows and self._flows[0][0] < now - WINDOW:
             self._flows.popleft()
-        answered: dict[str, int] = {}
-        buckets: dict[str, list[int]] = {}
-        reasons: dict[str, dict[str, float]] = {"refused": {}, "failed": {}, "retries": {}, "ended": {}}
-        processes: dict[str, float] = {}
+        answered, processes = Counter[str](), Counter[str]()
+        latencies: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        reasons = {name: Counter[str]() for name in ("refused", "failed", "retries", "ended")}
         for _, process, flow in self._flows:
-            processes[process] = processes.get(process, 0.0) + sum(flow.ended.values()) / WINDOW
-            for tier, count in flow.answered.items():
-                answered[tier] = answered.get(tier, 0) + count
+            processes[process] += sum(flow.ended.values())
+            answered.update(flow.answered)
             for tier, counts in flow.latencies.items():
-                of_tier = buckets.setdefault(tier, [0] * (len(SECONDS) + 1))
-                for bucket, count in counts.items():
-                    of_tier[min(bucket, len(SECONDS))] += count
+                latencies[tier].update(counts)
             for name, counted in reasons.items():
-                for reason, count in getattr(flow, name).items():
-                    counted[reason] = counted.get(reason, 0.0) + count
-        everything = [sum(counts) for counts in zip(*buckets.values(), strict=True)]
+                counted.update(getattr(flow, name))
+        everything = sum(latencies.values(), Counter[int]())
         return {
             "window": WINDOW,
             "tiers": [
-                {
-                    "tier": tier,
-                    "answered": answered.get(tier, 0) / WINDOW,
-                    "latency": percentiles(buckets.get(tier, ())),
-                }
+                {"tier": tier, "answered": answered[tier] / WINDOW, "latency": percentiles(_buckets(latencies[tier]))}
                 for tier in self._tiers
             ],
-            "latency": percentiles(everything),
-            "processes": processes,
+            "latency": percentiles(_buckets(everything)),
+            "processes": {process: count / WINDOW for process, count in processes.items()},
             **{
-                name: dict(sorted(((key, count / WINDOW) for key, count in counted.items()), key=lambda item: -item[1]))
+                name: {reason: count / WINDOW for reason, count in counted.most_common()}
                 for name, counted in reasons.items()
             },
         }
@@ -107,31 +98,35 @@ class FleetHistory:
             self._flows.append((notice.at, notice.process, notice.flow))
 
     def _shown(self, row: HistoryRow) -> list[Any]:
-        """Return a row for the page: time, rates, percentiles, and the fleet's figures if known."""
+        """Return a row for the page: time, rates, percentiles, and the fleet's stats, if known."""
         rates = [count / STEP for count in (row.ended, row.answered, row.refused, row.failed)]
-        buckets = [0] * (len(SECONDS) + 1)
-        for bucket, count in row.latencies.items():
-            buckets[min(bucket, len(SECONDS))] += count
         figures = row.fleet
         fleet = [None] * 5 if figures is None else [
             figures.waiting, max(figures.oldest, default=0.0), figures.capacity, figures.usable, figures.healthy,
         ]  # fmt: skip
-        return [row.step * STEP, *rates, *percentiles(buckets), *fleet]
+        return [row.step * STEP, *rates, *percentiles(_buckets(row.latencies)), *fleet]
 
 
 def scaling_of(at: float, change: ScalingChange) -> list[Any]:
-    """Return a scaling decision for the page. `at` is the time of the notice with the decision."""
+    """Return a scaling decision for the page. `at` is the time of the notice that contains it."""
     return [round(at - change.ago, 1), change.model, change.before, change.desired, change.direction, change.reason]
 
 
+def _buckets(counts: Mapping[int, int]) -> list[int]:
+    buckets = [0] * (len(SECONDS) + 1)
+    for bucket, count in counts.items():
+        buckets[min(bucket, len(SECONDS))] += count
+    return buckets
+
+
 def percentiles(buckets: Sequence[int]) -> list[float | None]:
-    """Return percentiles in seconds from counts by bucket, each None if all counts are 0."""
+    """Return percentiles in seconds, given the counts by bucket. All are None if all counts are 0."""
     total = sum(buckets)
     return [round(_quantile(buckets, share * total), 4) if total else None for share in QUANTILES]
 
 
 def _quantile(buckets: Sequence[int], rank: float) -> float:
-    """Return the value with `rank` values below it, assuming an even spread within each bucket."""
+    """Return the value with `rank` values below it, assuming that values are uniform within each bucket."""
     for index, count in enumerate(buckets):
         if count and rank <= count:
             low, high = SECONDS[index - 1] if index else 0.0, SECONDS[min(index, len(SECONDS) - 1)]
@@ -140,27 +135,27 @@ def _quantile(buckets: Sequence[int], rank: float) -> float:
     return SECONDS[-1]
 
 
-TICK = 0.5  # Seconds between two ticks. Every second tick also has the state of the fleet.
-REMEMBERED = 120  # Ticks that a reconnecting viewer can catch up on.
-MOST_VIEWERS = 100  # Maximum number of streams of one process.
-MOST_DEPARTURES = 20_000  # Maximum number of departures sent at a start.
-AGAIN_AFTER = 1.0  # Seconds after which a board that didn't answer is read again.
-BUFFER = 32  # Maximum number of events that wait for one viewer. A viewer further behind is dropped.
-DROP_GRACE = 5.0  # Seconds that a dropped viewer has to read why, before its connection is cut.
+TICK = 0.5  # Seconds between ticks. Every other tick also contains the state of the fleet.
+REMEMBERED = 120  # Number of ticks on which a reconnecting viewer can catch up.
+MOST_VIEWERS = 100  # Maximum number of streams per process.
+MOST_DEPARTURES = 20_000  # Maximum number of departures in a start event.
+AGAIN_AFTER = 1.0  # Seconds before reading the board again after it didn't respond.
+BUFFER = 32  # Maximum number of events waiting for one viewer. A viewer that is further behind is dropped.
+DROP_GRACE = 5.0  # Seconds that a dropped viewer has for reading why, before its connection is cut.
 TOO_SLOW = b'event: dropped\ndata: {"reason":"this page did not take its events in time"}\n\n'
-OPENING = b"retry: 1000\n\n"  # Start of a stream. It makes the browser reconnect a second after the stream ends.
+OPENING = b"retry: 1000\n\n"  # Start of a stream. It makes browsers reconnect one second after the stream ends.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventStream:
-    """Route of the stream. `valid` returns True for a session that hasn't ended."""
+    """Route for the event stream. `valid` returns True if a session hasn't ended."""
 
     def __init__(self, hub: Hub, valid: Callable[[str], bool]) -> None:
         self._hub, self._valid = hub, valid
 
     async def answer(self, request: Request) -> RouteAnswer:
         if self._hub.full:
-            message = f"{MOST_VIEWERS} pages already watch this process; open the dashboard of another one"
+            message = f"{MOST_VIEWERS} pages are already watching this process; open the dashboard of another one"
             return refusal(request.id, Failure(SERVICE_OVERLOADED, message, 5.0, "viewers"))
         return StreamedAnswer(partial(self._events, request), _HEADERS, "text/event-stream; charset=utf-8")
 
@@ -190,7 +185,7 @@ class Viewer:
         self.ended = False
 
     def offer(self, event: bytes) -> None:
-        """Queue an event. If the buffer is full, tell the viewer, and drop the viewer."""
+        """Queue an event. If the buffer is full, drop the viewer and tell it why."""
         if self.ended:
             return
         if len(self._events) >= BUFFER:
@@ -208,7 +203,7 @@ class Viewer:
         self._news.set()
 
     async def next(self) -> bytes | None:
-        """Wait for events, and return all queued events together, or None at the end."""
+        """Wait for events, and return all queued events together. Return None at the end of the stream."""
         while not self._events:
             if self.ended:
                 return None
@@ -226,7 +221,7 @@ class Viewer:
 
 
 class Hub:
-    """Follows the board for all viewers of one process."""
+    """Follows the board on behalf of all viewers of one process."""
 
     def __init__(self, process: ProcessView, snapshots: SnapshotSource) -> None:
         self._process, self._snapshots = process, snapshots
@@ -240,7 +235,7 @@ class Hub:
         return len(self._viewers) >= MOST_VIEWERS
 
     def join(self, viewer: Viewer, last_event: str, shut: asyncio.Event) -> None:
-        """Start to send a viewer the events after the event with id `last_event`. `shut` is set when the port closes."""
+        """Start sending events to a viewer, beginning after the event with id `last_event`. `shut` is set when the port closes."""
         self._viewers.add(viewer)
         self._shut = shut
         if not self._tasks:
@@ -264,7 +259,7 @@ class Hub:
             self._begin()
 
     def _begin(self) -> None:
-        """Reset the state. The next viewer makes the hub read everything again."""
+        """Reset the state, so that everything is read again for the next viewer."""
         self._run = secrets.token_hex(4)
         self._number = 0
         self._history = FleetHistory(self._process.settings.tier_names)
@@ -282,7 +277,7 @@ class Hub:
         self._due = asyncio.Event()
 
     def _since(self, last_event: str) -> list[bytes] | None:
-        """Return the ticks after an event, or None if the hub no longer has them all."""
+        """Return the ticks after an event, or None if the hub no longer has all of them."""
         run, _, number = last_event.partition("-")
         if run != self._run or not (number.isascii() and number.isdigit()) or not self._sent:
             return None
@@ -357,9 +352,9 @@ class Hub:
             self._away = str(exc)
             self._state = self._snapshots.known(self._away)
 
-    def _tick(self, whole: bool) -> None:
-        """Send the changes since the last tick and, if `whole`, the state of the fleet."""
-        if not (whole or self._news or self._new_changes or self._new_scalings):
+    def _tick(self, full: bool) -> None:
+        """Send the changes since the last tick and, if `full`, the state of the fleet."""
+        if not (full or self._news or self._new_changes or self._new_scalings):
             return
         news: dict[str, Any] = {
             "now": self._now(),
@@ -370,7 +365,7 @@ class Hub:
             "away": self._away,
             "lost_at": self._lost_at,
         }
-        if whole:
+        if full:
             news |= {"snapshot": self._state, "recent": self._rates()}
         self._news, self._new_changes, self._new_scalings = {}, [], []
         self._number += 1
@@ -380,7 +375,7 @@ class Hub:
             viewer.offer(event)
 
     def _welcome(self) -> None:
-        """Send the whole state to viewers that have joined since the last tick."""
+        """Send the full state to viewers that have joined since the last tick."""
         if not self._waiting:
             return
         process = self._process
@@ -408,7 +403,7 @@ class Hub:
         self._waiting.clear()
 
     def _rates(self) -> dict[str, Any] | None:
-        """Return rates of the last seconds, or the last known rates while the broker is out of reach."""
+        """Return the current rates, or the last known ones while the broker is unreachable."""
         if self._read and not self._away:
             self._recent = self._history.recent(self._now())
         return self._recent
@@ -418,5 +413,5 @@ class Hub:
 
 
 def _event(kind: str, id: str, data: object) -> bytes:
-    # JSON has no line breaks of its own, so it fits in one data line.
+    # Encoded JSON contains no line breaks, so it fits into one data line.
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), kind.encode(), msgspec.json.encode(data))

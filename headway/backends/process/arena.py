@@ -1,12 +1,12 @@
-"""Arena of a worker: memory for large values that the worker's process shares with its host.
+"""A worker's arena: memory for large values, which the worker's process shares with its host.
 
-The host creates unnamed memory, and sends its descriptor to the child once over the socket pair. The size is sealed, so the child
-can't make the host touch memory that is gone. Pages are allocated on first touch and reused by every later batch. The memory is
-freed once both sides have closed the arena or were killed.
+The host creates anonymous memory, and sends its descriptor to the child over the socket pair. The size is sealed, so that the child
+can't make the host access memory that is gone. Pages are allocated when first used, and every later batch reuses them. The memory
+is freed once both sides have closed the arena or were killed.
 
-`core.arena` chooses the places. The sender of a batch or of its outputs puts large values there, and the receiver takes them
-out. The host copies in steps that report their bytes, so that its event loop can run between two steps. Systems other than Linux
-have no arena, and send all values in frames.
+`core.arena` chooses the places. The sender of a batch or of its outputs puts large values there, and the receiver takes them out.
+The host copies in steps that report their size, so that its event loop can run between two steps. On systems other than Linux, there
+is no arena, and all values are sent in frames.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from headway.model import KIND, Octets, Tensors, ValueKind, kind_of
 if TYPE_CHECKING:
     import socket
 
-LARGE = 1 << 15  # Size in bytes from which a value travels in the arena. For smaller values a frame is as cheap.
-_GREETING = b"H"  # First byte on the socket pair, which carries the descriptor if there is one.
+LARGE = 1 << 15  # Size in bytes from which a value is put into the arena. For smaller values, a frame is just as cheap.
+_GREETING = b"H"  # First byte on the socket pair. The descriptor, if any, is sent along with it.
 _DESCRIPTOR = 4  # Size in bytes of a descriptor in a control message.
 
 Count = Callable[[str, bool], None]
-"""Function that counts a large value by its direction, `in` or `out`, and with True if it went through the arena."""
+"""A function that counts a large value: its direction (`in` or `out`), and True if it went through the arena."""
 
 
 class Arena:
-    """An arena as one side maps it. `size` is its length in bytes."""
+    """An arena, as mapped by one side. `size` is its length in bytes."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         import ctypes  # `not_outlive` has loaded it.
@@ -49,22 +49,25 @@ class Arena:
         self._lent: list[weakref.ref[Any]] = []
 
     def write(self, place: Place, *pieces: str | bytes | memoryview) -> None:
-        """Write a value, in one or several pieces, to its place. Texts must be ASCII."""
+        """Write a value, in one or several pieces, to its place. Strings must be ASCII."""
+        import ctypes
+
         at = place.offset
         for piece in pieces:
             end = at + len(piece)
             if isinstance(piece, str):
-                _write_text(self._base + at, piece, len(piece))
+                # Encoding an ASCII string first would take three times as long as copying it from its memory.
+                ctypes.memmove(self._base + at, _finder()(piece, None), len(piece))
             else:
                 self._memory[at:end] = piece
             at = end
 
     def copy(self, place: Place) -> bytes:
-        """Copy the value at a place. Check the copy, because the other side may change the original at any time."""
+        """Return a copy of the value at a place. Check the copy, because the other side may change the original at any time."""
         return self._memory[place.offset : place.end]
 
     def text(self, place: Place) -> str:
-        """Return the text at a place. Call this only if the other side can be trusted not to change the text."""
+        """Return the string at a place. Call this only if the other side can be trusted not to change it."""
         with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
             return str(view, "utf-8")
 
@@ -98,8 +101,8 @@ class Arena:
 def hand_over(size: int, end: socket.socket) -> Arena | None:
     """Make an arena, and send its descriptor over the socket pair, before anything else.
 
-    If `size` is 0 or the system has no such memory, send a greeting without a descriptor, and return None. Return None without
-    sending anything if the child is gone."""
+    If `size` is 0 or the system has no such memory, send a greeting without a descriptor, and return None. If the child is gone,
+    return None."""
     import _socket  # Importing `socket` would slow down the start of a child.
 
     made = _make(size) if size else None
@@ -138,16 +141,9 @@ def receive(end: int) -> Arena | None:
         os.close(fd)
 
 
-def _write_text(address: int, text: str, length: int) -> None:
-    """Copy an ASCII text from its memory, because encoding the text first would take three times as long."""
-    import ctypes
-
-    ctypes.memmove(address, _finder()(text, None), length)
-
-
 @cache
 def _finder() -> Any:
-    """Return a function from a text to the address of its characters."""
+    """Return a function that returns the address of a string's characters."""
     import ctypes
 
     find = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
@@ -156,7 +152,7 @@ def _finder() -> Any:
 
 
 def _make(size: int) -> tuple[int, mmap.mmap] | None:
-    """Create unnamed, sealed memory. Return its descriptor and mapping, or None if the system has none."""
+    """Create anonymous, sealed memory. Return its descriptor and mapping, or None if the system has no such memory."""
     import fcntl
 
     try:
@@ -174,7 +170,7 @@ def _make(size: int) -> tuple[int, mmap.mmap] | None:
 
 
 class Pieces:
-    """Packed tensors that a target returned, as views of its arrays, so that their bytes are copied only once."""
+    """Packed tensors that a target returned, as views of its arrays, so that the data is copied only once."""
 
     __slots__ = ("_size", "are_large", "pieces")
 
@@ -191,7 +187,7 @@ class Pieces:
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move large inputs of a batch into the arena while it has room. Yield the size of each. Raises UnicodeEncodeError."""
+    """Move a batch's large inputs into the arena while it has room. Yield the size of each. Raises UnicodeEncodeError."""
     allocator = Allocator(arena.size, run.number)
     inputs = run.inputs
     for position, value in enumerate(inputs):
@@ -209,7 +205,7 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
-    """Turn a batch's inputs, in the frame and in the arena, into values. If `lend`, octets in the arena become views."""
+    """Turn a batch's inputs, from the frame and the arena, into values. If `lend`, bytes in the arena become views."""
     inputs = run.inputs
     if list in map(type, inputs):
         inputs[:] = [(Tensors if len(item) > 1 else Octets)(item[0]) if type(item) is list else item for item in inputs]
@@ -225,7 +221,7 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
 
 
 def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
-    """Move large outputs of a batch into the arena while it has room after the inputs."""
+    """Move a batch's large outputs into the arena while it has room after the inputs."""
     outputs = word.outputs
     if arena is None:
         if word.kind is ValueKind.TENSORS:
@@ -248,25 +244,25 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
-    """Copy the outputs in the arena into the batch's list of outputs. Yield the bytes after each copy and each check.
+    """Copy the outputs in the arena into the batch's list of outputs. Yield the size after each copy and each check.
 
-    The child can't be trusted. It may name impossible places, and then this raises NoFrame. It may also still write to a place,
-    so the copy is checked, not the original.
+    The child can't be trusted. It may name impossible places; then NoFrame is raised. It may also still be writing to a place, so the
+    copy is checked instead of the original.
     """
     outputs = word.outputs
     if len(word.placed) > len(outputs):
         raise NoFrame("more places than outputs")
     if arena is None or not sound(word.placed.values(), arena.size, run.number, run.used):
-        raise NoFrame("a place that cannot be")
+        raise NoFrame("an impossible place")
     for position, place in word.placed.items():
         if not 0 <= position < len(outputs) or outputs[position] is not None:
-            raise NoFrame("a place for what is there already")
+            raise NoFrame("a place for an output that is already there")
         content = arena.copy(place)
         yield len(content)
         try:
             outputs[position] = content.decode() if word.kind is ValueKind.TEXT else content
         except UnicodeDecodeError:
-            raise NoFrame("a text that is none") from None
+            raise NoFrame("a string that is not UTF-8") from None
         count("out", True)
         yield len(content)
     for _ in range(min(word.unplaced, len(outputs))):
@@ -274,7 +270,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
-    """Return the content of a value for the arena, and its kind. `Arena.write` encodes ASCII texts."""
+    """Return the content of a value for the arena, and its kind. ASCII strings are returned as they are."""
     kind = kind_of(value).kind
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), kind

@@ -1,21 +1,22 @@
-"""Arrays that a target takes and gives: their forms, by its annotations and attributes, and their conversion.
+"""Arrays that a target takes and returns: their forms, from its annotations and attributes, and their conversion.
 
-    form     the target takes                  and gives
+    form     the target takes                  and returns
     array    one array, rows along axis 0      one array
     named    a dict of such arrays by name     a dict of them
     list     a list of arrays, one per row     a list of them
 
     attribute   meaning
-    example     one row of its inputs: an array, or a dict of them by name
+    example     one row of its inputs: an array, or a dict of arrays by name
     shapes      shape of a row with free axes, which are None or -1
-    inputs      datatype and shape of a row of each input by name, instead of an example
+    inputs      datatype and row shape of each input by name, instead of an example
     outputs     the same for its outputs, which are checked against it
     pad         number to pad free axes with, so that rows of several lengths run together
 
 BYTES become arrays of bytes objects. BF16, which numpy lacks, becomes FP32. A target's output is converted to its declared
-datatype: floats of another width are rounded, integers of another width must fit, and any other kind is refused.
+datatype: floats of another width are rounded, integers of another width must fit, and anything else is refused.
 
-Annotations may name array classes of any library. A target annotated with torch tensors gets these, any other numpy arrays.
+Annotations may use array classes from any library. A target annotated with torch tensors gets torch tensors, any other target gets
+numpy arrays.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
     "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
-"""numpy's dtype for each datatype."""
+"""The numpy dtype for each datatype."""
 _DATATYPES = {dtype.lstrip("<?") or "b1": datatype for datatype, dtype in DTYPES.items()}
 _NUMPY_NAMES = {
     "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", BF16: "float32", BYTES: "str",
@@ -65,14 +66,14 @@ _encode_json = encoder(ValueKind.JSON)
 
 
 class Column(NamedTuple):
-    """Array of a datatype: BF16 as UINT16, JSON as JSON texts in bytes."""
+    """An array with its datatype. BF16 is stored as UINT16, and JSON as bytes objects."""
 
     array: Any
     datatype: str
 
 
 class Rows(NamedTuple):
-    """Arrays of one entry by name, each with `length` rows. The client of a `single` row sees it without an axis of rows."""
+    """One entry's arrays by name, each with `length` rows. If `single`, its client sees the only row without a row axis."""
 
     place: int
     arrays: Mapping[str, Any]
@@ -86,15 +87,15 @@ def numpy() -> Any:
         import numpy
     except ImportError:
         raise NoArrays(
-            "it takes or gives arrays, and numpy is not installed where Headway runs. Run pip install numpy there"
+            "it takes or returns arrays, but numpy is not installed where Headway runs. Run pip install numpy there"
         ) from None
     return numpy
 
 
 def array_of(tensor: Tensor, datatype: str) -> Any:
-    """Return a tensor as a read-only array: a view of its data, except for BYTES, BF16 and widened tensors.
+    """Return a tensor as a read-only array. It is a view of the data, except for BYTES, BF16 and widened tensors.
 
-    `datatype` is the tensor's own, or a wider datatype. Raises NoTensors if the data is damaged."""
+    `datatype` is the tensor's own or a wider one. Raises NoTensors if the data is damaged."""
     np = numpy()
     head = tensor.head
     if head.datatype in (BYTES, JSON):
@@ -113,9 +114,9 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Convert a target's output, an array of any library or a list of rows, to the declared datatype if there is one.
+    """Convert a target's output, an array from any library or a list of rows, to the declared datatype, if any.
 
-    Raises NoOutput for any other output, or if the datatype doesn't fit."""
+    Raises NoOutput for any other output, or if it doesn't fit the datatype."""
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
     converted = _column_of_array(value)
@@ -125,7 +126,7 @@ def column(value: Any, datatype: str = "") -> Column:
 
 
 def tensor_of(name: str, source: Column) -> Tensor:
-    """Return the tensor of an array. It is a view if the array is contiguous."""
+    """Return an array as a tensor, which is a view if the array is contiguous."""
     np = numpy()
     array, datatype = source
     head = TensorHead(name, datatype, tuple(array.shape))
@@ -138,7 +139,7 @@ def tensor_of(name: str, source: Column) -> Tensor:
 
 
 def cutter(name: str, source: Column) -> Callable[[int, int], Tensor]:
-    """Return a function that returns a range of an array's rows as a tensor without copying numbers."""
+    """Return a function that returns a range of an array's rows as a tensor, without copying numbers."""
     array, datatype = source
     if datatype in (BYTES, JSON) or not array.size:
         return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
@@ -170,18 +171,18 @@ def _column_of_array(value: Any) -> Column:
     if not (datatype := datatype_of(array.dtype)):
         raise NoOutput(
             f"an array of dtype {array.dtype}, which has no datatype",
-            "; give it one that has, as by .astype(np.float32)",
+            "; convert it, for example with .astype(np.float32)",
         )
     return Column(array, datatype)
 
 
 def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
-    """Return the column for a list of rows: arrays, numbers, lists of numbers, texts, or other JSON values."""
+    """Return the column for a list of rows: arrays, numbers, lists of numbers, strings, or other JSON values."""
     np = numpy()
     if any(hasattr(row, "__array__") for row in rows) and datatype != JSON:
         columns = [_column_of_array(row) for row in rows]
         if len({row.datatype for row in columns if BF16 in (row.datatype, columns[0].datatype)}) > 1:
-            raise NoOutput("arrays of BF16 and of other datatypes for its rows")
+            raise NoOutput("arrays of BF16 and other datatypes for its rows")
         if len({row.array.shape for row in columns}) > 1:
             shapes = " and ".join(sorted({shown_shape(row.array.shape) for row in columns})[:3])
             raise NoOutput(f"arrays of shapes {shapes} for the rows of one request")
@@ -193,19 +194,19 @@ def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
     if datatype not in (BYTES, JSON) and (numbers := _numbers(rows)) is not None:
         family = _family(datatype)
         if family in ("float", "integer") and numbers.dtype.kind in "bi"[: 1 + (family == "float")]:
-            # Ints and bools pass where floats are declared, and bools where ints are.
+            # Ints and bools are accepted where floats are declared, and bools where ints are.
             numbers = numbers.astype(DTYPES.get(datatype, "<f4"))
         column_of_numbers = Column(numbers, datatype_of(numbers.dtype))
         fits = not datatype or column_of_numbers.datatype == datatype
         return column_of_numbers if fits else _cast(column_of_numbers, datatype)
     objects = np.empty(len(rows), object)
-    for place, row in enumerate(rows):  # Given all rows at once, numpy would look into lists.
+    for place, row in enumerate(rows):  # If numpy got all rows at once, it would look into lists.
         objects[place] = row
     return _column_of_objects(objects, datatype)
 
 
 def _numbers(rows: Sequence[Any]) -> Any:
-    """Return the array of a list of numbers or nested lists, or None if it holds anything else, or lengths differ."""
+    """Return a list of numbers or nested lists as an array, or None if it contains anything else, or lengths differ."""
     np = numpy()
     first = rows[0] if rows else None
     while isinstance(first, list | tuple) and first:
@@ -220,7 +221,7 @@ def _numbers(rows: Sequence[Any]) -> Any:
 
 
 def _column_of_objects(array: Any, datatype: str) -> Column:
-    """Return the column of Python objects: BYTES if all are texts or bytes, else JSON."""
+    """Return an array of Python objects as a column: BYTES if all are strings or bytes, or else JSON."""
     np = numpy()
     elements = array.ravel().tolist()
     wrong = next((element for element in elements if not isinstance(element, str | bytes | bytearray)), None)
@@ -228,7 +229,7 @@ def _column_of_objects(array: Any, datatype: str) -> Column:
     if datatype in ("", BYTES) and texts:
         return Column(array, BYTES)
     if datatype not in ("", JSON):
-        what = f"{kind_of(wrong)} for a row" if not texts else "a text for a row"
+        what = f"{kind_of(wrong)} for a row" if not texts else "a string for a row"
         raise NoOutput(f"{what}, expected {datatype}", _mend(datatype) if datatype in DTYPES else "")
     encoded = np.empty(len(elements), object)
     encoded[:] = [as_json(_encode_json(element)) for element in elements]
@@ -236,11 +237,11 @@ def _column_of_objects(array: Any, datatype: str) -> Column:
 
 
 def _cast(source: Column, datatype: str) -> Column:
-    """Convert a column to a declared datatype. Raises NoOutput for another kind or a number that is out of range."""
+    """Convert a column to a declared datatype. Raises NoOutput for another kind of data, or a number out of range."""
     np = numpy()
     family = _family(source.datatype)
     if family != _family(datatype) or family not in ("float", "integer"):
-        raise NoOutput(f"an array of {source.datatype}, and declares {datatype}", _mend(datatype))
+        raise NoOutput(f"an array of {source.datatype}, but declares {datatype}", _mend(datatype))
     array = source.array
     if source.datatype == BF16:
         array = (array.astype("<u4") << 16).view("<f4")
@@ -256,12 +257,12 @@ def _cast(source: Column, datatype: str) -> Column:
         fits = not array.size or limits.min <= int(array.min()) <= int(array.max()) <= limits.max
         cast = array.astype(DTYPES[datatype]) if fits else array
     if not fits:
-        raise NoOutput(f"a number that is out of the range of {datatype}, which it declares")
+        raise NoOutput(f"a number that is out of range for {datatype}, which it declares")
     return Column(cast, datatype)
 
 
 def _brain(array: Any) -> Any:
-    """Return the BF16 bits of floats, rounded to nearest, ties to even. NaN stays NaN."""
+    """Return the BF16 bits of floats, rounded to nearest, with ties to even. NaN stays NaN."""
     np = numpy()
     bits = np.ascontiguousarray(array, "<f4").view("<u4").reshape(array.shape)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype("<u2")
@@ -275,7 +276,7 @@ def _family(datatype: str) -> str:
 
 
 def _mend(datatype: str) -> str:
-    return f"; give it one, as by .astype(np.{_NUMPY_NAMES.get(datatype, datatype.lower())}), or declare what it is"
+    return f"; convert it with .astype(np.{_NUMPY_NAMES.get(datatype, datatype.lower())}), or declare its datatype"
 
 
 def _octets(element: Any) -> bytes:
@@ -284,7 +285,7 @@ def _octets(element: Any) -> bytes:
 
 ARRAY, NAMED, LIST = "array", "named", "list"
 INPUT, OUTPUT = "INPUT", "OUTPUT"  # Names of unnamed arrays in the Open Inference Protocol's metadata.
-LENGTHS = "_lengths"  # Suffix of the input that holds the lengths of a padded input's rows.
+LENGTHS = "_lengths"  # Suffix of the input with the lengths of a padded input's rows.
 _LINE = '{"x": ("FP32", [4])}'  # Specifications as authors write them.
 _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Mapping: JSON}
 
@@ -292,7 +293,7 @@ _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Ma
 class ArrayKind(NamedTuple):
     """Forms and specifications of a target's arrays. `takes` is the form of its inputs, or "" if it takes no arrays.
 
-    Specifications are empty if unknown. Free axes are padded with `pad`. If `pad` is None, all rows of a call must have one
+    Specifications are empty if unknown. Free axes are padded with `pad`. If `pad` is None, all rows of a call must have the same
     shape. `library` is `torch`, or empty for numpy.
     """
 
@@ -305,16 +306,14 @@ class ArrayKind(NamedTuple):
 
     @property
     def together(self) -> RowsTogether:
-        """Rule for the rows that may share a call."""
         if self.takes in ("", LIST) or not any(map(free_axes, self.inputs)):
             return RowsTogether.ANY
         return RowsTogether.SHAPE if self.pad is None else RowsTogether.PADDED
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation means, or "" for none.
-
-    A union has the form of its first member if all members but None have a form."""
+    """Return the form of arrays that an annotation means, or "" if it means none. A union has the form of its first member if all its
+    members except None have a form."""
     members = [member for member in members_of(annotation) if member is not None and member is not type(None)]
     if members and members[0] is not annotation:
         forms = [form_of(member) for member in members]
@@ -331,17 +330,17 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return the ArrayKind of a target by its annotations and attributes, or None if it has no arrays.
+    """Return a target's ArrayKind from its annotations and attributes, or None if it uses no arrays.
 
-    Without an annotation for arrays, attributes `inputs` and `outputs` count only if they are specifications, because a target of
-    texts may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is invalid.
+    If arrays aren't annotated, attributes `inputs` and `outputs` only matter if they are specifications, because a target that takes
+    text may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is invalid.
     """
     input_hint, output_hint = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
     takes = form_of(input_hint)
-    if not takes and _says_nothing(input_hint):
+    if not takes and _is_unspecific(input_hint):
         takes = _form_of_attributes(call, inputs, listed=input_hint in (list, Sequence))
-    gives = bool(takes or form_of(output_hint)) or (_are_specs(outputs) and _says_nothing(output_hint))
+    gives = bool(takes or form_of(output_hint)) or (_are_specs(outputs) and _is_unspecific(output_hint))
     if not takes and not gives:
         return None
     numpy()
@@ -350,7 +349,7 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
         wants = _specs("inputs", inputs) if isinstance(inputs, Mapping) else _specs_of_example(call, takes)
         if takes != NAMED and len(wants) > 1:
             raise NoArrays(
-                f"it takes one array, and {'inputs' if isinstance(inputs, Mapping) else 'example'} names {len(wants)}; "
+                f"it takes one array, but {'inputs' if isinstance(inputs, Mapping) else 'example'} names {len(wants)}; "
                 f"write {first or 'inputs'}: dict[str, np.ndarray]"
             )
     declared = _specs("outputs", outputs) if isinstance(outputs, Mapping) else _specs_of_rows(output_hint)
@@ -359,7 +358,7 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
 
 
 def example_of(call: Any, kind: ArrayKind) -> Tensors:
-    """Return a target's example input as one row, or zeros without one. Raises NoArrays if the example doesn't fit."""
+    """Return a target's example input as one row, or zeros if there is none. Raises NoArrays if the example doesn't fit."""
     example = getattr(call, "example", None)
     if example is None or callable(example):
         return pack([_zeros(spec) for spec in kind.inputs], single=True)
@@ -382,7 +381,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of a target's inputs by its attributes, or "" if they don't tell."""
+    """Return the form of a target's inputs from its attributes, or "" if they don't specify it."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)
@@ -392,12 +391,12 @@ def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
 
 
 def free_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the free axes of a specification, numbered as the axes of a batch."""
+    """Return the free axes of a specification, numbered like the axes of a batch."""
     return tuple(axis for axis, size in enumerate(spec.shape, 1) if size == -1)
 
 
-def _says_nothing(annotation: Any) -> bool:
-    """Return True if an annotation doesn't tell the elements of a list or dict."""
+def _is_unspecific(annotation: Any) -> bool:
+    """Return True if an annotation doesn't specify the element type of a list or dict."""
     kind = typing.get_origin(annotation) or annotation
     return kind_of_elements(annotation) is None and kind in (None, Any, object, list, Sequence, dict, Mapping)
 
@@ -411,7 +410,7 @@ def _specs(attribute: str, given: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
             spec = TensorSpec(str(name), str(datatype).upper(), axes)
         except (TypeError, ValueError):
             raise NoArrays(
-                f"its attribute {attribute} has {str(pair)[:80]} for {str(name)!r}; write a datatype and the shape of a row, as in "
+                f"its attribute {attribute} has {str(pair)[:80]} for {str(name)!r}; write a datatype and the shape of a row, for example "
                 f"{attribute} = {_LINE}"
             ) from None
         if spec.datatype not in SIZES or spec.datatype == JSON:
@@ -425,12 +424,12 @@ def _specs(attribute: str, given: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
             )
         specs.append(spec)
     if not specs:
-        raise NoArrays(f"its attribute {attribute} is empty; name at least one, as in {attribute} = {_LINE}")
+        raise NoArrays(f"its attribute {attribute} is empty; name at least one, for example {attribute} = {_LINE}")
     return tuple(specs)
 
 
 def _are_specs(value: Any) -> bool:
-    """Return True if all of an attribute's values are specifications: a datatype of the protocol and a shape."""
+    """Return True if all values of an attribute are specifications: a datatype of the protocol and a shape."""
     return isinstance(value, Mapping) and bool(value) and all(map(_is_spec, value.values()))
 
 
@@ -448,8 +447,8 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
     example = getattr(call, "example", None)
     if example is None or callable(example):
         raise NoArrays(
-            "it takes arrays, and does not say of which datatype and shape. Give it an attribute example, as in "
-            f"example = np.zeros(4, np.float32), or inputs, as in inputs = {_LINE}"
+            "it takes arrays, but does not specify their datatype and shape. Add an attribute example, such as "
+            f"example = np.zeros(4, np.float32), or inputs, such as inputs = {_LINE}"
         )
     np = numpy()
     named = example if isinstance(example, Mapping) else {INPUT: example}
@@ -464,10 +463,10 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
         except (NoOutput, ValueError) as exc:
             mend = getattr(exc, "mend", "")
             raise NoArrays(
-                f"its attribute example is {exc if mend else kind_of(value)}{mend or '; give it an array'}"
+                f"its attribute example is {exc if mend else kind_of(value)}{mend or '; set it to an array'}"
             ) from None
         if known == JSON:
-            raise NoArrays("its attribute example is an array of objects; give it an array of numbers or of texts")
+            raise NoArrays("its attribute example is an array of objects; set it to an array of numbers or strings")
         row = tuple(array.shape)
         free = shapes.get(name) if isinstance(shapes, Mapping) else shapes
         if free is not None:
@@ -476,7 +475,9 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
             row = tuple(-1 for _ in row)
         specs.append(TensorSpec(str(name), known, row))
     if not specs:
-        raise NoArrays("its attribute example is empty; give it an array by name, as in {'x': np.zeros(4, np.float32)}")
+        raise NoArrays(
+            "its attribute example is empty; add an array by name, for example {'x': np.zeros(4, np.float32)}"
+        )
     return tuple(specs)
 
 
@@ -489,13 +490,13 @@ def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
         line = ", ".join(["None", *map(str, row[1:])]) if row else ""
         raise NoArrays(
             f"its attribute shapes is {str(given)[:80]}, but its example has shape {shown_shape(row)}; write the sizes, with None "
-            f"for an axis of any size, as in shapes = [{line}]"
+            f"for an axis of any size, for example shapes = [{line}]"
         )
     return shape
 
 
 def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
-    """Return the specification of an output annotated as a list of texts, numbers or objects; empty for other annotations."""
+    """Return the specification of an output annotated as a list of strings, numbers or objects, or () for other annotations."""
     axes = -1
     while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
         arguments = [argument for argument in typing.get_args(annotation) if argument is not Ellipsis]
@@ -520,21 +521,21 @@ def _pad(call: Any, kind: ArrayKind) -> float | None:
         return None
     if kind.takes != NAMED:
         raise NoArrays(
-            "its attribute pad fills up rows of several lengths, and it takes one array, without a place for the lengths. Write "
-            f"dict[str, np.ndarray], which has the lengths of an input `x` as `x{LENGTHS}`, or leave pad out"
+            "its attribute pad fills up rows of several lengths, but it takes one array, which has no place for the lengths. Write "
+            f"dict[str, np.ndarray] to get the lengths of an input `x` as `x{LENGTHS}`, or leave out pad"
         )
     if isinstance(pad, bool) or not isinstance(pad, int | float):
-        raise NoArrays(f"its attribute pad is of type {kind_of(pad)}; write a number, as in pad = 0")
+        raise NoArrays(f"its attribute pad is of type {kind_of(pad)}; write a number, for example pad = 0")
     free = [spec for spec in kind.inputs if free_axes(spec)]
     if not free:
         raise NoArrays(
-            "its attribute pad fills up free axes, and its inputs have none; leave it out, or write -1 for an axis"
+            "its attribute pad fills up free axes, but its inputs have none; leave it out, or write -1 for an axis"
         )
     names = {spec.name for spec in kind.inputs}
     for spec in free:
         if spec.name + LENGTHS in names:
             raise NoArrays(
-                f"its input {spec.name + LENGTHS!r} has the name under which pad gives the lengths of {spec.name!r}; name it otherwise"
+                f"its input {spec.name + LENGTHS!r} has the name that pad uses for the lengths of {spec.name!r}; rename it"
             )
         if spec.datatype in DTYPES and not _can_hold(spec.datatype, pad):
             raise NoArrays(
@@ -554,7 +555,7 @@ def _can_hold(datatype: str, number: float) -> bool:
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """Return one row of zeros of a specification. Free axes get length 1."""
+    """Return one row of zeros for a specification. Free axes get length 1."""
     shape = (1, *(abs(size) for size in spec.shape))
     count = 1
     for size in shape:
@@ -563,7 +564,6 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _library_of(annotation: Any) -> str:
-    """Return `torch` if an annotation names torch tensors, or "" for numpy and other libraries."""
     for member in (annotation, *typing.get_args(annotation)):
         kind = typing.get_origin(member) or member
         if is_array(kind) and kind.__module__.partition(".")[0] == "torch":

@@ -1,14 +1,14 @@
-"""Runs of batches of arrays.
+"""Runs batches of arrays.
 
-The rows of several entries are joined into one array for each call of the target. Rows of different shapes are padded,
-or go to the target in different calls. The target's outputs are split again, so that each entry gets its own.
+For each call of the target, the rows of several entries are joined into one array. Rows of different shapes are padded, or are
+passed in different calls. The target's outputs are split again, so that each entry gets its own.
 
-A value in the arena is copied once, into the array of a call. If its entry runs alone, the value isn't copied at all.
-Outputs are copied once, into the arena. A target only gets read-only arrays, because views of the arena are read-only.
+A value in the arena is copied once, into the array for a call. If its entry runs alone, the value isn't copied at all. Outputs are
+copied once, into the arena. A target always gets read-only arrays, because views of the arena are read-only.
 
-All rows of a call have the same shape, except for lists and for axes that need little padding. A call has at most as many
-rows as a batch. A list of outputs has one item for each row: a value, an exception, or an `Output` with its tokens. If one
-row fails, its entry fails.
+All rows of a call have the same shape, except for lists and for axes that need little padding. A call has at most as many rows as a
+batch. A list of outputs has one item for each row: a value, an exception, or an `Output` with its tokens. If one row fails, its
+entry fails.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def run(
     describe: Callable[[BaseException], str],
     keys: Mapping[int, bytes] = MappingProxyType({}),
 ) -> Outputs | Failed:
-    """Run a batch of a target that takes arrays, in as many calls as shapes and rows require.
+    """Run a batch for a target that takes arrays, in as many calls as its shapes and rows require.
 
-    `call` takes inputs of at most `most` rows (0 for no limit), and for each row the place of its entry. `describe`
-    describes an exception that the target returned. Only entries with the same key in `keys` share a call.
+    `call` takes the inputs, with at most `most` rows (0 for no limit), and the place of the entry that each row belongs to.
+    `describe` describes an exception that the target returned. Only entries with the same key in `keys` share a call.
     """
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})
     entries: list[Rows] = []
@@ -76,14 +76,14 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer each input of a batch, which aren't arrays, with a row of the returned arrays."""
+    """Answer each input of a batch with one row of the returned arrays. The inputs aren't arrays."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
 
 
 def read(value: Value, place: int, kind: ArrayKind) -> Rows:
-    """Return the arrays of an entry, as views of its bytes. Raises ValueError if they don't fit."""
+    """Return an entry's arrays as views of its bytes. Raises ValueError if they don't fit the target."""
     value = as_tensors(value, kind.inputs)
     unpacked = unpack(value)
     heads = check_heads([tensor.head for tensor in unpacked], kind.inputs)
@@ -93,7 +93,7 @@ def read(value: Value, place: int, kind: ArrayKind) -> Rows:
 
 
 def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[int, bytes]) -> Iterator[list[Rows]]:
-    """Yield groups of entries that share a call, by key and shape. Only a lone entry may have more than `most` rows."""
+    """Yield groups of entries that share a call, by key and shape. Only an entry on its own may have more than `most` rows."""
     of_shape: dict[tuple[bytes, tuple[tuple[int, ...], ...]], list[Rows]] = {}
     for entry in entries:
         mixed = kind.takes == LIST or kind.pad is not None
@@ -145,7 +145,7 @@ def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
 def _put(
     whole: Outputs, group: Sequence[Rows], result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Failed | None:
-    """Put the outputs of a call into the batch's answer. Return the batch's failure if they don't match the call."""
+    """Put the outputs of a call into the batch's answer. If they don't match the call, return the batch's failure."""
     expected = sum(entry.length for entry in group)
     try:
         if isinstance(result, list | tuple):
@@ -160,7 +160,7 @@ def _put(
 
 
 def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Column]:
-    """Return by name the arrays that a target returned for `expected` rows. Raises NoOutput for any other result."""
+    """Return the arrays that a target returned for `expected` rows, by name. Raises NoOutput if it returned anything else."""
     specs = {spec.name: spec for spec in kind.outputs}
     if isinstance(result, Mapping):
         arrays = {str(name): array for name, array in result.items()}
@@ -205,8 +205,8 @@ def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column
 def _put_listed(
     whole: Outputs, group: Sequence[Rows], result: list[Any], kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> None:
-    """Give each entry its part of `result`, a list with an output or an exception for each row. The outputs of
-    different entries may have different shapes."""
+    """Give each entry its part of `result`, a list with an output or an exception for each row. The outputs of different entries may
+    have different shapes."""
     answered: list[tuple[Rows, list[Any]]] = []
     begin = 0
     for entry in group:
@@ -233,9 +233,9 @@ def _put_listed(
 
 def _unlisted(result: object) -> str:
     if result is None:
-        return "; end it with return, and an array"
+        return "; end it by returning an array"
     if hasattr(type(result), "__next__") or hasattr(type(result), "__anext__"):
-        return "; return an array in place of yielding its rows, as by np.stack(rows)"
+        return "; return an array instead of yielding its rows, for example np.stack(rows)"
     return "; return one row for each row of its inputs"
 
 
@@ -243,7 +243,7 @@ _SEVERAL = "; return several outputs as a dict by name"
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
-    """Divide entries into few groups that need little padding, because the longest row of a call pads all others."""
+    """Divide entries into a few groups that need little padding. In a call, all rows are padded to the longest one."""
     together = _Padding()
     if all(together.takes(entry) for entry in entries):  # The usual case.
         return [entries]
@@ -261,9 +261,9 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Pad rows of several shapes into one array. Texts are padded with empty texts.
+    """Pad rows of several shapes into one array. Strings are padded with empty strings.
 
-    Return the array, and for each row the length of the free axis or, if several axes are free, a list of lengths."""
+    Return the array and, for each row, the length of the free axis or a list of lengths if several axes are free."""
     np = numpy()
     free = free_axes(spec)
     counts = [len(array) for array in columns]
@@ -282,7 +282,7 @@ def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, A
 
 
 class _Padding:
-    """Memory that the rows of a call take once padded."""
+    """The memory that the rows of a call take after padding."""
 
     __slots__ = ("_own", "_rows", "_shapes")
 
@@ -291,7 +291,7 @@ class _Padding:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def takes(self, entry: Rows) -> bool:
-        """Add an entry, or return False if too much of the memory would be padding. The first entry always fits."""
+        """Add an entry, or return False if too much of the memory would be padding. The first entry is always added."""
         rows, own, size = self._rows + entry.length, self._own + _bytes_of(entry), 0
         shapes = {}
         for name, array in entry.arrays.items():

@@ -4,7 +4,7 @@
        ▲                   │               │
        └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: kill it, start() again
 
-A child is killed if nobody waits for its batch any more. Otherwise it would finish the batch, and its answer could be mistaken
+A child is killed if nobody is waiting for its batch any more. Otherwise it would finish the batch, and its answer could be mistaken
 for the answer to a later batch.
 """
 
@@ -42,19 +42,19 @@ from headway.errors import (
 from headway.model import KIND, MOST_TOKENS, Entry, ItemResult, Octets, Signature, Tensors, TensorSpec, Value, ValueKind
 from headway.runtime.spans import RUN
 
-STOP_GRACE = 5.0  # Seconds for an idle child to end by itself after its pipe was closed.
-REAP_LIMIT = 10.0  # Seconds to wait for a killed child. If the kernel takes longer, it is reaped later.
-TURN = 1 << 20  # Bytes of large values to copy or read in one turn of the event loop. A value isn't divided.
+STOP_GRACE = 5.0  # Seconds that an idle child may take to exit after its pipe was closed.
+REAP_LIMIT = 10.0  # Seconds to wait for a killed child to end. If it takes longer, the child is reaped later.
+TURN = 1 << 20  # Bytes of large values to copy or read in one turn of the event loop. Single values aren't divided.
 HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
-"""Seconds to hand over outputs after the batch's deadline, plus a second for each so many bytes."""
+"""Extra time after the batch's deadline to hand over outputs: a number of seconds, plus a second for each HAND_OVER_RATE bytes."""
 _CALLER = attrgetter("tenant", "caller")
-_CHECK_EVERY = 1.0  # Seconds between two looks at the child's memory.
+_CHECK_EVERY = 1.0  # Seconds between two checks of the child's memory.
 _MOST_SHOWN = 200
 
 _encode = msgspec.msgpack.Encoder().encode
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]
-"""Function that starts a child. For the arguments, see `ChildProcess`."""
+"""A function that starts a child. For the arguments, see `ChildProcess`."""
 
 
 class ProcessBackend:
@@ -62,15 +62,15 @@ class ProcessBackend:
 
     Arguments:
         spec: target that the child loads.
-        worker: name of the worker in logs and errors, for example `gpu-0`.
+        worker: the worker's name in logs and errors, for example `gpu-0`.
         device: CUDA_VISIBLE_DEVICES of the child, or `cpu` to hide all GPUs.
         start_timeout: seconds for loading, setup and the warm-up batches together.
-        max_batch: largest warm-up batch, or 0 to run only one input.
+        max_batch: size of the largest warm-up batch, or 0 to run only one input.
         max_rows: limit on rows in one call of a target that takes arrays, or 0 for none.
-        recycle_rss_bytes: memory in bytes beyond which the child is replaced, or 0 for never.
-        arena_bytes: size of the memory shared with the child for large values, or 0 for none.
-        cuts: True to allow several calls for a batch where that saves time.
-        tiers: number of tiers. Bulk lines have this tier or a higher number, and come last in their batch.
+        recycle_rss_bytes: memory use in bytes above which the child is replaced, or 0 for never.
+        arena_bytes: size of the memory that is shared with the child for large values, or 0 for none.
+        cuts: True to allow several calls for a batch if that saves time.
+        tiers: number of tiers. Entries whose tier is at least this number are bulk lines, which come last in their batch.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """Process id of the child, or 0 without a child. It stays after the child's death until `stop`."""
+        """The child's process id, or 0 if there is no child. It remains after the child's death until `stop`."""
         return 0 if self._child is None else self._child.pid
 
     @property
@@ -124,13 +124,13 @@ class ProcessBackend:
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
-        """Start the child after ending any former one, load the target and run warm-up batches.
+        """Stop any previous child, start a new one, load the target, and run warm-up batches.
 
-        Return the seconds of the first warm-up batch, which has one input, or 0 if no input is known. `core.warm_up` decides the
-        other batches. A target may reject the warm-up input by returning an exception, but not by raising one.
+        Return how many seconds the first warm-up batch took, or 0 if no input is known. That batch has one input; `core.service_model`
+        chooses the others. A target may reject the warm-up input by returning an exception, but not by raising one.
 
         Raises:
-            TargetError: a step failed, or all took longer than `start_timeout` seconds. No process is left behind.
+            TargetError: a step failed, or together they took longer than `start_timeout` seconds. No process is left running.
         """
         await self.stop()
         spec = self._spec
@@ -145,7 +145,7 @@ class ProcessBackend:
             ready = True
         finally:
             if not ready:
-                child.dismissed = not child.doomed  # The error already tells why it ends.
+                child.dismissed = not child.doomed  # The error already says why it ends.
                 child.kill("did not become ready")
                 await self._reap(child)
         if self._recycle_rss:
@@ -154,14 +154,14 @@ class ProcessBackend:
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. Kill the child on cancellation or after `timeout` seconds. Handing over outputs may take longer.
+        """Run a batch. If cancelled, or after `timeout` seconds, kill the child. Handing over outputs may take longer.
 
         Raises:
             BatchRaised: user code raised.
             BadOutput: user code didn't return a list of the right length.
             BatchTimeout: no answer came within `timeout` seconds, or large outputs weren't handed over in time.
             WorkerCrashed: the child died.
-            WorkerAbsent: the child was gone before the batch.
+            WorkerAbsent: the child was already gone.
         """
         child = self._child
         if child is None or child.doomed:
@@ -178,20 +178,20 @@ class ProcessBackend:
             if child.doomed:  # It was doomed during the last await.
                 raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
             word = await self._answer(child, content, timeout)
-            content = b""  # Free it, because it may be large.
+            content = b""  # It may be large, so free it.
             items = await self._items(child, arena, batch, word)
         finally:
             self._busy = False
             del content
         if self._weights is not None:
-            self._note_weights(self._weights, [entry.input for entry in entries], word)
+            self._observe_weights(self._weights, [entry.input for entry in entries], word)
         if self._ticker is not None:
             self._check_limits()
         return items
 
     @property
     def ended(self) -> str:
-        """Cause of the child's end; empty while it lives."""
+        """Why the child ended; empty while it lives."""
         return self._child.cause if self._child is not None else ""
 
     async def gone(self) -> None:
@@ -202,14 +202,14 @@ class ProcessBackend:
                 await self._reap(child)
 
     async def stop(self) -> None:
-        """End the child, by itself if it is idle. Reap it, and kill its descendants."""
+        """End the child and reap it, and kill its descendants. An idle child may exit on its own first."""
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
         child = self._child
         if child is None:
             return
-        if child.doomed and not child.dismissed:  # It is ending anyway, and the log will tell how.
+        if child.doomed and not child.dismissed:  # It is ending anyway, and the log will say how.
             await self._end(child)
             return
         child.dismissed = True
@@ -221,7 +221,7 @@ class ProcessBackend:
             except TimeoutError:
                 self._log.warning("worker process must be killed to end", worker=self._worker, pid=child.pid)
             finally:
-                child.kill("did not end by itself")
+                child.kill("did not exit when asked to")
         child.kill("was stopped")
         await self._end(child)
 
@@ -238,7 +238,6 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait for the target to load, and run the warm-up batches; see `start`."""
         runs = self._warm_up_runs = []
         size: int | None = None
         self._busy = True
@@ -251,7 +250,7 @@ class ProcessBackend:
                 if isinstance(word, TargetRefused):
                     raise TargetError(word.message, word.trace)
                 if not isinstance(word, Ready):
-                    raise ChildProcessError("spoke before it was ready")
+                    raise ChildProcessError("sent a message before it was ready")
                 self.source = word.source
                 self._signature = _signature(word)
                 value = self._signature.warm_up_input
@@ -267,7 +266,9 @@ class ProcessBackend:
         except ChildProcessError as end:
             kind = StartKilled if child.killed_by_others else TargetError
             hint = (
-                f" in a warm-up batch of {size}. If it takes fewer, lower max_batch_size" if size and size > 1 else ""
+                f" in a warm-up batch of {size}. If it can take fewer inputs, lower max_batch_size"
+                if size and size > 1
+                else ""
             )
             raise kind(f"target {self._spec}: while worker {self._worker} started, its process {end}{hint}.") from None
         finally:
@@ -284,7 +285,7 @@ class ProcessBackend:
             word = await child.ask(content)
             items = await self._items(child, arena, batch, word)
             if self._weights is not None:
-                self._note_weights(self._weights, [value] * size, word)
+                self._observe_weights(self._weights, [value] * size, word)
         except BackendError as exc:
             hint = _hint(str(exc), size, self._signature) if isinstance(exc, BatchRaised) else ""
             raise TargetError(f"target {self._spec}: {batch_shown} failed: {exc}.{hint}", exc.trace) from None
@@ -311,8 +312,7 @@ class ProcessBackend:
             del waiter  # Its exception's traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
-        """Kill a child whose batch has run too long. A child that is already handing over its outputs gets more time
-        first."""
+        """Kill a child whose batch has run too long. A child that is already handing over its outputs first gets more time."""
         child.catch_up()
         if waiter.done():
             return
@@ -332,7 +332,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Return the results in the child's answer to a batch. Kill the child if it answers anything else."""
+        """Return the results in the child's answer to a batch. Kill the child if the answer is anything else."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)
@@ -346,9 +346,9 @@ class ProcessBackend:
             raise BatchRaised(word.message, trace=word.trace, places=sorted(places) if len(places) < count else ())
         try:
             if not isinstance(word, Outputs) or word.number != batch.number:
-                raise NoFrame("a word about something else")
+                raise NoFrame("a message about something else")
             if len(word.outputs) != len(batch.inputs) or not word.are_of_kind:
-                raise NoFrame("other outputs than were asked for")
+                raise NoFrame("other outputs than requested")
             if word.placed or word.unplaced:
                 await _in_turns(take_outputs(arena, batch, word, self._count))
             items = _results(word)
@@ -375,12 +375,12 @@ class ProcessBackend:
             child.arena = None
             self._log.warning(
                 "the target keeps views of its inputs; large values go through the pipe until its process is replaced. "
-                "Copy what is to outlive a batch, as by array.copy(), or annotate views of octets list[bytes]",
+                "Copy what must outlive a batch, for example with array.copy(), or annotate the inputs as list[bytes]",
                 worker=self._worker,
                 pid=child.pid,
             )
 
-    def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Message) -> None:
+    def _observe_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Message) -> None:
         measured_weights = word.weights if isinstance(word, Outputs) else []
         known = [(octets(value), weight) for value, weight in zip(inputs, measured_weights, strict=False) if weight]
         if known:
@@ -395,7 +395,7 @@ class ProcessBackend:
         *,
         mixed: bool = False,
     ) -> tuple[Run, bytes]:
-        """Return a batch and its frame. Large inputs are put into the arena. The last `lines` inputs are bulk lines."""
+        """Return a batch and its frame. Large inputs go into the arena. The last `lines` inputs are bulk lines."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters, lines=lines, mixed=mixed)
         batch.share_parameters()
@@ -406,11 +406,11 @@ class ProcessBackend:
         except UnicodeEncodeError as exc:
             raise BatchRaised(f"an input is not valid Unicode text: {exc}") from None
         if len(content) > MAX_FRAME:
-            raise BatchRaised(f"the inputs come to {len(content)} bytes together, the limit is {MAX_FRAME}")
+            raise BatchRaised(f"the inputs have {len(content)} bytes together, but the limit is {MAX_FRAME}")
         return batch, content
 
     def _environment(self) -> dict[str, str]:
-        """Return this process's environment without Headway's settings, some of which are secrets."""
+        """Return this process's environment without Headway's settings, some of which are secret."""
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
         return environment
@@ -420,19 +420,20 @@ class ProcessBackend:
         self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
 
     def _check_limits(self) -> None:
-        """Ask for a replacement if the child uses too much memory, at most once a second and not during a batch."""
+        """Have the child replaced if it uses too much memory. Checks at most once a second, and not during a batch."""
         child, now = self._child, asyncio.get_running_loop().time()
         if child is None or self._busy or now < self._check_at or child.gone.is_set():
             return
         self._check_at = now + _CHECK_EVERY * 0.9
         resident = child.resident_bytes()
         if resident > self._recycle_rss:
-            self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
+            event = "worker uses too much memory, replacing it"
+            self._log.info(event, worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
 
 
 async def _in_turns(steps: Iterator[int]) -> None:
-    """Run steps that yield their bytes. After every TURN bytes, other tasks get a turn."""
+    """Run steps that yield their size in bytes. After every TURN bytes, other tasks get a turn."""
     room = TURN
     for size in steps:
         room -= size
@@ -447,7 +448,9 @@ def _results(word: Outputs) -> list[ItemResult]:
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
     if word.kind is ValueKind.TENSORS:
-        openings = {opening_of(output) or output for output in outputs if output is not None}  # Most share one opening.
+        openings = {
+            opening_of(output) or output for output in outputs if output is not None
+        }  # Most outputs have the same opening.
         if not all(header_of(Octets(opening)).rows for opening in openings):
             raise NoFrame("tensors without rows")
     read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
@@ -460,20 +463,18 @@ _TAKEN_FOR_DICT = re.compile(
 
 
 def _hint(raised: str, size: int, signature: Signature) -> str:
-    """Return a hint about an exception in a warm-up batch of this size, or "" if the exception tells enough."""
+    """Return a hint about an exception in a warm-up batch of this size, or "" if the exception says enough."""
     if size > 1:
-        return " If it takes fewer at once, lower max_batch_size."
+        return " If it can take fewer inputs at a time, lower max_batch_size."
     if signature.sees and raised.startswith("KeyError: "):
-        return " A warm-up batch has no parameters, and a request may have none: if it looks for one, let it do without, as by .get()."
+        return " A warm-up batch has no parameters, and a request may have none: use .get() for parameters that may be missing."
     if signature.sees and _TAKEN_FOR_DICT.match(raised):
         mapping = (
-            "; annotate it as in parameters: Mapping[str, object] to get one mapping for the call"
-            if signature.per_call
-            else ""
+            "; to get one mapping for the call, write parameters: Mapping[str, object]" if signature.per_call else ""
         )
         return f" Its arguments are lists, and parameters has one object for each input{mapping}."
     if signature.example is None:
-        return f" {_LIST} If it does and cannot take this text, give it one that it takes as its attribute example."
+        return f" {_LIST} If it does but cannot take this text, set its attribute example to an input that it can take."
     return ""
 
 
@@ -481,7 +482,7 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the specifications of the first output. If inputs have free axes, all of its axes count as free."""
+    """Return the specifications of the first output. If inputs have free axes, all axes of the output count as free."""
     specs = specs_of(output)
     if any(-1 in spec.shape for spec in signature.inputs):
         specs = tuple(TensorSpec(spec.name, spec.datatype, (-1,) * len(spec.shape)) for spec in specs)

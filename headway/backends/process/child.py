@@ -2,30 +2,21 @@
 
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
-WORKER shows in the process table, FD is the child's end of the socket pair, and PARENT is the process that the child must not
-outlive. The other arguments name the target. A class's arguments may be secret, so they come over the socket pair. The child runs
-by its path, so no module in the working directory can shadow its imports. It imports little, to start in a few hundredths of a
-second.
-
-User code must return a list or tuple with one output per input. Any other result fails the whole batch. An exception instance or
-an invalid value fails only its input. If user code raises anything, even SystemExit, its batch fails, and the process goes on.
-Inspecting a result of user code may also raise anything.
+WORKER is only for the process table, FD is the child's end of the socket pair, and PARENT is the process that the child must not
+outlive. The other arguments name the target. A class's arguments may be secret, so they are sent over the socket pair. The child is
+started by its path, so that no module in the working directory can shadow its imports. It imports little, so that it starts in a
+few hundredths of a second.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import math
-import operator
 import os
 import signal
 import sys
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     _home = __file__.removesuffix("headway/backends/process/child.py")
@@ -36,31 +27,24 @@ import msgspec
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, place_outputs, receive, take_inputs
 from headway.backends.process.frames import Build, Computed, Failed, Outputs, Ready, Run, TargetRefused
+from headway.backends.process.run_batch import Weighing, bounded, run
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
-from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.core.batch_cost import Calls
-from headway.core.values import as_json, shown
-from headway.core.weight_estimate import MOST_WEIGHT, octets
-from headway.model import Octets, Output, Tensors, TokenCount, Value, ValueKind
+from headway.core.values import as_json
+from headway.model import Tensors
 from headway.runtime.memory_reuse import KEPT_BY_CHILD, reuse_large_blocks
 
 if __name__ == "__main__":
     sys.path.remove(_home)
 
-if TYPE_CHECKING:
-    from headway.backends.process.array_kind import ArrayKind
-
-_Why = tuple[str, bool]  # Why an input has no output, and True if the target is at fault.
-
 _READ = 1 << 16
-_MOST_SHOWN = 60
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
 class Pipe:
-    """The child's end of the socket pair. It blocks. `arena` is the shared memory for large values."""
+    """The child's end of the socket pair, whose calls block. `arena` is the shared memory for large values."""
 
     def __init__(self, fd: int, arena: Arena | None = None) -> None:
         os.set_inheritable(fd, False)
@@ -111,355 +95,8 @@ class Pipe:
             rest = rest[os.write(self.fd, rest) :]
 
 
-class NoWeight(Exception):
-    """The function returns no weight for an input. `fault` is True if the function is at fault, and not the input."""
-
-    def __init__(self, text: str, fault: bool, trace: str = "") -> None:
-        super().__init__(text)
-        self.fault, self.trace = fault, trace
-
-
-class Weighing:
-    """Weighs inputs by a method of a loaded target or a function of its module.
-
-    A batch is packed by estimated weights. A batch that turns out too heavy runs in parts, each within the limit `most` (0 for no
-    limit). An input above the limit runs alone. Raises Refusal without such a function, or if it fails for the warm-up input."""
-
-    def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
-        self._name, self._most, self._loop = function, most, loop
-        if target.signature.takes is ValueKind.TENSORS:
-            raise Refusal(
-                f"target {target.name}: --weight {function} names a function that weighs inputs, and a target that takes arrays is "
-                "weighed by its rows. Leave --weight out, and set --max-batch-size to the rows that a batch may hold."
-            )
-        self._call = _find(target, function)
-        self._try(target)
-
-    def weigh(self, value: Any) -> int:
-        """Return the weight of an input, at least 1. `value` is the input as the target gets it. Raises NoWeight."""
-        try:
-            result = self._loop.finish(self._call(value))
-        except BaseException as exc:
-            raise NoWeight(f"the weight function {self._name} raised {describe(exc)}", False, trace(exc)) from None
-        try:
-            weight = _whole(result)
-        except BaseException:
-            weight = None
-        if weight is None:
-            problem = f"the weight function {self._name} returned {kind_of(result)}"
-            raise NoWeight(f"{problem}, expected a number from 0 on", True)
-        return min(max(weight, 1), MOST_WEIGHT)
-
-    def parts(self, weights: Sequence[int]) -> Iterator[slice]:
-        begin = together = 0
-        for place, weight in enumerate(weights):
-            together += weight
-            if together > self._most > 0 and place > begin:
-                yield slice(begin, place)
-                begin, together = place, weight
-        yield slice(begin, len(weights))
-
-    def _try(self, target: Target) -> None:
-        """Weigh the warm-up input, to find a function that fails for all inputs."""
-        value = target.signature.warm_up_input
-        if value is None:
-            return
-        readable, _ = target.read([value])
-        for warm_up in readable:
-            try:
-                self.weigh(warm_up)
-            except NoWeight as exc:
-                problem = f"{exc} for the warm-up input {shown(value)[:_MOST_SHOWN]!r}"
-                hint = "Fix it, give the target another attribute example, or use --weight chars."
-                raise Refusal(f"target {target.name}: {problem}. {hint}", exc.trace) from None
-
-
-def _whole(result: Any) -> int | None:
-    """Return a result of user code, rounded up, or None if it is no number from 0 on."""
-    if isinstance(result, bool) or not hasattr(type(result), "__float__"):
-        return None
-    try:
-        number: float = operator.index(result)
-    except TypeError:
-        number = float(result)
-    return math.ceil(number) if number >= 0 else None
-
-
-def _find(target: Target, name: str) -> Any:
-    places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
-    for place in places:
-        function = getattr(place, name, None)
-        if function is None:
-            continue
-        if not callable(function):
-            raise _refusal(target, name, f"{name} is of type {kind_of(function)} there")
-        _check(target, name, function)
-        return function
-    import difflib
-
-    near = difflib.get_close_matches(name, {attribute for place in places for attribute in dir(place)}, 1)
-    raise _refusal(target, name, "neither it nor its module has that" + (f"; there is {near[0]!r}" if near else ""))
-
-
-def _check(target: Target, name: str, function: Any) -> None:
-    import inspect
-
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise _refusal(target, name, f"its signature is {signature}") from None
-
-
-def _refusal(target: Target, name: str, why: str) -> Refusal:
-    return Refusal(
-        f"target {target.name}: --weight {name} names a function of it, and {why}. Write def {name}(input) -> int, which "
-        "takes one input and returns its weight, or use --weight chars."
-    )
-
-
-def run(
-    target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
-) -> Outputs | Failed:
-    """Run a batch in user code, and judge its result. Inputs that can't be passed to user code fail alone.
-
-    Inputs with conflicting call parameters run in separate calls. Queues keep such inputs apart, unless they came before the
-    target was known. If a call fails, the batch fails. With `weighing`, a batch that is too heavy runs in parts, and the answer
-    has each input's weight. `most_rows` limits the rows in a call of a target of arrays; 0 for no limit. `calls` learns the cost of
-    calls, and may cut a batch into several.
-    """
-    number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
-    try:
-        if target.arrays is not None and target.arrays.takes:
-            return _run_arrays(target, target.arrays, batch, most_rows)
-        inputs, reasons = target.read(batch.inputs)
-        parameters = batch.parameters_of_each()
-        groups = target.calls(parameters) if target.per_call else {}
-        if reasons or groups or weighing is not None or (calls is not None and calls.cuts):
-            return _run_in_parts(target, batch, inputs, reasons, weighing, calls, groups)
-        begun = monotonic()
-        result = target.run(inputs, parameters)
-        if calls is not None:
-            calls.ran(batch.inputs, monotonic() - begun)
-        return judge(number, expected, result, gives, target.arrays)
-    except BaseException as exc:
-        return Failed(number, False, describe(exc), trace(exc))
-
-
-def _run_in_parts(
-    target: Target,
-    batch: Run,
-    inputs: list[Any],
-    reasons: Mapping[int, str],
-    weighing: Weighing | None,
-    calls: Calls | None,
-    groups: Mapping[bytes, list[int]],
-) -> Outputs | Failed:
-    """Run a batch in several calls, by `groups`, weight, or to save time, without the inputs that have `reasons`."""
-    number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
-    refused = {place: (reason, False) for place, reason in reasons.items()}
-    weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
-    whole = Outputs(number, gives, [None] * expected, refused, weights)
-    places = [place for place in range(expected) if place not in refused]
-    counted = [weights[place] for place in places] if weights else [octets(batch.inputs[place]) for place in places]
-    parameters = batch.parameters_of_each()
-    ran = list[tuple[list[int], float]]()
-    for part in _parts(counted, weighing, calls, _positions(places, groups)):
-        here, begun = [places[at] for at in part], monotonic()
-        try:
-            result = target.run([inputs[at] for at in part], parameters and [parameters[place] for place in here])
-        except BaseException as exc:
-            return Failed(number, False, describe(exc), trace(exc), sorted(here) if len(here) < expected else [])
-        ran.append(([counted[at] for at in part], monotonic() - begun))
-        word = judge(number, len(part), result, gives, target.arrays)
-        if isinstance(word, Failed):
-            return word
-        _put(whole, here, word)
-    if calls is not None:
-        calls.ran_in_parts(counted, ran)
-    return whole
-
-
-def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[list[int]]:
-    """Return, for each group of inputs that may share a call, their positions in `places`."""
-    if not groups:
-        return [list(range(len(places)))] if places else []
-    at = {place: position for position, place in enumerate(places)}
-    positions = [[at[place] for place in group if place in at] for group in groups.values()]
-    return [group for group in positions if group]
-
-
-def _parts(
-    weights: list[int], weighing: Weighing | None, calls: Calls | None, groups: list[list[int]]
-) -> Iterator[list[int]]:
-    """Yield the positions of each call's inputs, given the weights of all inputs."""
-    for group in groups:
-        of_group = [weights[at] for at in group]
-        for part in [slice(0, len(group))] if weighing is None else weighing.parts(of_group):
-            cuts = [range(len(group[part]))] if calls is None else calls.parts(of_group[part])
-            yield from ([group[part.start + at] for at in cut] for cut in cuts)
-
-
-def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
-    """Run a batch of arrays in user code. Each row gets its request's parameters."""
-    from headway.backends.process import arrays  # Targets of texts start faster without it.
-
-    parameters = batch.parameters_of_each()
-    if target.takes_parameters and parameters is None:
-        parameters = [b""] * len(batch.inputs)
-    here: list[int] = []
-
-    def call(inputs: Any, places: list[int]) -> object:
-        here[:] = sorted(set(places))
-        try:
-            return target.run(inputs, parameters and [parameters[place] for place in places])
-        except ValueError as exc:
-            if "read-only" in str(exc):
-                exc.args = (f"{exc}; the arrays of a batch can only be read: change a copy, as by x = x.copy()",)
-            raise
-
-    keys = {place: key for key, group in target.calls(parameters).items() for place in group}
-    try:
-        return arrays.run(batch.number, batch.inputs, kind, most_rows, call, describe, keys)
-    except BaseException as exc:
-        blamed = here if len(here) < len(batch.inputs) else []
-        return Failed(batch.number, False, describe(exc), trace(exc), blamed)
-
-
-def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
-    """Return the weights by place. If weighing an input fails, move it from `inputs` to `refused`, with weight 0."""
-    weights = [0] * expected
-    fit = []
-    for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
-        try:
-            weights[place] = weighing.weigh(value)
-            fit.append(value)
-        except NoWeight as exc:
-            refused[place] = str(exc), exc.fault
-    inputs[:] = fit
-    return weights
-
-
-def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
-    for place, output in zip(places, word.outputs, strict=True):
-        whole.outputs[place] = output
-    whole.errors |= {places[place]: error for place, error in word.errors.items()}
-    whole.tokens |= {places[place]: used for place, used in word.tokens.items()}
-
-
-def judge(
-    number: int, expected: int, result: object, gives: ValueKind = ValueKind.TEXT, kind: ArrayKind | None = None
-) -> Outputs | Failed:
-    """Turn a result of user code for a batch into an answer. `kind` describes the target's arrays."""
-    if kind is not None and gives is ValueKind.TENSORS:
-        from headway.backends.process import arrays
-
-        return arrays.judge(number, expected, result, kind, describe)
-    result = listed(result, gives)
-    if not isinstance(result, list | tuple):
-        return Failed(number, True, f"the target returned {_unlisted(result, expected)}")
-    items = list(islice(result, expected + 1))  # The result may be longer than its length says, even endless.
-    count = len(items) if len(items) < expected else max(len(items), len(result))
-    if count != expected:
-        return Failed(number, True, f"the target returned {count} outputs for {expected} inputs")
-    outputs: list[Any] = []
-    errors: dict[int, tuple[str, bool]] = {}
-    encode, texts = encoder(gives), gives is not ValueKind.BYTES
-    tokens: dict[int, TokenCount] = {}
-    for place, output in enumerate(items):
-        if texts and type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
-            value: Value | None = output
-        else:
-            rich = output if type(output) is Output else None
-            if rich is not None:
-                tokens[place] = TokenCount(rich.tokens, rich.prompt_tokens)
-            value, error = _value(output if rich is None else rich.value, encode)
-            if value is None:
-                errors[place] = error
-        outputs.append(value)
-    return _answer(number, outputs, errors, gives, tokens)
-
-
-def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Drop outputs from an answer if they are too large together. Keep the small outputs of requests first.
-
-    The batch ends with `lines` bulk lines. If it is `mixed`, it has several callers, and large outputs must not delay the small
-    outputs of others.
-    """
-    if isinstance(word, Failed):
-        return word
-    sizes = [len(output) if output else 0 for output in word.outputs]
-    requests = len(sizes) - lines
-    small, large, of_lines = frames.MAX_OUTPUTS, frames.MAX_LARGE_OUTPUTS, frames.MAX_LINES_OUTPUTS
-    if sum(sizes[:requests]) > min(small, frames.LARGE_BESIDE if mixed else large):
-        by_size = sorted(range(requests), key=sizes.__getitem__)
-        first_large = bisect_left(by_size, frames.LONG_HAND_OVER, key=sizes.__getitem__)
-        _leave_out(word, sizes, by_size[:first_large], small)
-        if mixed and first_large > sizes[:requests].count(0):
-            large = frames.LARGE_BESIDE
-        _leave_out(word, sizes, by_size[first_large:], large)
-    if lines:
-        _leave_out(word, sizes, range(requests, len(sizes)), of_lines)
-    return word
-
-
-def _leave_out(word: Outputs, sizes: Sequence[int], places: Iterable[int], room: int) -> None:
-    for place in places:
-        if sizes[place] > room:
-            word.outputs[place] = None
-            word.crowded[place] = sizes[place]
-        else:
-            room -= sizes[place]
-
-
-def _answer(
-    number: int,
-    outputs: list[Any],
-    errors: dict[int, tuple[str, bool]],
-    gives: ValueKind,
-    tokens: dict[int, TokenCount] | None = None,
-) -> Outputs:
-    """Return the message with these outputs. None stands for a failed output."""
-    if gives is ValueKind.JSON:
-        outputs = [None if output is None else as_json(output) for output in outputs]
-    elif gives is ValueKind.BYTES:
-        outputs = [output.content if isinstance(output, Octets) else None for output in outputs]
-    return Outputs(number, gives, outputs, errors, tokens=tokens or {})
-
-
-def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """Return an encoded output, or None with the reason and True if the target is at fault."""
-    try:
-        if isinstance(output, BaseException):
-            return None, (describe(output), False)
-        return encode(output), ("", False)
-    except NoOutput as exc:
-        return None, (f"the target returned {exc}{exc.mend}", True)
-    except BaseException as exc:
-        problem = "the target returned something for this input that cannot be read"
-        return None, (f"{problem}: {describe(exc)}", True)
-
-
-def _unlisted(result: object, expected: int) -> str:
-    if hasattr(type(result), "__next__"):
-        mend = "return a list in place of yielding its items, for example return list(outputs)"
-    elif hasattr(type(result), "__anext__"):
-        mend = "return a list in place of yielding its items: gather them with [item async for item in outputs]"
-    elif callable(getattr(result, "tolist", None)):
-        kind = "np.ndarray" if hasattr(type(result), "__array__") else "list[list[float]]"
-        mend = f"write -> {kind} behind its parameters to give arrays"
-    elif result is None:
-        mend = "end it with return, and a list"
-    else:
-        mend = "return one output for each input"
-    return f"{kind_of(result)}, expected a list of {expected} outputs; {mend}"
-
-
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
-    """Load the target that the parent names by `find`, which may raise Refusal. Run batches until the pipe closes."""
+    """Load the target that the parent names, and run batches until the pipe closes. `find` loads it, or raises Refusal."""
     if (content := pipe.receive()) is None:
         return
     try:
@@ -470,7 +107,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
         pipe.send(TargetRefused(str(refusal), refusal.trace))
         return
     except BaseException as exc:
-        pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Fix it there.", trace(exc)))
+        pipe.send(TargetRefused(f"target {name}: inspecting it raised {describe(exc)}. Fix it there.", trace(exc)))
         return
     signature, example = target.signature, target.signature.example
     content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)
@@ -517,17 +154,19 @@ def serve(
             if (size := sum(map(len, filter(None, word.outputs)))) >= frames.LONG_HAND_OVER:
                 pipe.send(Computed(size))
             place_outputs(arena, batch, word)
-        if arena is not None and not arena.take_back():  # User code kept a view, which must not show the next batch.
+        if (
+            arena is not None and not arena.take_back()
+        ):  # User code has kept a view, in which the next batch must not appear.
             word.keeps, pipe.arena = True, None
         pipe.send(word)
-        del content, batch, word  # Otherwise they would stay in memory until the next batch comes.
+        del content, batch, word  # Otherwise they would stay in memory until the next batch arrives.
 
 
 def leave_signals_to_parent() -> None:
     """Ignore the signals that a terminal or service manager sends to all processes at once.
 
-    The parent decides how to react, and may let running batches finish. The handler is an empty function, because processes that
-    user code starts would inherit SIG_IGN, and then nothing could end them by these signals.
+    The parent decides how to react, and may let running batches finish. The handler is an empty function and not SIG_IGN, because
+    processes started by user code would inherit that, and these signals could no longer end them.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
@@ -535,7 +174,7 @@ def leave_signals_to_parent() -> None:
 
 
 def not_outlive(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies, because hanging user code wouldn't notice."""
+    """Make the kernel kill this process when its parent dies, because hanging user code wouldn't notice."""
     if sys.platform == "linux":
         import ctypes
 

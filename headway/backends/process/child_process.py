@@ -2,9 +2,9 @@
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
-A child can die at any moment. There are three signs: the kernel reports its end (pidfd), its pipe closes, or it sends a malformed
-message. After the second or third sign, its whole process group is killed. So every child ends in `_exited`, which reaps it, reads
-its last output, and wakes all waiters. Everything here runs in callbacks of one event loop.
+A child can die at any moment. There are three signs of this: the kernel reports its end (pidfd), its pipe closes, or it sends a
+malformed message. After the second or third sign, its whole process group is killed. So every child ends in `_exited`, which reaps
+it, reads its last output, and wakes all waiters. Everything here runs in callbacks of one event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Message = Ready | TargetRefused | Outputs | Failed
 
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
-_IN_FLIGHT = 1 << 20  # Bytes that each end may send before the other reads. The system may grant fewer.
+_IN_FLIGHT = 1 << 20  # Bytes that each end may send before the other reads them. The system may allow fewer.
 _LAST_WORDS = 5
 _PIPELESS = 1.0  # Seconds that a child may live after its pipe closed, because a dying child may still print why.
 _DROPPED_AFTER = 1.0  # Seconds from a flood of output to the log line that counts the dropped lines.
@@ -46,7 +46,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class Log(Protocol):
-    """Methods of a structlog logger."""
+    """The methods of a structlog logger that are used here."""
 
     def info(self, event: str, **fields: Any) -> Any: ...
 
@@ -54,7 +54,7 @@ class Log(Protocol):
 
 
 class Output:
-    """Output stream of a child, `stdout` or `stderr`, which goes to the log."""
+    """An output stream of a child, `stdout` or `stderr`, which is written to the log."""
 
     def __init__(self, pipe: IO[bytes], stream: str, worker: str, log: Log) -> None:
         self.lines = Lines()
@@ -101,17 +101,17 @@ class Output:
 
 
 class Child(ABC):
-    """A running child as its backend sees it. Create it on the event loop, in a thread that outlives the child."""
+    """A running child, as used by its backend. Create it on the event loop, in a thread that outlives the child."""
 
     def __init__(self, worker: str) -> None:
         self.pid = 0
-        self.cause = ""  # Cause of the child's end, or "" while it lives.
-        self.how = ""  # Cause of the child's end and its last output, which may come from any earlier batch.
+        self.cause = ""  # Why the child ended, or "" while it lives.
+        self.how = ""  # Why the child ended, and its last output, which may come from an earlier batch.
         self.ended = asyncio.Event()  # Set once the child has been reaped.
-        self.gone = asyncio.Event()  # Set once the child must be replaced: it has ended, or is unfit.
+        self.gone = asyncio.Event()  # Set once the child must be replaced: it has ended or is unusable.
         self.doomed = False  # True if the child has ended, or is about to.
         self.dismissed = False  # True if the child's end is intended.
-        self.killed_by_others = False  # True if a SIGKILL from elsewhere ended the child.
+        self.killed_by_others = False  # True if a SIGKILL from another process ended the child.
         self.arena: Arena | None = None
         self.handing_over = 0  # Bytes of large outputs that the child is handing over, or 0.
         self._worker, self._loop = worker, asyncio.get_running_loop()
@@ -120,7 +120,7 @@ class Child(ABC):
     def ask(self, content: bytes) -> asyncio.Future[Message]:
         """Send a frame. Return a future of the child's next message, which raises ChildProcessError if the child ends first."""
         if self._waiter is not None and not self._waiter.done():
-            raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
+            raise RuntimeError(f"worker {self._worker} was sent a request before it answered the previous one")
         waiter: asyncio.Future[Message] = self._loop.create_future()
         self.handing_over = 0
         if self.how:
@@ -132,11 +132,11 @@ class Child(ABC):
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Read all that the child has sent so far, in case this process was held up."""
+        """Read everything that the child has sent so far, in case this process was held up."""
 
     @abstractmethod
     def kill(self, verdict: str = "") -> None:
-        """End the child and all its descendants at once. `verdict` replaces the signal as the reported cause."""
+        """Kill the child and all its descendants. `verdict` replaces the signal as the reported cause."""
 
     @abstractmethod
     def hang_up(self) -> None:
@@ -159,7 +159,7 @@ class Child(ABC):
 
     def _over(self) -> None:
         """Wake all waiters, once `how` is set."""
-        # The exception holds the waiting frames, which hold this object, so drop the waiter.
+        # The exception references the waiting frames, and they reference this object, so drop the waiter.
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(ChildProcessError(self.how))
@@ -213,7 +213,7 @@ class ChildProcess(Child):
         if self.how or self._process.returncode is not None:
             return
         self._verdict = self._verdict or verdict
-        # A process that isn't reaped keeps its id, so this can't hit another process.
+        # A process keeps its id until it is reaped, so this can't hit another process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -233,7 +233,7 @@ class ChildProcess(Child):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Call `_exited` once the process has ended. Return its pidfd, if the system has any."""
+        """Arrange for `_exited` to be called once the process has ended. Return its pidfd, or None if the system has none."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -313,7 +313,7 @@ class ChildProcess(Child):
                 word: Message | Computed = _decode(view[header:end])
             del self._received[:end]
             if self._waiter is None or self._waiter.done():
-                raise NoFrame("a word that nobody has asked for")
+                raise NoFrame("a message that was not requested")
             self._hear(word)
 
     def _exited(self) -> None:
@@ -330,7 +330,7 @@ class ChildProcess(Child):
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self.arena = None  # A reader that is copying an output keeps a reference until it is done.
+        self.arena = None  # A reader that is still copying an output has its own reference.
         for output in self._outputs:
             output.close()
         if self._pipeless is not None:

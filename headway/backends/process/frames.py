@@ -1,9 +1,9 @@
 """Messages on the socket pair between a worker's parent and its child.
 
 Both ends send frames: MAGIC, a length, and a message of that length as msgpack. The child answers the parent's only Build with
-Ready or TargetRefused, and then each Run with Outputs or Failed. It announces large Outputs by Computed. MAGIC tells a frame from
-bytes that user code wrote to the descriptor by mistake. Large values of a batch are in the arena (`arena.py`), at places that the
-messages name.
+Ready or TargetRefused, and then each Run with Outputs or Failed. It announces large Outputs with Computed. MAGIC distinguishes a
+frame from bytes that user code wrote to the descriptor by mistake. Large values of a batch are in the arena (`arena.py`), at places
+that the messages name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from headway.model import MOST_OUTPUT, CostLine, PerCall, RowsTogether, TensorSp
 HEADER = struct.Struct(">4sQ")  # MAGIC and the number of bytes that follow.
 MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30  # Limit on a frame, in bytes.
-LONG = 64 << 10  # Size in bytes of a batch's parameters above which equal ones are sent only once.
+LONG = 64 << 10  # Size in bytes of a batch's parameters above which identical ones are sent only once.
 MAX_OUTPUT = MOST_OUTPUT  # Limit on the output of one input, in bytes.
 MAX_OUTPUTS = 192 << 20
-"""Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs beyond it run again in another batch."""
+"""Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs whose outputs exceed it run again in another batch."""
 MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
-"""Limit on all outputs of LONG_HAND_OVER bytes and more together, because the whole batch waits for their transfer."""
-LARGE_BESIDE = MOST_OUTPUT // 2  # The same limit for a batch that also has smaller outputs, and several callers.
-LONG_HAND_OVER = 1 << 20  # Size in bytes of a batch's outputs from which the child announces them.
+"""Limit on the total of all outputs of at least LONG_HAND_OVER bytes, because the whole batch waits for their transfer."""
+LARGE_BESIDE = MOST_OUTPUT // 2  # The same limit for a batch with several callers that also has smaller outputs.
+LONG_HAND_OVER = 1 << 20  # Size in bytes from which the child announces a batch's outputs.
 MAX_LINES_OUTPUTS = MOST_OUTPUT
 """Limit on the outputs of all bulk lines of a batch. One line always fits. Lines beyond the limit run again in another batch."""
 
@@ -34,8 +34,8 @@ MAX_LINES_OUTPUTS = MOST_OUTPUT
 class Build(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: load the target.
 
-    `weight` names the weight function, if any. Modules are imported from `folder`, by default the working directory. With `whole`,
-    each batch runs in one call, as far as `max_weight` allows.
+    `weight` is the name of the weight function, or empty. Modules are imported from `folder`, by default the working directory. If
+    `whole`, each batch runs in one call, as far as `max_weight` allows.
     """
 
     arguments: str = ""
@@ -47,7 +47,7 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
 
 class PlacedInput(msgspec.Struct, array_like=True, gc=False):
-    """Input in the arena: its position in the batch, its kind, and its place."""
+    """An input in the arena: its position in the batch, its kind, and its place."""
 
     position: int
     kind: ValueKind
@@ -58,12 +58,12 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: run this batch.
 
     Attributes:
-        inputs: octets as a list of their bytes, tensors as a list of their bytes and true, or None for `placed` inputs.
-        parameters: JSON text for each input, empty without parameters; None if the target takes no parameters.
-        used: bytes of the arena that the inputs take, from its beginning.
-        which: index into `parameters` for each input, if equal parameters are sent once.
+        inputs: bytes as a list [bytes], tensors as a list [bytes, true], or None for `placed` inputs.
+        parameters: JSON for each input, or empty if it has no parameters; None if the target takes no parameters.
+        used: how many bytes the inputs take at the beginning of the arena.
+        which: index into `parameters` for each input, if identical parameters are sent only once.
         lines: number of bulk lines, which come last.
-        mixed: True if the inputs are of several callers.
+        mixed: True if the inputs come from several callers.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
 
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
-    """Message of the child: the target is loaded. Its example is a JSON text, or packed tensors if it takes tensors."""
+    """Message of the child: the target is loaded. Its example is JSON, or packed tensors if it takes tensors."""
 
     sees: PerCall
     source: str
@@ -102,15 +102,14 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Message of the child: the target can't be loaded, why, and how to fix it. `trace` has user code's traceback, if any."""
+    """Message of the child: why the target can't be loaded, and how to fix it. `trace` is user code's traceback, or empty."""
 
     message: str
     trace: str = ""
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the run has ended, and an Outputs message follows. Its outputs have `size` bytes or
-    characters."""
+    """Message of the child: the run has ended, and Outputs of `size` bytes or characters follow."""
 
     size: int
 
@@ -119,13 +118,13 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     """Message of the child: one output per input.
 
     Attributes:
-        outputs: texts, JSON texts in bytes, octets, or packed tensors, or None for a failed, placed or left-out output.
-        errors: by position (text, fault), as in `model.ItemResult`.
-        weights: weights of the inputs if they are weighed, 0 for an input without a weight.
-        unplaced: number of large outputs for which the arena had no room.
-        keeps: True if user code kept a view of an input, so that the arena is lost to the child.
-        begun, ended: instants of the run on the machine's monotonic clock.
-        cost: new estimate of the cost of calls, if it has changed.
+        outputs: strings, JSON as bytes, bytes, or packed tensors; None for a failed, placed or left-out output.
+        errors: message and `fault` by position, as in `model.ItemResult`.
+        weights: weights of the inputs if they are weighed, or 0 for an input that has none.
+        unplaced: number of large outputs that didn't fit into the arena.
+        keeps: True if user code kept a view of an input, so that the child can no longer use the arena.
+        begun, ended: times of the run on the machine's monotonic clock.
+        cost: new estimate of what calls cost, if it has changed.
         crowded: sizes of outputs that were left out because the batch's outputs were too large together.
     """
 
@@ -150,8 +149,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed; see also `Outputs`. User code raised or, with `bad_output`, returned no list of the
-    right length. `places` has the inputs of the call that raised; empty for the whole batch."""
+    """Message of the child: the batch failed; see also `Outputs`. User code raised or, if `bad_output`, didn't return a list of the
+    right length. `places` has the inputs of the call that raised, or is empty for the whole batch."""
 
     number: int
     bad_output: bool
@@ -178,12 +177,12 @@ def framed(content: bytes) -> bytes:
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Return the rest of the frame with this content after `sent` bytes."""
+    """Return the rest of a frame with this content after `sent` bytes were sent."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 
 def length(head: bytes) -> int:
-    """Return the length that a header announces. Raises NoFrame for other bytes or more than MAX_FRAME."""
+    """Return the length that a header announces. Raises NoFrame if it isn't a header, or the length exceeds MAX_FRAME."""
     magic, size = HEADER.unpack(head)
     if magic != MAGIC:
         raise NoFrame(f"{head!r} is not a frame header")

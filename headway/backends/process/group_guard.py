@@ -1,7 +1,7 @@
 """Guard that kills the descendants of workers if this process is killed.
 
 The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code started in
-the worker's process group. So the host tells each group to a small process, a shell that reads its input. When the host ends, for
+the worker's process group. So the host writes each group to a shell, which reads its standard input. When the host ends, for
 whatever reason, the input ends too, and the shell kills the groups.
 """
 
@@ -25,11 +25,11 @@ while read -r op group; do
 done
 for one in $groups; do kill -s KILL -- "-$one"; done
 """
-"""Script of the guard. It ignores signals from a terminal or service manager, because workers may still drain."""
+"""The guard's script. It ignores signals from a terminal or service manager, because workers may still be draining."""
 
 
 class GroupGuard:
-    """Guard of process groups, by a process that starts with the first group. Does nothing if the system has no shell."""
+    """Guards process groups, using a process that starts with the first group. Does nothing if the system has no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -38,7 +38,7 @@ class GroupGuard:
         self._fd = -1
 
     def watch(self, group: int) -> None:
-        """Guard a process group, which is killed if this process dies."""
+        """Guard a process group: kill it if this process dies."""
         self._groups.append(group)
         if self.pid and self._ended():
             self.close()
@@ -91,5 +91,5 @@ class GroupGuard:
 
     def _tell(self, line: str) -> None:
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # It has ended or doesn't read; the next group starts another guard.
+            with contextlib.suppress(OSError):  # It has ended or doesn't read. The next group starts another guard.
                 os.write(self._fd, line.encode())

@@ -1,8 +1,8 @@
-"""Use of the memory that this process and its children share.
+"""Usage of the memory that this process and its children share.
 
-It is the largest used share of the machine's memory and of each control group's limit, from the process's own group up to the
-root. File pages that the kernel can drop at once count as free: in a group the list `inactive_file`, as in Kubernetes, and on the
-machine all of `MemAvailable`. If the system doesn't report a figure, it counts as 0.
+This is the maximum of the used share of the machine's memory and of each control group's limit, from the process's own group up to
+the root. File pages that the kernel can drop immediately count as free: in a group the list `inactive_file`, as in Kubernetes, and
+on the machine all of `MemAvailable`. A number that the system doesn't report counts as 0.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-READ_EVERY = 0.9  # Seconds for which all slots of a process share a reading.
+READ_EVERY = 0.9  # For how many seconds all slots of a process share a reading.
 MOST_BYTES = 64 << 10
-NO_LIMIT = 1 << 60  # Limit in bytes from which cgroup v1 means no limit.
+NO_LIMIT = 1 << 60  # A limit of at least this many bytes means no limit in cgroup v1.
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""Files of a control group with its limit and use, and the figure for pages that the kernel can drop."""
+"""A control group's files with its limit and usage, and the name of the statistic for pages that the kernel can drop."""
 
 
 class HostMemory:
-    """Reader of the used memory, from the file system at `root`."""
+    """Reads memory usage from the file system at `root`."""
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
         self._clock = clock
@@ -30,7 +30,6 @@ class HostMemory:
         self._share = 0.0
 
     def used(self) -> float:
-        """Return the used share of the memory, 0 to 1."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY:
             self._read_at = now
@@ -38,7 +37,7 @@ class HostMemory:
         return self._share
 
     def limit(self) -> int:
-        """Return the bytes of memory that this process may use, or 0 if unknown."""
+        """Return how many bytes of memory this process may use, or 0 if unknown."""
         total = _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10
         return min(filter(None, (total, *(_limit(path) for path, *_ in self._groups))), default=0)
 
@@ -60,7 +59,7 @@ def _groups(root: Path) -> Iterator[tuple[str, str, str, str]]:
         else:
             continue
         place = PurePosixPath(own.lstrip("/"))
-        # Inside a container the path may be the host's, of which only the root is visible.
+        # Inside a container, this may be the host's path, of which only the root is visible.
         for group in (mount / path for path in (place, *place.parents)):
             if (group / limit).exists():
                 yield str(group / limit), str(group / used), str(group / "memory.stat"), droppable
@@ -80,7 +79,7 @@ def _limit(path: str) -> int:
 
 
 def _number(path: str) -> int:
-    """Return the number in a file. Return 0 if the file has no number, for example the word `max`."""
+    """Return the number in a file, or 0 if it contains something else, such as the word `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -88,14 +87,13 @@ def _number(path: str) -> int:
 
 
 def _figures(path: str, *names: str) -> dict[str, int]:
-    """Return the numbers in a file with lines NAME NUMBER whose names begin with one of `names`."""
+    """Return the numbers in a file with lines NAME NUMBER, for lines that begin with one of `names`."""
     words = (line.split() for line in _text(path).splitlines() if line.startswith(names))
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
 def _text(path: str) -> str:
-    """Return the content of a small kernel file, or "" if the file can't be read. As this runs every second, it makes
-    only one read call."""
+    """Return the content of a small kernel file, or "" if it can't be read. This runs every second, so it calls `read` only once."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

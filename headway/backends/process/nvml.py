@@ -3,7 +3,7 @@
 NVML comes with the driver. The package nvidia-ml-py, an extra, gives access to NVML. Calls may take tens of milliseconds, and
 never return if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
 
-    figures() ──old──▶ thread reads all GPUs ──▶ the next figures() returns that
+    figures() ──outdated──▶ thread reads all GPUs ──▶ the next figures() returns the new stats
 
 A lost GPU stays lost until somebody resets it or restarts the machine. NVML must then be opened again.
 """
@@ -27,16 +27,16 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-READ_EVERY = 0.9  # Seconds for which a reading is used.
-STALE_AFTER = 10.0  # Seconds after which old figures aren't reported any more.
+READ_EVERY = 0.9  # For how many seconds a reading is used.
+STALE_AFTER = 10.0  # Seconds after which a reading is no longer reported.
 LOOK_WITHIN = 1.0  # Maximum seconds to wait for a reading.
-FALLEN_OFF = 79  # Code of the Xid error of a GPU that has fallen off the bus.
-MOST_EVENTS = 100  # Maximum number of Xid errors of a GPU in one reading.
-ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # Setting by which CUDA numbers GPUs like NVML.
+FALLEN_OFF = 79  # Xid error code of a GPU that has fallen off the bus.
+MOST_EVENTS = 100  # Maximum number of Xid errors per GPU and reading.
+ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # Setting that makes CUDA number GPUs like NVML does.
 
 
 class NvmlGpus:
-    """GPUs of the workers of one process. Before the first reading, it imports nothing and starts no thread."""
+    """The GPUs of one process's workers. Until the first reading, it imports nothing and starts no thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -46,13 +46,13 @@ class NvmlGpus:
         self._pending = self._closed = False
 
     def watch(self, device: str) -> NvmlGpu:
-        """Return the GPU with an id, as in CUDA_VISIBLE_DEVICES. All calls for a GPU return the same object."""
+        """Return the GPU with this id, as in CUDA_VISIBLE_DEVICES. All calls for a GPU return the same object."""
         if device not in self._watched:
             self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
         return self._watched[device]
 
     def _ask(self, fresh: bool = False) -> None:
-        """Ask for a reading of all GPUs soon. For a `fresh` one, ask even if a reading is pending, which may have begun."""
+        """Request a reading of all GPUs soon. If `fresh`, request one even if one is pending, because that may already have started."""
         if (fresh or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)
@@ -67,7 +67,7 @@ class NvmlGpus:
                 await done
 
     def _put(self, done: asyncio.Future[None] | None) -> None:
-        if self._thread is None:  # Make it a daemon, because a call of NVML may never return.
+        if self._thread is None:  # It is a daemon because a call to NVML may never return.
             self._thread = threading.Thread(target=self._read_on, name="nvml", daemon=True)
             self._thread.start()
         self._asked.put(done)
@@ -81,8 +81,8 @@ class NvmlGpus:
                 if nvml is not None:
                     for gpu in tuple(self._watched.values()):
                         gpu.read(nvml)
-            except Exception:  # NVML may be of an unknown version.
-                log.exception("GPUs are not watched any more: NVML behaves unexpectedly")
+            except Exception:  # NVML may have an unknown version.
+                log.exception("GPUs are no longer watched: NVML behaves unexpectedly")
                 nvml, self._closed = None, True
             if done is None:
                 self._pending = False
@@ -101,8 +101,8 @@ def _opened() -> Nvml | None:
         return Nvml()
     except ImportError:
         log.info("GPUs are not watched: the package nvidia-ml-py is not installed", hint=install_hint("gpu"))
-    except Exception as exc:  # Errors of a module that may be of any version.
-        log.info("GPUs are not watched: NVML does not open", error=str(exc))
+    except Exception as exc:  # The module may have any version, and raise anything.
+        log.info("GPUs are not watched: NVML cannot be opened", error=str(exc))
     return None
 
 
@@ -114,7 +114,7 @@ class NvmlGpu(Gpu):
     ) -> None:
         self._device, self._clock, self._ask, self._look = device, clock, ask, look
         self._last: tuple[float, GpuFigures] | None = None
-        """Start of the last reading, and its figures. Only the reading thread sets this, as a whole."""
+        """Start time and result of the last reading. Only the reading thread sets this."""
         self._loaded_at = 0.0
         self._settled: float | None = None
 
@@ -138,7 +138,7 @@ class NvmlGpu(Gpu):
         return self.figures()
 
     def loaded(self) -> None:
-        """Note that a model was loaded, and read the GPU before the first batches allocate memory."""
+        """Record that a model was loaded, and read the GPU before the first batches allocate memory."""
         self._loaded_at, self._settled = self._clock(), None
         self._ask(True)
 
@@ -155,7 +155,7 @@ class _Lost(Exception):
 
 
 class Nvml:
-    """Open NVML, for use in one thread. Raises ImportError without nvidia-ml-py, and NVML's errors without a driver."""
+    """Open NVML, for use in one thread. Raises ImportError if nvidia-ml-py is missing, and NVML's errors if the driver is."""
 
     def __init__(self) -> None:
         import pynvml
@@ -176,7 +176,7 @@ class Nvml:
 
     def _read(self, handles: _Handles) -> GpuFigures:
         try:
-            self._note_events(handles)
+            self._count_events(handles)
             figures = self._figures(handles)
         except _Lost as exc:
             figures = GpuFigures(lost=str(exc))
@@ -199,7 +199,7 @@ class Nvml:
             ),
         )
 
-    def _note_events(self, handles: _Handles) -> None:
+    def _count_events(self, handles: _Handles) -> None:
         for _ in range(MOST_EVENTS if handles.events is not None else 0):
             event = self._call(self._nvml.nvmlEventSetWait_v2, handles.events, 0)
             if event is None:  # There is no further event.
@@ -207,18 +207,18 @@ class Nvml:
             handles.xids[event.eventData] = handles.xids.get(event.eventData, 0) + 1
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of NVML. Return None if the GPU has no such figure or event. Raises _Lost."""
+        """Call an NVML function. Return None if the GPU has no such value or event. Raises _Lost."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError as exc:
             if exc.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
-                raise _Lost("its driver cannot reach it any more") from None
+                raise _Lost("its driver can no longer reach it") from None
             return None
 
     def _open(self, device: str) -> _Handles | None:
         part = self._find(device)
         if part is None:
-            log.info("a GPU is not watched: NVML does not know it", gpu=device)
+            log.info("a GPU is not watched: it is unknown to NVML", gpu=device)
             return None
         nvml = self._nvml
         whole = part
@@ -235,7 +235,7 @@ class Nvml:
         return _Handles(part, whole, events, uuid or "", name or "")
 
     def _find(self, device: str) -> Any:
-        """Return the handle of a GPU, or None if NVML doesn't know it, or may number GPUs in another order than CUDA."""
+        """Return the handle of a GPU, or None if NVML doesn't know it, or may number GPUs differently from CUDA."""
         nvml = self._nvml
         if device.startswith("MIG-"):
             return self._call(nvml.nvmlDeviceGetHandleByUUID, device)
@@ -244,7 +244,7 @@ class Nvml:
             return next((handle for handle, uuid in ids if uuid.lower().startswith(device.lower())), None)
         if os.environ.get(ORDER) != BY_PLACE and len(self._names()) > 1:
             hint = f"Set {ORDER}={BY_PLACE}, or name GPUs by their UUIDs."
-            log.info("CUDA and NVML may number unlike GPUs differently", gpu=device, hint=hint)
+            log.info("CUDA and NVML may number GPUs of different kinds differently", gpu=device, hint=hint)
             return None
         return self._call(nvml.nvmlDeviceGetHandleByIndex, int(device))
 
@@ -264,7 +264,7 @@ class Nvml:
 
 
 class _Handles:
-    """Handles of one GPU: the part that a worker has (MIG), the whole GPU, and its events. `xids` counts its Xid errors."""
+    """Handles of one GPU: the part that a worker uses (MIG), the whole GPU, and its events. `xids` counts its Xid errors."""
 
     def __init__(self, part: Any, whole: Any, events: Any, uuid: str, name: str) -> None:
         self.part, self.whole, self.events = part, whole, events

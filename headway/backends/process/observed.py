@@ -1,8 +1,8 @@
-"""Backend of a target under test, which records the inputs of each batch. Its child may be a thread of this process.
+"""Backend for a target under test. It records the inputs of each batch, and its child may be a thread of this process.
 
-The thread calls user code like a child process, with the same checks of its outputs. It is part of this process, so a test can
-run, see and replace objects that no other process could import. But nothing can end a hanging call. Its thread is abandoned, and
-another thread takes its place.
+The thread calls user code as a child process would, and checks its outputs in the same way. It is part of this process, so a test
+can run, inspect and replace objects that no other process could import. But nothing can end a hanging call: its thread is abandoned,
+and another thread takes its place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class ThreadChild(Child):
-    """Child that is a thread. It ignores the arguments that only a process needs."""
+    """A child that is a thread. It ignores the arguments that only a process needs."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ThreadChild(Child):
         super().__init__(worker)
         self.pid = os.getpid()
         self._call, self._name = call, name
-        self._asked: SimpleQueue[bytes | None] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         threading.Thread(target=self._live, name=f"headway-{worker}", daemon=True).start()
 
     def catch_up(self) -> None: ...
@@ -62,13 +62,13 @@ class ThreadChild(Child):
     def hang_up(self) -> None:
         self.doomed = True
         self.gone.set()
-        self._asked.put(None)
+        self._queue.put(None)
 
     def resident_bytes(self) -> int:
         return 0
 
     def _send(self, content: bytes) -> None:
-        self._asked.put(content)
+        self._queue.put(content)
 
     def _live(self) -> None:
         loop = UserLoop()
@@ -77,7 +77,7 @@ class ThreadChild(Child):
             return prepare(self._call, self._name, "", loop, build.arguments)
 
         try:
-            attend(_Words(self._asked, self._tell), loop, self._name, find)
+            attend(_Words(self._queue, self._tell), loop, self._name, find)
         finally:
             loop.close()
             self._soon(self._finish, "has ended")
@@ -96,23 +96,23 @@ class ThreadChild(Child):
 
 
 class _Words(Pipe):
-    """Pipe of a thread, made of a queue. Unlike in a process, the target's background tasks don't run between batches."""
+    """A thread's pipe, which uses a queue. Unlike in a process, the target's background tasks don't run between batches."""
 
     holds = True
 
-    def __init__(self, asked: SimpleQueue[bytes | None], tell: Any) -> None:
+    def __init__(self, queue: SimpleQueue[bytes | None], tell: Any) -> None:
         self.fd, self.arena = -1, None
-        self._asked, self._tell = asked, tell
+        self._queue, self._tell = queue, tell
 
     def receive(self) -> bytes | None:
-        return self._asked.get()
+        return self._queue.get()
 
     def send(self, word: Message | Computed) -> None:
         self._tell(_encode(word))
 
 
 class ObservedBackend(ProcessBackend):
-    """Backend that records each batch. A target given by module or file runs in a process, any other in a thread."""
+    """Backend that records each batch. A target named by module or file runs in a process, any other in a thread."""
 
     def __init__(
         self,
@@ -143,7 +143,6 @@ class ObservedBackend(ProcessBackend):
         self._batches = target.batches
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch, and record it unless it is a probe."""
         if entries[0].gateway:
             self._batches.append([_built(entry.input) for entry in entries])
         return await super().run(entries, timeout)

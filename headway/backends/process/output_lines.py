@@ -1,8 +1,8 @@
-r"""Conversion of a child's output into bounded, printable lines for the log.
+r"""Converts a child's output into bounded, printable lines for the log.
 
-A child may print anything: partial lines, other encodings, escape sequences, gigabytes. Lines end at \n, or at \r as in progress
-bars. Malformed and unprintable characters are escaped, so that nobody can forge a line or control a terminal. Long lines are cut.
-Lines beyond `per_second` are only counted.
+A child may print anything: partial lines, other encodings, escape sequences, gigabytes. Lines end with \n, or with \r as in
+progress bars. Malformed and unprintable characters are escaped, so that nobody can forge a line or control a terminal. Long lines
+are truncated. Lines beyond `per_second` are only counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 _END = b"\n"
-_FATAL, _THREAD, _FRAME = "Fatal Python error", "Current thread", '  File "'  # Line beginnings in Python's crash dump.
+_FATAL, _THREAD, _FRAME = "Fatal Python error", "Current thread", '  File "'  # How lines of Python's crash dump begin.
 _OURS = f"{_FRAME}{Path(__file__).parent}"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 
@@ -27,7 +27,7 @@ def printable(text: bytes) -> str:
 
 
 class Lines:
-    """Splitter of a stream into lines of at most `longest` bytes. It keeps the last `tail` bytes for `last_words`."""
+    """Splits a stream into lines of at most `longest` bytes. Keeps the last `tail` bytes for `last_words`."""
 
     def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 16_384) -> None:
         self._longest, self._per_second, self._keep = longest, per_second, tail
@@ -39,7 +39,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
-        """Return the lines that a chunk, read at instant `now`, completes, without dropped lines."""
+        """Return the lines completed by a chunk that was read at time `now`, except for dropped lines."""
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
@@ -67,17 +67,15 @@ class Lines:
         return passed
 
     def finish(self) -> list[str]:
-        """Return the last line if it has no line end."""
         rest, self._rest = self._rest, b""
         return [self._cut(rest)] if rest else []
 
     def take_dropped(self) -> int:
-        """Return the number of lines dropped since the last call."""
         dropped, self.dropped = self.dropped, 0
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """Return the last `count` lines of the stream, even dropped lines. From a Python crash dump, return the target's frames."""
+        """Return the last `count` lines of the stream, including dropped ones. For a Python crash dump, return the target's frames."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
 
@@ -87,13 +85,15 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """Return a dump's error line, the two lines before, and up to `count` - 1 frames of the target; [] without frames."""
+    """Return a dump's error line, the two lines before it, and up to `count` - 1 of the target's frames, or [] if it has no frames."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])
     frames = [frame for frame in stack if not frame.startswith(_OURS)]
     if len(frames) >= count:
         users = [frame for frame in frames[1:] if _LIBRARY.search(frame) is None]
-        frames = [frames[0], *users][: count - 1]  # The innermost frame shows what failed, the others who called it.
-    # Before a dump, an aborting C++ library has printed the reason.
+        frames = [frames[0], *users][
+            : count - 1
+        ]  # The innermost frame shows what failed, and the others who called it.
+    # A C++ library that aborts prints the reason before the dump.
     return [*words[max(0, begins - 2) : begins + 1], *map(str.strip, frames)] if frames else []

@@ -2,18 +2,18 @@
 
 The target may be:
 
-- a function `f(inputs)`, or `f(inputs, parameters)`. A second parameter of this name gets one object per input, `{}` for a
-  request without parameters;
-- a class. It is built once, with its arguments. Then its method `setup(device)` is called if it exists. After that, the instance
-  is called like a function. `device` is `cuda:0`, the only GPU that the process can see, or `cpu` if it sees none;
+- a function `f(inputs)`, or `f(inputs, parameters)`. A second parameter with this name gets one object per input, which is `{}`
+  if the request had no parameters;
+- a class. It is instantiated once, with its arguments. Then its method `setup(device)` is called if it exists. After that, the
+  instance is called like a function. `device` is `cuda:0`, the only GPU that the process can see, or `cpu` if it sees none;
 - either of them with an attribute `together`, which names the parameters that all inputs of a call must share, or is "all".
   If the second parameter is annotated as a mapping, it gets one mapping with the values of these parameters;
 - either of them `async`. All calls share one event loop.
 
-Annotations tell if inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example` is the
-warm-up input.
+Annotations determine whether inputs and outputs are strings, JSON values, bytes or arrays (`array_kind.py`). An attribute `example`
+is the warm-up input.
 
-If user code raises anything, even SystemExit, this module raises Refusal while loading, and the same exception while running.
+If user code raises anything, even SystemExit, this module raises Refusal during loading, and the same exception during a run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
-    """The target can't be served. The text tells its author why. `trace` is user code's traceback, if any."""
+    """The target can't be served. The message tells its author why. `trace` is user code's traceback, or empty."""
 
     def __init__(self, text: str, trace: str = "") -> None:
         super().__init__(text)
@@ -79,19 +79,17 @@ class Refusal(Exception):
 
 
 def describe(exc: BaseException) -> str:
-    """Return the type and text of an exception, even if its `__str__` raises. The text is cut if it is long, and is
-    valid Unicode."""
+    """Return the type and message of an exception, even if its `__str__` raises. The result is valid Unicode, truncated if long."""
     try:
         text = str.__str__(str(exc))[:_MAX_TEXT]
     except BaseException:
-        text = "(its text cannot be shown)"
+        text = "(its message cannot be shown)"
     shown = f"{kind_of(exc)}: {text}" if text else kind_of(exc)
     return shown.encode("utf-8", "backslashreplace").decode()
 
 
 def trace(exc: BaseException) -> str:
-    """Return the traceback of an exception that user code raised, without Headway's frames. The text is cut if it is
-    long, and is valid Unicode."""
+    """Return the traceback of an exception raised by user code, without Headway's frames, as valid Unicode, truncated if long."""
     from traceback import TracebackException
 
     try:
@@ -114,13 +112,12 @@ def _keep_own_frames(whole: TracebackException | None) -> None:
 
 
 class UserLoop:
-    """Event loop of async targets. It is created when first needed, because asyncio is slow to import."""
+    """Event loop for async targets. It is created when first needed, because asyncio is slow to import."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """Return `result`. If it is awaitable, await it."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -155,13 +152,13 @@ async def _awaited(result: Any) -> Any:
 
 
 class Target:
-    """A loaded target. `name` is the target as the user wrote it, `source` its file.
+    """A loaded target. `name` is the target as the user wrote it, and `source` is its file.
 
     Attributes:
         per_call: parameters that apply to a whole call.
-        takes_mapping: True if it gets the parameters as one mapping.
-        takes_views: True if it gets bytes as views, which are valid until the batch ends.
-        one_call: True if each batch should be one call.
+        takes_mapping: True if it takes the parameters as one mapping.
+        takes_views: True if it takes bytes as views, which are valid until the batch ends.
+        one_call: True if each batch should be a single call.
 
     Raises:
         Refusal: `call` can't be called with a list of inputs, or its example is invalid.
@@ -185,7 +182,7 @@ class Target:
             else:
                 if single := single_input(call, hints.get(first)):
                     raise Refusal(
-                        f"target {name}: its parameter {first} is annotated {single}, and a target gets a list of inputs. "
+                        f"target {name}: its parameter {first} is annotated {single}, but a target gets a list of inputs. "
                         f"Write {first}: list[{single}], and return a list with one output for each."
                     )
                 takes, gives = kinds_of(hints, first, example)
@@ -213,7 +210,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Return the inputs as user code gets them, and the reasons why other inputs can't be passed, by place."""
+        """Return the inputs as user code gets them, and by place the reasons why others can't be passed to it."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -225,8 +222,8 @@ class Target:
         return readable, refused
 
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
-        """Call user code with one batch. Raises the exceptions of user code. `parameters` has a JSON text for
-        each input, or an empty text if the input has no parameters."""
+        """Call user code with one batch. Raises whatever user code raises. `parameters` has JSON for each input, empty if the input has
+        no parameters."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
         decoded: object
@@ -239,7 +236,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of inputs that may share a call, by the call's parameters as text; {} if all inputs may share one."""
+        """Return the places of inputs that may share a call, by the call's parameters as JSON, or {} if all inputs may share one."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -251,14 +248,14 @@ class Target:
         return groups if len(groups) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Return the parameters of a call in normal form, which is equal for all of its inputs."""
+        """Return the parameters of a call in normal form, in which they are identical for all its inputs."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Return the parameters of an input. The parameters of the call come first, in normal form."""
+        """Return the parameters of an input. Those of the call come first, in normal form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -267,7 +264,7 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that apply to a whole call, from the target's attribute `together`, unless that is a method.
+    """Return the parameters that apply to a whole call, from the target's attribute `together`. A method is ignored.
 
     Raises Refusal if the attribute is invalid, or the target takes no parameters."""
     names = getattr(call, "together", ())
@@ -275,26 +272,26 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
         return ()
     if names == (ALL_PARAMETERS,):
         raise Refusal(
-            f'target {name}: its attribute together names one parameter, "all". For all of them write together = "all".'
+            f'target {name}: its attribute together names one parameter, "all". For all parameters, write together = "all".'
         )
     if names != ALL_PARAMETERS and not (
         isinstance(names, tuple) and all(isinstance(parameter, str) for parameter in names)
     ):
         such = (names,) if isinstance(names, str) else tuple(map(str, names)) if isinstance(names, list | set) else ()
         raise Refusal(
-            f"target {name}: its attribute together is {str(names)[:_MAX_SHOWN]!r}, of type {kind_of(names)}. It names the parameters that apply to a "
-            f'whole call: write together = {such or ("temperature",)}, or together = "all".'
+            f"target {name}: its attribute together is {str(names)[:_MAX_SHOWN]!r}, of type {kind_of(names)}. It must name the parameters that apply to "
+            f'a whole call: write together = {such or ("temperature",)}, or together = "all".'
         )
     if not takes_parameters:
         raise Refusal(
-            f"target {name}: its attribute together names parameters, and it takes none. Give it a second argument named parameters, "
-            "or leave together out."
+            f"target {name}: its attribute together names parameters, but it takes none. Add a second argument named parameters, "
+            "or remove together."
         )
     return names if names == ALL_PARAMETERS else tuple(sorted(set(names)))
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return the ArrayKind of a target, or None without importing numpy if it has no arrays."""
+    """Return a target's ArrayKind, or None if it uses no arrays. In that case, numpy isn't imported."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
     if not hinted and not are_arrays(getattr(call, "example", None)):
@@ -312,12 +309,14 @@ def _example(example: object, takes: ValueKind, name: str, first: str) -> Value 
     except NoOutput as exc:
         problem = str(exc).replace(" for this input", "")
         such = list_of(example) if exc.mend else ""
-        mend = f"Write {first}: {such} if its inputs are such, or give it one that fits" if such else "Give it an input"
-        raise Refusal(f"target {name}: its attribute example is {problem} as its inputs are. {mend}.") from None
+        mend = (
+            f"Write {first}: {such} if its inputs are like that, or another example" if such else "Set it to an input"
+        )
+        raise Refusal(f"target {name}: its attribute example is {problem} like its inputs. {mend}.") from None
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Return True if a target takes parameters, True if only by name, and the name of its first parameter, the inputs."""
+    """Return whether a target takes parameters, whether only by name, and the name of its first parameter, the inputs."""
     import inspect
 
     try:
@@ -342,16 +341,15 @@ def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str
 
 class SourceLoader(SourceFileLoader):
     """Loader that ignores cached bytecode. Python trusts bytecode if the source has the same size and modification time in whole
-    seconds. So of a file saved twice within a second, Python might load the first version."""
+    seconds. So if a file is saved twice within a second, Python might load the first version."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def import_from_source(folder: str) -> None:
-    """Import modules in and below `folder` by SourceLoader from now on.
-
-    Installed packages and Python's library still use bytecode. They are large, and nobody edits them during a service."""
+    """Import modules in and below `folder` with SourceLoader from now on. Installed packages and Python's library still use bytecode,
+    because they are large, and nobody edits them while a service runs."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
     make = FileFinder.path_hook(
@@ -377,10 +375,10 @@ def import_from_source(folder: str) -> None:
 
 
 def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "", folder: str = "") -> Target:
-    """Import, build and set up a target. Raises Refusal if it can't be served.
+    """Import, instantiate and set up a target. Raises Refusal if it can't be served.
 
-    `kind` is `module` or `file`, and `place` the module's name or the file's path. `attribute` may be dotted. `core.arguments`
-    reads the arguments of a class. A module is imported from `folder`, by default the working directory.
+    `kind` is `module` or `file`, and `place` is the module's name or the file's path. `attribute` may be dotted. `arguments` are those
+    of a class; see `core.arguments`. A module is imported from `folder`, by default the working directory.
     """
     name = f"{place}:{attribute}"
     module = subject = _import(kind, place, name, folder)
@@ -393,12 +391,12 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
 
 
 def prepare(subject: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
-    """Build and set up a target from a function, class or callable object. Raises Refusal."""
+    """Instantiate and set up a target, given a function, class or callable object. Raises Refusal."""
     if isinstance(subject, type):
         subject = _build(subject, name, loop, arguments)
     elif arguments:
         raise Refusal(
-            f"target {name}: it is not a class, and only a class takes arguments. Leave them out, or name a class."
+            f"target {name}: it is not a class, but only a class takes arguments. Leave them out, or name a class."
         )
     elif not callable(subject):
         raise Refusal(f"target {name}: it is of type {type(subject).__name__}. Name a function or a class.")
@@ -419,7 +417,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
                 "Start Headway in the module's folder, or set PYTHONPATH."
             ) from None
         raise _raised(
-            name, "importing it", exc, f" Headway runs on {sys.executable}; install there what it imports."
+            name, "importing it", exc, f" Headway runs on {sys.executable}; install what it imports there."
         ) from None
     except ImportError as exc:
         if kind == "file" and "relative import" in str(exc):
@@ -430,7 +428,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
 
 
 def _no_package(place: str, name: str) -> Refusal:
-    """Return the refusal of a file with a relative import. It suggests the file's name within its package."""
+    """Return the refusal for a file with a relative import. It suggests the module's full name."""
     root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     parts = [file.removesuffix(".py")]
     while True:
@@ -440,7 +438,7 @@ def _no_package(place: str, name: str) -> Refusal:
             break
     module = f"{'.'.join(parts)}:{name.rpartition(':')[2]}"
     return Refusal(
-        f"target {name}: it has a relative import, and a file by itself is in no package. "
+        f"target {name}: it has a relative import, but a file given by path is in no package. "
         f"Name the module instead: {module}, with {root} as the working directory or on PYTHONPATH."
     )
 
@@ -496,7 +494,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Return the refusal if the arguments don't fit the class's signature, else None."""
+    """Return the refusal if the arguments don't fit the class's signature, or None if they do."""
     import inspect
 
     try:
@@ -507,7 +505,7 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
         signature.bind(*positional, **named)
     except TypeError as exc:
         return Refusal(
-            f"target {name}: it cannot be built {given}: {exc}; its signature is {signature}. Give the arguments in "
-            f"the target, as in {name}(NAME='value')."
+            f"target {name}: it cannot be built {given}: {exc}; its signature is {signature}. Write the arguments in "
+            f"the target, for example {name}(NAME='value')."
         )
     return None

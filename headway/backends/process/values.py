@@ -1,6 +1,6 @@
-"""Values of user code: the kinds that a target takes and gives, and their encoding.
+"""Values passed to and from user code: the kinds that a target takes and returns, and how they are encoded.
 
-User code may return any object, and inspecting the object may raise any exception.
+User code may return any object, and inspecting it may raise any exception.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from headway.backends.process import frames
 from headway.core import values
 from headway.model import Octets, Output, Tensors, Value, ValueKind
 
-Encode = Callable[[object], Value]  # Function that encodes an output to travel, or raises NoOutput.
+Encode = Callable[[object], Value]  # Function that encodes an output for sending, or raises NoOutput.
 
 _JSON_NAMES: Sequence[tuple[tuple[type, ...], str, str]] = (
-    ((str,), "str", "a text"),
+    ((str,), "str", "a string"),
     ((dict, Mapping), "object", "an object"),
     ((list, tuple, Sequence), "array", "an array"),
     ((bool,), "bool", "true or false"),
     ((int, float), "number", "a number"),
     ((type(None),), "null", "null"),
 )
-"""Python types with the name of their JSON type, and that type in words."""
+"""Python types, each with the name and a description of its JSON type."""
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
 _SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
 _NUMPY_NAMES = ("np", "numpy")
 _MOST_SHOWN = 500
-_LARGE = 1 << 16  # Size in bytes of a JSON text above which the garbage collector pauses.
+_LARGE = 1 << 16  # Size in bytes of JSON above which the garbage collector is paused.
 
 
 class NoOutput(Exception):
-    """The output can't be sent. The text completes "the target returned …", and `mend` tells the author what to write."""
+    """The output can't be sent. The message completes "the target returned …", and `mend` tells the author what to write."""
 
     def __init__(self, text: str, mend: str = "") -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class NoOutput(Exception):
 
 
 class NoArrays(Exception):
-    """The target can't take or give arrays. The text gives reason and remedy, without a final full stop."""
+    """The target can't take or return arrays. The message gives the reason and the remedy, without a final full stop."""
 
 
 def kind_of(value: object) -> str:
@@ -62,7 +62,7 @@ def kind_of(value: object) -> str:
 
 
 def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a target's parameters and output by name, or {} if they can't be resolved."""
+    """Return the annotations of a target's parameters and output, by name, or {} if they can't be resolved."""
     function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
     try:
         return typing.get_type_hints(function)
@@ -86,8 +86,8 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the annotated type's name if it means a single input instead of a list of inputs, or else ""."""
-    if hasattr(call, "__wrapped__"):  # The annotation is the wrapped function's; the decorator may take a list itself.
+    """Return the name of the annotated type if it is the type of a single input rather than a list of inputs, or else ""."""
+    if hasattr(call, "__wrapped__"):  # This is the wrapped function's annotation, and the decorator may take a list.
         return ""
     kind = typing.get_origin(annotation) or annotation
     if not _is(kind, _SINGLE):
@@ -96,7 +96,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives, by annotations or else its example. `first`: its first parameter."""
+    """Return the kinds that a target takes and returns, by its annotations or else its example. `first` is its first parameter."""
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
     if gives is None:
@@ -105,12 +105,12 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
 
 
 def are_one_mapping(annotation: Any) -> bool:
-    """Return True if the annotation of the parameters means one mapping for all inputs."""
+    """Return True if the annotation of `parameters` means one mapping for all inputs."""
     return any(_is(typing.get_origin(member) or member, (Mapping,)) for member in members_of(annotation))
 
 
 def is_array(annotation: Any) -> bool:
-    """Return True if an annotation is an array type, of numpy or another library."""
+    """Return True if an annotation is an array type, from numpy or another library."""
     kind = typing.get_origin(annotation) or annotation
     return isinstance(kind, type) and hasattr(kind, "tolist") and hasattr(kind, "__array__")
 
@@ -121,13 +121,13 @@ def has_arrays(annotation: Any) -> bool:
 
 
 def are_arrays(example: object) -> bool:
-    """Return True if an example is an array, or a mapping of arrays only. A numpy scalar isn't an array."""
+    """Return True if an example is an array, or a mapping that contains only arrays. A numpy scalar isn't an array."""
     arrays = list(example.values()) if isinstance(example, Mapping) else [example]
     return bool(arrays) and all(is_array(type(array)) and hasattr(array, "__setitem__") for array in arrays)
 
 
 def list_of(value: object) -> str:
-    """Return the annotation for a list of values like this, as an author would write it, or ""."""
+    """Return the annotation that an author would write for a list of values like this, or ""."""
     if isinstance(value, list | tuple):
         inner = list_of(value[0]) if value else ""
         return f"list[{inner or 'list'}]"
@@ -138,13 +138,13 @@ def list_of(value: object) -> str:
 
 
 def octets_type(annotation: Any) -> type:
-    """Return the type of octets for a target, by the annotation of its inputs: bytes, bytearray or memoryview."""
+    """Return the type in which a target takes bytes, by the annotation of its inputs: bytes, bytearray or memoryview."""
     elements = typing.get_args(annotation)[:1]
     return elements[0] if elements and elements[0] in _OCTETS else bytes
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
-    """Return the JSON types that a list's annotation allows, as words by name, or {} if it allows all."""
+    """Return the JSON types that a list annotation allows, with a description such as "an object" for each, or {} if it allows all."""
     allowed: dict[str, str] = {}
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
@@ -159,16 +159,16 @@ def json_types(annotation: Any) -> Mapping[str, str]:
 def decoder(
     takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Value], object]:
-    """Return a function that converts an input for user code. It raises ValueError with the reason.
+    """Return a function that converts an input for user code. It raises ValueError if the input doesn't fit.
 
-    `octets` is the type for bytes. `types`, from `json_types`, are the allowed JSON types."""
+    `octets` is the type in which the target takes bytes. `types` are the JSON types that it allows, from `json_types`."""
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
     return _text_in if takes is ValueKind.TEXT else partial(_json_in, types)
 
 
 def encoder(gives: ValueKind) -> Encode:
-    """Return the function that encodes outputs of a kind."""
+    """Return the function that encodes outputs of this kind."""
     return {ValueKind.TEXT: _text_out, ValueKind.JSON: _json_out, ValueKind.BYTES: _octets_out}[gives]
 
 
@@ -180,7 +180,7 @@ def listed(result: object, gives: ValueKind) -> object:
 
 
 def kind_of_elements(annotation: Any) -> ValueKind | None:
-    """Return the kind of an annotated list's elements, or None if the annotation doesn't tell it."""
+    """Return the kind of an annotated list's elements, or None if the annotation doesn't specify it."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [element for element in typing.get_args(annotation) if element is not Ellipsis]
@@ -197,9 +197,8 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, or else the annotation alone.
-
-    An Output counts as its value. Exceptions don't count, because they may replace any output."""
+    """Return the members of a union, or a list with only this annotation. For an Output, that is the type of its value. Exceptions
+    are left out, because they may replace any output."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if not _is(member, (BaseException,))]
         return [inner for member in members for inner in members_of(member)]
@@ -226,12 +225,12 @@ def _is(annotation: Any, kinds: tuple[type, ...]) -> bool:
 def _text_in(value: Value) -> object:
     if isinstance(value, str):
         return value
-    raise ValueError(f"this model takes text, and the input is of type {values.name_of(value)}")
+    raise ValueError(f"this model takes text, but the input is of type {values.name_of(value)}")
 
 
 _JSON_AS_TEXT = (
-    ". It is a text that looks like JSON: Predict, and a body of application/octet-stream, hand a text over as it is; "
-    "/v1/inference takes JSON as its input, and ModelInfer does over gRPC"
+    ". It is a string that looks like JSON. Predict and application/octet-stream bodies pass strings on as they are; to send JSON, "
+    "use /v1/inference, or ModelInfer over gRPC"
 )
 
 
@@ -240,10 +239,10 @@ def _json_in(types: Mapping[str, str], value: Value) -> object:
         expected = " or ".join(types.values())
         hint = _JSON_AS_TEXT if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else ""
         raise ValueError(
-            f"this model takes {expected} as an input, and this one is of type {values.name_of(value)}{hint}"
+            f"this model takes {expected} as an input, but this one is of type {values.name_of(value)}{hint}"
         )
     paused = len(value) > _LARGE and gc.isenabled()
-    if paused:  # Scanning the growing value again and again would take half of the time.
+    if paused:  # Otherwise, scanning the growing value repeatedly would take half of the time.
         gc.disable()
     try:
         return values.build(value)
@@ -256,14 +255,14 @@ def _json_in(types: Mapping[str, str], value: Value) -> object:
 
 def _octets_in(octets: type, value: Value) -> object:
     if isinstance(value, Tensors):
-        raise ValueError("this model takes octets, and the input is tensors")
+        raise ValueError("this model takes bytes, but the input is a set of tensors")
     try:
         if isinstance(value, Octets | str):
             content = value.content if isinstance(value, Octets) else base64.b64decode(value, validate=True)
             return content if isinstance(content, octets) else octets(content)
     except (binascii.Error, ValueError):
         pass
-    raise ValueError("this model takes octets, and the input is not text in base64")
+    raise ValueError("this model takes bytes, but the input is not base64")
 
 
 def _text_out(output: object) -> Value:
@@ -278,7 +277,7 @@ def _text_out(output: object) -> Value:
 
 def _annotated(output: object) -> str:
     annotation = list_of(output)
-    return annotation and f"; if its outputs are to be that, annotate them: write -> {annotation} behind its parameters"
+    return annotation and f"; if that is intended, annotate it: write -> {annotation} after its parameters"
 
 
 def _octets_out(output: object) -> Value:
@@ -334,13 +333,13 @@ def _endless(output: object) -> bool:
 def _plain(value: Any) -> object:
     convert = getattr(value, "tolist", None)
     if not callable(convert):
-        raise TypeError(f"it holds {kind_of(value)}")
+        raise TypeError(f"it contains {kind_of(value)}")
     return convert()
 
 
 def _bounded(value: Value, size: int) -> Value:
     if size > frames.MAX_OUTPUT:
-        raise NoOutput(f"{size} bytes for this input, the limit is {frames.MAX_OUTPUT}")
+        raise NoOutput(f"{size} bytes for this input, but the limit is {frames.MAX_OUTPUT}")
     return value
 
 

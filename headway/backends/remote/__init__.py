@@ -1,1 +1,1 @@
-"""Parts that all backends of remote APIs share: tries, pauses, blame, credentials, large answers."""
+"""What all backends for remote APIs share: attempts, pauses, blame, credentials, large answers."""

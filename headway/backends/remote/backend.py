@@ -1,13 +1,13 @@
 """A remote API that takes a batch: one call per batch, in one of the dialects (`headway.dialects`).
 
-A batch needs several concurrent requests if its inputs differ in parameters that apply to a whole request or in the shape of
-their rows, or have too many rows together.
+A batch needs several concurrent requests if its inputs have too many rows together, or differ in the shape of their rows or in
+parameters that apply to a whole request.
 
-All tries and pauses together stay within the batch's timeout. A pause that wouldn't fit ends the tries. All slots observe the rest
-that the API requests, because they share the breaker. A batch without a connection hasn't run. Once a byte was sent, the batch may
-have run, and counts as a run.
+All attempts and pauses together stay within the batch's timeout. If a pause doesn't fit, there are no more attempts. If the API
+requests a rest, all slots observe it, because they share the breaker. If no connection was made, the batch hasn't run. Once a byte
+was sent, the batch may have run, and counts as a run.
 
-Credentials and the URL's query never leave the backends. The body of an API's error goes only to the log.
+Credentials and the URL's query never leave the backends. The body of an API's error is only written to the log.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NotStarted(Exception):
 
 
 class Generation(msgspec.Struct, Generic[T], eq=False):
-    """Connections that are retired together, when the current stamp differs from theirs."""
+    """Connections that are retired together when the current stamp differs from theirs."""
 
     content: T
     stamp: object
@@ -73,8 +73,8 @@ class Generation(msgspec.Struct, Generic[T], eq=False):
 class Generations(Generic[T]):
     """Generations of one slot's connections to a remote API: the current one, and retired ones that still run requests.
 
-    A generation is retired after `idle` seconds without requests, when its certificates change, and on request. Its requests
-    finish on it, and the next use makes a new generation. `stamp` returns an object that changes with the certificates."""
+    A generation is retired after `idle` seconds without requests, when its certificates change, and by `give_up`. Its requests finish
+    on it, and the next use creates a new generation. `stamp` returns an object that changes with the certificates."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Generations(Generic[T]):
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Generation[T]]:
-        """Yield connections for one request, once fewer than AT_ONCE requests run. Raises NotStarted before `open`."""
+        """Yield connections for one request, once fewer than AT_ONCE requests are running. Raises NotStarted before `open`."""
         async with self._places:
             generation, former = self._next()
             generation.running += 1  # Before any await, because a generation without requests may be closed.
@@ -118,7 +118,7 @@ class Generations(Generic[T]):
                 await self._end_unused(generation)
 
     def give_up(self, generation: Generation[T]) -> None:
-        """Retire a generation, so that the next use makes new connections."""
+        """Retire a generation, so that the next use creates new connections."""
         if self.current is generation:
             self.current = None
             self.retired.append(generation)
@@ -137,44 +137,43 @@ class Generations(Generic[T]):
         return self.current, former
 
     async def _end_unused(self, generation: Generation[T]) -> None:
-        """Close a generation if it is retired and runs no request."""
         if not generation.running and generation in self.retired:
             self.retired.remove(generation)
             await asyncio.shield(self._end(generation.content))
 
 
-MAX_ANSWER = 64 << 20  # Largest body of an answer, in bytes after decompression.
-METADATA_TIMEOUT = 10.0  # Seconds for asking the API about its model, including all tries.
+MAX_ANSWER = 64 << 20  # Maximum size of an answer's body, in bytes after decompression.
+METADATA_TIMEOUT = 10.0  # Seconds for asking the API about its model, including all attempts.
 _NO_ITEM = ItemResult(None)
 _MAX_SHOWN = 200
-_MODELS_TIMEOUT = 2.0  # Seconds for asking for the API's list of models after a failed start.
+_MODELS_TIMEOUT = 2.0  # Seconds for requesting the API's list of models after a failed start.
 _MODELS_SHOWN = 10
 
 _BY_STATUS = {
-    401: "It wants a credential, or another one: set HEADWAY_REMOTE_TOKEN or --remote-headers-file.",
-    403: "It knows the credential, which may not do this: use one that may, and check --remote-model.",
+    401: "It requires a credential, or a different one: set HEADWAY_REMOTE_TOKEN or --remote-headers-file.",
+    403: "It knows the credential, but does not allow it to do this: use one that may, and check --remote-model.",
     404: "It has nothing at this URL: check the path, and --remote-model.",
-    405: "It takes no POST at this URL: check the path.",
-    407: "A proxy on the way wants a credential.",
-    413: "It takes fewer inputs at once: lower --max-batch-size.",
-    429: "It asks for fewer calls: bound them by --remote-rate, and check its quota.",
+    405: "It does not accept POST at this URL: check the path.",
+    407: "A proxy in between requires a credential.",
+    413: "It takes fewer inputs at a time: lower --max-batch-size.",
+    429: "It asks for fewer calls: limit them with --remote-rate, and check its quota.",
 }
-OF_FORM = (400, 415, 422)  # Statuses with which an API rejects the format of a request.
+OF_FORM = (400, 415, 422)  # Statuses by which an API rejects the format of a request.
 _ANY = "Check the URL, --remote-format, --remote-model, the credentials and certificates, and that the API is up."
 _WORDS = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
-"""Formats, with patterns for their members. An API's error may name such a member as missing."""
+"""Patterns for a member of each format. An API's error may name such a member as missing."""
 _READ = 4096
 
 
 class Answered(NamedTuple):
-    """Answer of a successful try. `json_bytes` is the length of the JSON in `body` if binary data follows, else -1."""
+    """Answer to a successful attempt. `json_bytes` is the length of the JSON in `body` if binary data follows it, or else -1."""
 
     body: bytes | bytearray
     json_bytes: int = -1
 
 
 class TryVerdict(NamedTuple):
-    """Verdict on the status of a failed try. After a `final` one, another try makes no sense."""
+    """Verdict on the status of a failed attempt. If `final`, another attempt makes no sense."""
 
     final: bool
     kind: type[BackendError]
@@ -182,8 +181,8 @@ class TryVerdict(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Outcome of a failed try. `problem` is for operators, and `shown` is its part for clients. The API may request `rest` seconds
-    of rest. `body` is only for the log. Without an answer, `status` is 0."""
+    """Outcome of a failed attempt. `problem` is for operators, and `shown` for clients. `rest` is how many seconds of rest the API
+    requests, if any. `body` is only for the log. `status` is 0 if there was no answer."""
 
     problem: str
     shown: str
@@ -195,12 +194,12 @@ class Tried(NamedTuple):
 
     @classmethod
     def judged(cls, verdict: TryVerdict, problem: str, body: bytes | bytearray, status: int = 0) -> Tried:
-        """Return the outcome of a try with a failure status. Clients may read its whole `problem`."""
+        """Return the outcome of an attempt with a failure status. Clients may see the whole `problem`."""
         return cls(problem, problem, verdict.kind, verdict.final, verdict.rest, body, status)
 
 
 class RequestGroup(NamedTuple):
-    """Entries of one request: their places in the batch, and their inputs as the dialect takes them."""
+    """The entries of one request: their places in the batch, and their inputs as the dialect takes them."""
 
     places: list[int]
     inputs: list[Value]
@@ -208,20 +207,20 @@ class RequestGroup(NamedTuple):
 
 
 class RemoteBackend(ABC):
-    """Backend of one slot of a remote API: one batch at a time, on connections that the subclass makes.
+    """Backend for one slot of a remote API: runs one batch at a time, on connections that the subclass creates.
 
     Arguments:
-        certificates: certificates of the connections. By default, the connections trust the system's authorities, and show none.
-        start_timeout: seconds for the warm-up request, including all tries.
-        max_tries: limit on tries for one request.
+        certificates: certificates for the connections. By default, they trust the system's authorities, and present none.
+        start_timeout: seconds for the warm-up request, including all attempts.
+        max_tries: limit on attempts for one request.
         max_rows: limit on rows of tensors in a request with several entries, or 0 for none.
-        breaker: breaker that the slots of one API share. It knows the API's rest and outages.
+        breaker: breaker that the slots of one API share. It knows when the API rests or is down.
         clock: monotonic seconds for the breaker.
         pace: limits the calls of all slots that share it.
 
     Attributes:
-        retries: number of all tries but the first of each request.
-        rested: seconds of rest that the API has requested.
+        retries: number of attempts, leaving out the first one for each request.
+        rested: total seconds of rest that the API has requested.
     """
 
     pid = 0
@@ -257,15 +256,15 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
-        """Try once, within `left` seconds. Raises BackendError if no try can succeed, and TimeoutError."""
+        """Make one attempt, within `left` seconds. Raises BackendError if no attempt can succeed, and TimeoutError."""
 
     @property
     def signature(self) -> Signature:
         return self._dialect.signature
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input, if an input is known to fit. Return how many seconds the batch took, or 0
-        if none was sent. Raises TargetError if the batch fails."""
+        """Run a warm-up batch of one input, if a suitable input is known. Return how many seconds it took, or 0 if none was sent. Raises
+        TargetError if it fails."""
         self._generations.open()
         passed = False
         try:
@@ -292,9 +291,9 @@ class RemoteBackend(ABC):
 
         Raises:
             RemoteAbsent: there was no connection, so nothing was sent.
-            RemoteError: the last try failed, or another try makes no sense.
-            RemoteRefused: the API rejected an input, or the batch, which may be too large.
-            BadOutput, BatchTimeout: the answer doesn't have an output for each input, or didn't come in time.
+            RemoteError: the last attempt failed, or another attempt makes no sense.
+            RemoteRefused: the API rejected an input, or the batch, for example because it is too large.
+            BadOutput, BatchTimeout: the answer doesn't have an output for each input, or didn't arrive in time.
         """
         groups, unsendable = grouped(entries, self._dialect, self._max_rows)
         items = [unsendable.get(place, _NO_ITEM) for place in range(len(entries))]
@@ -304,13 +303,13 @@ class RemoteBackend(ABC):
         return items
 
     async def gone(self) -> None:
-        await asyncio.Event().wait()  # No process here can die.
+        await asyncio.Event().wait()  # There is no process that could die.
 
     async def stop(self) -> None:
         await self._generations.close()
 
     async def _learn(self) -> None:
-        """Apply the model's metadata if the API has any. Raises RemoteAbsent, or TargetError if the model is unusable."""
+        """Apply the model's metadata if the API provides any. Raises RemoteAbsent, or TargetError if the model is unusable."""
         if (call := self._remote.metadata) is None:
             return
         try:
@@ -318,7 +317,7 @@ class RemoteBackend(ABC):
         except RemoteAbsent:
             raise
         except BackendError as exc:
-            log.warning("the remote API gives no metadata of its model", api=str(self._spec), reason=str(exc))
+            log.warning("the remote API provides no metadata for its model", api=str(self._spec), reason=str(exc))
             return
         try:
             self._dialect = self._remote.dialect.learn(answer.body)
@@ -335,7 +334,7 @@ class RemoteBackend(ABC):
         return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
-        """Return a sentence about the API's models if the requested model isn't among them, or else ""."""
+        """Return a sentence that lists the API's models if the requested one isn't among them, or else ""."""
         call, model = self._remote.models, self._remote.model
         if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
             return ""
@@ -349,12 +348,12 @@ class RemoteBackend(ABC):
             return ""
         listed = ", ".join(f"`{excerpt(name)}`" for name in dict.fromkeys(names[:_MODELS_SHOWN]))
         more = ", …" if len(names) > _MODELS_SHOWN else ""
-        return f" It has no model `{excerpt(model)}`; it says that it has {listed}{more}."
+        return f" It has no model `{excerpt(model)}`; it lists {listed}{more}."
 
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return the results of each group. If the API rejects one of several groups, and the group is a single input, it fails alone."""
+        """Return the results of each group. If the API rejects one of several groups, and it is a single input, only that input fails."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -385,14 +384,14 @@ class RemoteBackend(ABC):
         except RemoteExhausted as exc:
             if len(inputs) == 1:
                 raise
-            raise RemoteRefused(str(exc), exc.shown) from None  # Fewer may fit.
+            raise RemoteRefused(str(exc), exc.shown) from None  # Fewer inputs may fit.
         except RemoteError:
             self._breaker.lost(self._clock())
             raise
         try:
             items = await reader.read(self._dialect, answer.body, len(inputs), answer.json_bytes, rows_of_each(inputs))
         except NoOutputs as exc:
-            self._note(f"answered {exc}", answer.body)
+            self._log_answer(f"answered {exc}", answer.body)
             raise self._error(BadOutput, f"answered {exc}") from None
         if (away := self._breaker.regained(self._clock())) is not None:
             log.info("the remote API answers again", api=str(self._spec), away_s=round(away, 1))
@@ -426,14 +425,14 @@ class RemoteBackend(ABC):
                 wish = f"; it asks for {tried.rest:g} s of rest" if tried.rest is not None else ""
                 failed = f"failed at try {count}: "
                 if tried.body:
-                    self._note(tried.problem, tried.body)
+                    self._log_answer(tried.problem, tried.body)
                 kind = RemoteError if sent and tried.kind is RemoteAbsent else tried.kind
                 raise self._error(kind, f"{failed}{tried.problem}{wish}", f"{failed}{tried.shown}{wish}")
             await asyncio.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
     async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
-        """Try once. In a sampled batch, the try has a span, and the API gets it as parent."""
+        """Make one attempt. In a sampled batch, it gets a span, which is sent to the API as the parent."""
         run = RUN.get()
         if run is None:
             return await self._try(call, left)
@@ -450,19 +449,18 @@ class RemoteBackend(ABC):
             OUTGOING.reset(token)
             run.end_try(context, begun, number, problem, self._place)
 
-    def _note(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body. Nobody else sees the body, because it may hold credentials, hosts or others' data."""
+    def _log_answer(self, what: str, body: bytes | bytearray) -> None:
+        """Log the beginning of a body. It is shown nowhere else, because it may contain credentials, hosts or other callers' data."""
         shown = printable(bytes(body[:_MAX_SHOWN]))
-        log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
+        log.warning("the remote API returned no outputs", api=str(self._spec), answer=what, body=shown)
 
     def _is_secret(self, text: str) -> bool:
-        """Return True if a text quotes the URL's query or a credential."""
+        """Return True if a string contains part of the URL's query or of a credential."""
         secrets = [value for _, value in parse_qsl(urlsplit(self._remote.url).query) if value]
         secrets += [part for value in self._credentials.current().values() for part in value.split()]
         return any(secret in unquote_plus(text) for secret in secrets)
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """Return an error whose text for operators names the API."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
@@ -471,15 +469,14 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Choose the error of a batch whose requests failed, preferably an error after which an input may have run."""
+    """Choose the error for a batch whose requests failed, preferably one after which an input may have run."""
     ran = next((error for error in failed if not isinstance(error, RemoteAbsent)), None)
     return ran or (RemoteError(str(failed[0]), failed[0].shown) if some_ran else failed[0])
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length.
-
-    Failed inputs get no tokens, so that the tokens of the answered inputs add up to the charged tokens."""
+    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length. Failed inputs get no
+    tokens, so that those of the answered inputs add up to the charged tokens."""
     answered = [place for place, item in enumerate(items) if item.output is not None]
     prompts = shares(all.prompt, [len(octets(inputs[place])) for place in answered])
     completions = shares(all.used - all.prompt, [len(items[place].output or "") for place in answered])
@@ -491,30 +488,30 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return advice after a failed start. `status` is the HTTP status of the last try, or 0 without an answer."""
+    """Return advice after a failed start. `status` is the HTTP status of the last attempt, or 0 if there was no answer."""
     if isinstance(error, RemoteAbsent):
         return "There was no connection: check host and port, the certificates, and that the API is up."
     if isinstance(error, BatchTimeout):
-        return "See if it hangs. If it is only slow, raise --start-timeout-ms."
+        return "Check if it hangs. If it is only slow, raise --start-timeout-ms."
     if isinstance(error, BadOutput):
-        return "It answers in another form than --remote-format says: check the URL, and set the format."
+        return "Its answers do not have the format in --remote-format: check the URL, and set the format."
     if status in OF_FORM:
-        named = asked_for(body)
+        named = guessed_format(body)
         more = (
-            f"its answer names what --remote-format {named} sends: try that"
+            f"its answer mentions what --remote-format {named} sends, so try that"
             if named
             else "check --remote-format, and --remote-model"
         )
         return f"It rejected the format of the request: {more}."
     if 300 <= status < 400:
-        return "It redirects: name the URL that it redirects to."
+        return "It redirects: use the URL that it redirects to."
     if status >= 500:
-        return "It has a problem of its own: see its log."
+        return "It has an internal problem: see its log."
     return _BY_STATUS.get(status, _ANY)
 
 
-def asked_for(body: bytes | bytearray) -> str:
-    """Guess the API's format from the missing member that its error names, or "" if it names none."""
+def guessed_format(body: bytes | bytearray) -> str:
+    """Guess the API's format from the missing member that its error names. Return "" if it names none."""
     text = bytes(body[:_READ]).decode("latin-1").lower()
     return next((name for words, name in _WORDS if re.search(rf"\b({words})\b", text)), "")
 
@@ -522,9 +519,9 @@ def asked_for(body: bytes | bytearray) -> str:
 def grouped(
     entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
-    """Group a batch by row shape, by parameters if these apply to a whole request, and by number of rows.
+    """Divide a batch into requests: by row shape, by parameters if they apply to a whole request, and by number of rows.
 
-    `most_rows` limits the rows of a request with several entries; 0 for no limit. Return the groups, and by place the results of
+    `most_rows` limits the rows of a request with several entries, 0 for no limit. Return the groups, and by place the results of
     entries whose inputs can't be sent.
     """
     signature = dialect.signature
@@ -552,7 +549,7 @@ def grouped(
 
 
 def rows_of_each(inputs: Sequence[Value]) -> list[int]:
-    """Return the rows of each input, for `Dialect.decode`, or [] if the inputs aren't tensors."""
+    """Return the number of rows of each input, for `Dialect.decode`, or [] if the inputs aren't tensors."""
     headers = [header_of(value) for value in inputs if isinstance(value, Tensors)]
     return [0 if header.single else header.rows for header in headers]
 
@@ -573,26 +570,26 @@ def _taken(value: Value, signature: Signature) -> Value:
         return tensors
     if isinstance(value, str) or signature.takes is ValueKind.JSON:
         return value
-    what = "text" if signature.takes is ValueKind.TEXT else "octets, in base64"
+    what = "text" if signature.takes is ValueKind.TEXT else "bytes, in base64"
     raise _NotTaken(ItemResult(None, f"the remote API takes {what}", True))
 
 
 def _form_of(value: Value, signature: Signature) -> Hashable:
-    """Return the row shapes of an input. All inputs of a request need the same."""
+    """Return the row shapes of an input, which must be the same for all inputs of a request."""
     if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
         return ()
     heads = header_of(value).heads
-    named = len(signature.inputs) > 1  # A sole input may have any name.
+    named = len(signature.inputs) > 1  # If there is only one input, it may have any name.
     return tuple(sorted((head.name if named else "", head.shape[1:]) for head in heads))
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Divide tokens in proportion to the weights, evenly if all are 0. The parts add up to `total`."""
+    """Divide tokens in proportion to the weights, or evenly if all weights are 0. The parts add up to `total`."""
     whole = sum(weights)
     if not whole:
         weights, whole = [1] * len(weights), len(weights)
     parts, before, done = [], 0, 0
-    for weight in weights:  # Rounding the running total instead of each part loses no token.
+    for weight in weights:  # Rounding the running total instead of each part ensures that no token is lost.
         before += weight
         end = total * before // whole
         parts.append(end - done)

@@ -1,4 +1,4 @@
-"""Credentials for a remote API: header fields that are in every request, and never in a log or an error."""
+"""Credentials for a remote API: header fields that are sent with every request, and never appear in a log or an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.runtime.shared_files import stamp
 
 log = get_logger(__name__)
 
-HINT = "Write one field a line, for example Authorization: Bearer …"
+HINT = "Write one field per line, for example Authorization: Bearer …"
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
@@ -20,35 +20,35 @@ _OURS = frozenset((
     "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
     "inference-header-content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "x-request-timeout-ms",
 ))  # fmt: skip
-"""Fields that the body or the connection sets."""
+"""Fields that depend on the body or the connection, and so are set by Headway."""
 
 
 class BadHeaders(ValueError):
-    """The text is no list of header fields. The message names the line."""
+    """The text isn't a list of header fields. The message says in which line."""
 
 
 def read_header_fields(text: str) -> dict[str, str]:
-    """Read lines of `Name: value`. Skips empty lines and comments (#). Raises BadHeaders, whose message quotes no values."""
+    """Parse lines `Name: value`. Skips empty lines and comments (#). Raises BadHeaders, whose message quotes no values."""
     fields: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         name, colon, value = line.partition(":")
         if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value.strip(" \t")):
-            raise BadHeaders(f"has no header field in line {number}")
+            raise BadHeaders(f"does not have a header field in line {number}")
         if name.lower() in _OURS:
-            raise BadHeaders(f"sets {name.lower()} in line {number}, which Headway sets")
+            raise BadHeaders(f"sets {name.lower()} in line {number}, which only Headway may set")
         if name.lower() in map(str.lower, fields):
-            raise BadHeaders(f"has a field twice, again in line {number}")
+            raise BadHeaders(f"repeats a field in line {number}")
         fields[name] = value.strip(" \t")
     return fields
 
 
 class Credentials:
-    """Bearer token, and header fields from a file that is read again when it changes.
+    """A bearer token, and header fields from a file that is reread when it changes.
 
-    Raises SettingError if the file is invalid, or conflicts with the token. If the file becomes invalid later, that is logged once,
-    and the previous fields stay in use.
+    Raises SettingError if the file is invalid or conflicts with the token. If the file becomes invalid later, this is logged once, and
+    the previous fields stay in use.
     """
 
     def __init__(self, token: str = "", file: str = "") -> None:
@@ -72,16 +72,16 @@ class Credentials:
             try:
                 self._all = self._read(self._path)
             except (OSError, UnicodeDecodeError, BadHeaders) as exc:
-                hint = "What it said before still counts."
+                hint = "The previous fields stay in use."
                 log.error("header fields cannot be read", file=str(self._path), reason=_reason(exc), hint=hint)
             else:
-                log.info("header fields for the remote API were read again", file=str(self._path))
+                log.info("header fields for the remote API were reread", file=str(self._path))
         return self._all
 
     def _read(self, path: Path) -> Mapping[str, str]:
         fields = read_header_fields(path.read_text("utf-8"))
         if self._fixed and "authorization" in map(str.lower, fields):
-            raise BadHeaders("has Authorization, which remote_token sets, too")
+            raise BadHeaders("sets Authorization, but remote_token does too")
         return {**self._fixed, **fields}
 
 

@@ -1,10 +1,10 @@
-"""Reader of a remote API's large answers. It is a separate process, because decoding them would block the event loop.
+"""Reads large answers from a remote API in a separate process, because decoding them would block the event loop.
 
     python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
-DIALECT is a name in the table of dialects, and FIELDS has the dialect's fields as a JSON object. The process first writes an error
-about the whole answer, or an empty text, and then a result for each input. Each is in msgpack, after its length. The process is
-killed once nobody needs it.
+DIALECT is a name in the dialect table, and FIELDS is a JSON object with the dialect's fields. The process first writes an error about
+the whole answer, or an empty string, and then a result for each input. Each is in msgpack and preceded by its length. The process is
+killed once it is no longer needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway.dialects.dialect import Dialect, NoOutputs
 from headway.dialects.table import DIALECTS
 from headway.model import MOST_OUTPUT, ItemResult, Tensors, TokenCount
 
-APART_FROM = 4 << 20  # Size in bytes from which an answer gets a process. Smaller ones take milliseconds.
+APART_FROM = 4 << 20  # Size in bytes from which an answer is read in a process. Smaller ones take only milliseconds.
 _CHUNK = 1 << 18
 _LENGTH = struct.Struct(">Q")
 
@@ -37,7 +37,7 @@ async def read(
     """Read a result for each of the `expected` inputs, in a separate process if the answer is large.
 
     `json_bytes` is the length of the JSON if binary data follows it, or else -1. For `rows`, see `Dialect.decode`. Raises NoOutputs
-    if the answer has another number of outputs, or is unreadable.
+    if the answer is unreadable, or has the wrong number of outputs.
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)
@@ -50,7 +50,7 @@ async def read(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-    except OSError:  # No process is available; blocking is better than failing.
+    except OSError:  # No process could be started. Blocking is better than failing.
         return _decoded(dialect, body, expected, json_bytes, rows)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
@@ -90,13 +90,12 @@ def _decoded(
 
 
 def _bounded(item: ItemResult) -> ItemResult:
-    """Return the item, or a failed one if its output is too long."""
     size = len(item.output or "")
     if size <= MOST_OUTPUT:
         return item
     unit = "characters" if isinstance(item.output, str) else "bytes"
     return ItemResult(
-        None, f"the remote API answered {size} {unit}, the limit is {MOST_OUTPUT}", True, tokens=item.tokens
+        None, f"the remote API answered {size} {unit}, but the limit is {MOST_OUTPUT}", True, tokens=item.tokens
     )
 
 

@@ -1,7 +1,7 @@
-"""Explanations of TLS failures at a remote API, each with a remedy. After such a failure, the API has run nothing.
+"""Explains TLS failures at a remote API, with a remedy for each. In case of such a failure, the API has run nothing.
 
-A server may refuse a certificate after the client has finished the handshake and sent a request. In TLS 1.3 it always does. nginx
-then sends an answer of its own. gRPC only reports an unreadable message or a closed connection.
+A server may refuse a certificate only after the client has finished the handshake and sent a request. In TLS 1.3, this is always the
+case. nginx then sends its own answer. gRPC only reports an unreadable message or a closed connection.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import ssl
 SHOWN = "the TLS handshake failed"  # Explanation for clients.
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
-_ANOTHER_CERTIFICATE = "Show one of an authority that it knows, which has not ended"
-"""Remedy for a certificate that the API refuses."""
+_ANOTHER_CERTIFICATE = "Present one that has not expired, from an authority that it knows"
+"""What to do if the API refuses a certificate."""
 _NO_TLS = "it does not speak TLS on this port. Write {scheme}:// in its URL, or name the port that does"
 
 _TITLES = {
@@ -21,13 +21,13 @@ _TITLES = {
     b"The SSL certificate error": f"it refuses the certificate of remote_cert. {_ANOTHER_CERTIFICATE}",
     b"The plain HTTP request was sent to HTTPS port": "it speaks TLS. Write https:// in its URL",
 }
-"""Explanations by the title of nginx's 400 answers."""
+"""Explanations, by the title of nginx's 400 answers."""
 
 _TITLE = re.compile(rb"<title>400 ([^<]*)</title>")
-_WHOLE = 1000  # Largest size of such an answer in bytes.
+_WHOLE = 1000  # Maximum size of such an answer in bytes.
 
 _OF_CERTIFICATE = re.compile("ALERT_(BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_|ACCESS_DENIED)")
-"""OpenSSL's reasons if the other side refuses our certificate."""
+"""OpenSSL's reason if the other side refuses our certificate."""
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED(?:: ([\w ,()'-]+))?")  # gRPC's words for a bad certificate.
 _OTHER_NAME = re.compile("(host ?name|address) mismatch", re.IGNORECASE)
 _NOT_NOW = re.compile("certificate (has expired|is not yet valid)")
@@ -48,40 +48,40 @@ def explain(error: ssl.SSLError) -> str:
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
         return _NO_TLS.format(scheme="http")
     words = reason.lower().replace("_", " ")
-    return f"the TLS handshake failed: {words}. See that both sides have a version and a cipher in common"
+    return f"the TLS handshake failed: {words}. Make sure that both sides have a version and a cipher in common"
 
 
 def explain_words(said: str) -> str:
-    """Explain to operators, from gRPC's few words, why there is no connection; empty if TLS isn't the cause."""
+    """Explain to operators, from gRPC's error message, why there is no connection. Return "" if TLS isn't the cause."""
     if untrusted := _UNTRUSTED.search(said):
         return _distrust(untrusted[1] or "it cannot be verified")
     if "Hostname Verification Check failed" in said:
-        return _another_host("gRPC does not tell of which")
+        return _another_host("gRPC does not say which")
     if "WRONG_VERSION_NUMBER" in said or "HTTP_REQUEST" in said:
         return _NO_TLS.format(scheme="grpc")
     if "CERTIFICATE_REQUIRED" in said:
         return _NO_CERTIFICATE
     if _CLOSED.search(said):
         return (
-            "it ended the handshake, and gRPC does not tell why. It may ask for a certificate, which remote_cert names, or "
+            "it ended the handshake, and gRPC does not say why. It may ask for a certificate, which remote_cert names, or "
             f"refuse the certificate of remote_cert. {_ANOTHER_CERTIFICATE}"
         )
     return ""
 
 
 def explain_answer(status: int, body: bytes | bytearray) -> str:
-    """Explain a TLS failure that a proxy reports by an answer; empty for any other answer."""
+    """Explain a TLS failure that a proxy reports in its answer. Return "" for any other answer."""
     title = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
     return _TITLES.get(title[1], "") if title else ""
 
 
 def _another_host(why: str) -> str:
-    return f"its certificate is of another host: {why}. Write a name in the URL that its certificate has"
+    return f"its certificate is for another host: {why}. In the URL, use a name that is in its certificate"
 
 
 def _distrust(why: str) -> str:
     if _OTHER_NAME.search(why):
         return _another_host(why)
     if _NOT_NOW.search(why):
-        return f"its certificate is not valid now: {why}. Have it renewed there, and look at this machine's clock"
+        return f"its certificate is not valid now: {why}. Have it renewed there, and check this machine's clock"
     return f"its certificate is not trusted: {why}. Name the authority that issued it with remote_ca"

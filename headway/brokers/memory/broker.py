@@ -1,7 +1,7 @@
-"""The broker for a single process: `core.queue` with leases, wake-ups, and a mailbox per gateway.
+"""The broker for a single process: `core.queue` plus leases, wake-ups, and a mailbox for each gateway.
 
-No method suspends half-way, so each is atomic. The entries are lost when the process ends, but so is the only gateway
-that could ask for them.
+Methods don't suspend midway, so each of them is atomic. The entries are lost when the process ends, but so is the only gateway that
+could ask for them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ TIMER_GRAIN = 0.001  # Minimum delay of a timer in seconds, because event loops 
 
 
 class Wakeups:
-    """Idle workers of one queue in order of arrival, and the timer that wakes the next one. A woken worker is `coming` until it
-    claims. If its claim leaves work, the next worker is woken."""
+    """Idle workers of one queue, in the order in which they became idle, and the timer that wakes the next one. A worker that was
+    woken is in `coming` until it claims. If work is left after its claim, the next worker is woken."""
 
     def __init__(self) -> None:
         self.idle: dict[str, asyncio.Future[None]] = {}
@@ -78,7 +78,7 @@ class Wakeups:
             self.coming.add(worker)
 
     def arm(self, at: float, now: float, look: Callable[[], None]) -> None:
-        """Call `look` at instant `at`. A timer that is due earlier stays, because `look` sets the next timer."""
+        """Call `look` at the time `at`. A timer that is due earlier isn't changed, because its `look` sets the next timer."""
         if at < self.looks_at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -103,7 +103,7 @@ class Queues(dict[QueueName, ModelQueue]):
     """Queues by name. Each model has a queue for any version, and a queue for each known version.
 
     Attributes:
-        for_any: queue for any version of each model, and its wake-ups.
+        for_any: each model's queue for any version, and its wake-ups.
         rows: models whose entries have rows or shapes. See `core.rows.counted`.
     """
 
@@ -117,13 +117,13 @@ class Queues(dict[QueueName, ModelQueue]):
         self.know(models)
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
-        """Add queues of these models. Existing queues keep their bounds."""
+        """Add queues for these models. Existing queues keep their limits."""
         for model in models.keys() - self.limits.keys():
             self.limits[model] = models[model]
             self.for_any[model] = self._add(QueueName(model), models[model])
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Note which known models have entries with rows and shapes. These decide weights, and which entries share a batch."""
+        """Learn which known models' entries have rows and shapes. These determine weights, and which entries may share a batch."""
         for model, counts in counted.items():
             if model in self.limits and counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -132,7 +132,7 @@ class Queues(dict[QueueName, ModelQueue]):
                         queue.bound(self._bounds(model))
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Learn the cost of models that pad. Their batches are then made of entries of similar weight."""
+        """Learn the cost of models that pad their inputs. Their batches then consist of entries of similar weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -146,7 +146,7 @@ class Queues(dict[QueueName, ModelQueue]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Return True if a queue of this name exists. If the name is another version of a known model, its queue is created."""
+        """Return True if there is a queue with this name. A queue for another version of a known model is created if needed."""
         if name in self:
             return True
         limits = self.limits.get(name.model)
@@ -160,7 +160,7 @@ class Queues(dict[QueueName, ModelQueue]):
 
 
 class Running(msgspec.Struct):
-    """Running batch, with the instant at which its lease expires unless it is extended."""
+    """Running batch, and the time at which its lease expires unless it is extended."""
 
     lease: Lease
     departure: Departure
@@ -168,7 +168,7 @@ class Running(msgspec.Struct):
 
 
 class Mailbox:
-    """Replies to one gateway, kept until it asks for later ones. If `deliver` is set, it gets them at once (see NearQueue)."""
+    """Replies to one gateway, kept until it asks for later ones, or passed to `deliver` if that is set (see NearQueue)."""
 
     def __init__(self) -> None:
         self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None
@@ -198,19 +198,19 @@ class Mailbox:
 
 
 def reply_to(member: QueuedEntry, left_at: float, failure: Failure, ran: BatchRun | None) -> Reply:
-    """Return a reply without an output to an entry that waited until instant `left_at`."""
+    """Return a reply that has no output, for an entry that waited until the time `left_at`."""
     entry = member.entry
     waited = left_at - member.arrived
     return Reply(entry.id, entry.tenant, None, failure, ran, waited, member.attempts, entry.nonce)
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:
-    """Return the failure of an entry that is overdue at instant `now` while `slots` GPUs serve."""
+    """Return the failure of an entry that is overdue at the time `now` while `slots` GPUs are serving."""
     return failures.lateness(now - member.arrived, member.attempts, slots, now >= member.queue_due, member.hung)
 
 
 def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> DeadLetter:
-    """Return the dead letter of an entry that failed for good in this run."""
+    """Return the dead letter of an entry that failed for the last time in this run."""
     return DeadLetter(
         entry=member.entry,
         error=error,
@@ -224,13 +224,13 @@ def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> Dea
 
 
 def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
-    """Return the run of a batch that ended on `worker` at instant `now`."""
+    """Return the run of a batch that ended on `worker` at the time `now`."""
     left_at, runs = departure.left_at, lease.slot.runs
     return BatchRun(worker, len(departure.members), now - left_at, left_at, runs.version, runs.target)
 
 
 def forget_read(entries: dict[tuple[str, str], QueuedEntry], gateway: str, read: Iterable[Reply]) -> None:
-    """Forget entries whose replies a gateway has read, unless they were submitted again."""
+    """Forget the entries whose replies a gateway has read, unless they were submitted again."""
     for reply in read:
         key = reply.tenant, reply.id
         answered = entries.get(key)
@@ -247,17 +247,17 @@ _MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
 REAP_EVERY = 0.05
-"""Maximum seconds between two calls of `reap` that pass no rest, and thus the maximum delay of an expiry."""
-REST_SECONDS = 1.0  # Maximum seconds between two calls of `reap` that pass a rest.
+"""Maximum seconds between two calls to `reap` without a rest, and therefore the maximum delay of an expiry."""
+REST_SECONDS = 1.0  # Maximum seconds between two calls to `reap` with a rest.
 LOOK_AGAIN = 0.05
-"""Seconds after which entries held for an idle worker are checked again, because the load may have changed."""
-COMING_SECONDS = 0.05  # Seconds that a woken worker has to claim before another is woken.
+"""Seconds after which entries that are held back from an idle worker are checked again, because the load may have changed."""
+COMING_SECONDS = 0.05  # Seconds within which a woken worker must claim. After that, another one is woken.
 LINGER = 0.001
 
 
 class MemoryBroker(Broker, NearQueue):
-    """Broker for one process. `headway.ports.Broker` describes its methods and laws. `clock` must advance like the event loop's
-    clock. `queue_bytes` bounds the entries without an outcome."""
+    """Broker for one process. Its methods and laws are described in `headway.ports.Broker`. `clock` must advance like the event
+    loop's clock. `queue_bytes` limits the total size of entries that have no outcome yet."""
 
     def __init__(
         self,
@@ -291,12 +291,12 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def epoch(self) -> str:
-        """See Broker. State is lost only when the process ends, and then no gateway is left to ask."""
+        """See Broker. Constant, because the state is only lost when the process ends, and its gateway with it."""
         return "process"
 
     @property
     def memory_pressure(self) -> bool:
-        """See Broker. Always False, because the bound per tenant leaves room for others."""
+        """See Broker. Always False, because the limit for each tenant leaves room for other tenants."""
         return False
 
     @property
@@ -305,7 +305,7 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def apart_from(self) -> float:
-        """See Broker. Infinite, because no value has to be sent anywhere."""
+        """See Broker. Infinite, because values aren't sent to another process."""
         return math.inf
 
     @property
@@ -370,7 +370,7 @@ class MemoryBroker(Broker, NearQueue):
             if isinstance(judged, Over):
                 return failures.over(judged)
             charged = judged
-        if entry.dedup_keys and not (flights := self._dedup.begun_anew(entry)):
+        if entry.dedup_keys and not (flights := self._dedup.new_flights(entry)):
             return self._take_rarely(entry, now, held)
         offered = queue.offer_small(entry, now, held)
         if offered is None:
@@ -389,10 +389,10 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _take_rarely(self, entry: Entry, now: float, held: Held | None = None) -> Failure | None:
-        """Slow path of `enter`, for an entry that may be refused, is large, or shares an answer."""
+        """Slow path of `enter`, for an entry that may be refused, is large, or may share an answer."""
         failure = self._admit(entry, now)
         if failure is None:
-            # An entry that has its outcome already is no longer here.
+            # An entry that already has its outcome isn't in `_entries` any more.
             if held is not None and (queued := self._entries.get(held.key)) is not None:
                 queued.held = held
             self._reaping.move_up(self._queues[entry.queue].next_due(), now)
@@ -400,13 +400,13 @@ class MemoryBroker(Broker, NearQueue):
         return failure
 
     def _placed(self, entry: Entry) -> Entry:
-        """Return an entry with a model. A follower that names none gets any, because every queue knows the tasks of all others."""
+        """Return the entry with a model. A follower without one gets any model, because all queues know the same tasks."""
         if entry.model or not task_followed(entry):
             return entry
         return msgspec.structs.replace(entry, model=next(iter(self._queues)).model)
 
     def _look_soon(self, name: QueueName) -> None:
-        """Wake an idle worker in a later turn of the event loop, once for all entries that arrive until then."""
+        """Wake an idle worker in a later turn of the event loop. This is done once for all entries that arrive by then."""
         wakeups = self._wakeups[name]
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
@@ -452,7 +452,7 @@ class MemoryBroker(Broker, NearQueue):
         return lease
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """See Broker. `until` isn't needed, because the wake-ups have their own timer."""
+        """See Broker. `until` is ignored, because the wake-ups have their own timer."""
         wakeups, name = self._wakeups[slot.queue], slot.queue
         wakeups.idle[slot.worker] = sleeper = asyncio.get_running_loop().create_future()
         wakeups.coming.discard(slot.worker)
@@ -463,7 +463,7 @@ class MemoryBroker(Broker, NearQueue):
             if wakeups.idle.get(slot.worker) is sleeper:
                 del wakeups.idle[slot.worker]
             wakeups.coming.discard(slot.worker)
-            self._wake_idle(name, self._clock())  # This worker may have been woken, and won't claim.
+            self._wake_idle(name, self._clock())  # This worker may have been woken, but won't claim.
             raise
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
@@ -471,7 +471,7 @@ class MemoryBroker(Broker, NearQueue):
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         if len(items) != len(lease.entries):
-            raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
+            raise ValueError(f"{len(items)} items for {len(lease.entries)} entries; pass one item per entry, in order")
         now = self._clock()
         running = self._running.pop(lease.fence, None)
         if running is None:
@@ -481,14 +481,14 @@ class MemoryBroker(Broker, NearQueue):
         wanted = self._queues[lease.slot.queue].finish(departure, now, learns=not any(map(_LEFT_OUT, items)))
         if not departure.bulk and self._settle(departure, wanted, items, ran):
             return Completion(len(wanted), 0)
-        members, given = self._unsettled(departure, wanted, items, ran)
-        again = [(member, item.left_out) for member, item in zip(members, given, strict=True) if item.left_out]
+        members, results = self._unsettled(departure, wanted, items, ran)
+        again = [(member, item.left_out) for member, item in zip(members, results, strict=True) if item.left_out]
         if again:
-            kept = [(member, item) for member, item in zip(members, given, strict=True) if not item.left_out]
-            members, given = [member for member, _ in kept], [item for _, item in kept]
+            kept = [(member, item) for member, item in zip(members, results, strict=True) if not item.left_out]
+            members, results = [member for member, _ in kept], [item for _, item in kept]
             self._queues[lease.slot.queue].leave_out(departure, again, now)
             self._wake_idle(lease.slot.queue, now)
-        await self._answer_each(departure, members, given, ran, now)
+        await self._answer_each(departure, members, results, ran, now)
         if again or departure.rest is not None:
             self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
         return Completion(len(wanted) - len(again), len(departure.members) - len(wanted))
@@ -496,7 +496,7 @@ class MemoryBroker(Broker, NearQueue):
     def _unsettled(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> tuple[Sequence[QueuedEntry], Sequence[ItemResult]]:
-        """Return the entries that need separate replies, with their items. Settle the entries beside bulk entries if possible."""
+        """Return the entries that still need replies, with their items. Settles those beside bulk entries first, if possible."""
         if len(wanted) != len(items):
             chosen = set(map(id, wanted))
             return wanted, [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
@@ -513,7 +513,7 @@ class MemoryBroker(Broker, NearQueue):
         ran: BatchRun,
         now: float,
     ) -> None:
-        """Reply to each entry. Keeps a dead letter of each entry that failed by itself, unless it is a bulk entry."""
+        """Reply to each entry. Add a dead letter for each entry that failed individually, except bulk entries."""
         letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
         bulk = set(map(id, departure.members[-departure.bulk :])) if departure.bulk else frozenset[int]()
         for member, item in zip(members, items, strict=True):
@@ -533,7 +533,7 @@ class MemoryBroker(Broker, NearQueue):
     def _settle(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> bool:
-        """Fast path: settle a batch of plain outputs if one gateway holds all its entries, else return False."""
+        """Fast path: settle a batch of plain outputs if all its entries are from one gateway, otherwise return False."""
         outputs, held = list(map(_OUTPUT, items)), list(map(_HELD, wanted))
         beside = departure.rest is not None or any(map(_TOKENS, items))
         gateways = set(map(_GATEWAY, wanted))
@@ -661,7 +661,7 @@ class MemoryBroker(Broker, NearQueue):
         self._queues.know(models)
 
     async def reap(self, rest: float = 0.0) -> float:
-        """See Broker. The value of `rest` doesn't matter, because nobody else reaps."""
+        """See Broker. It only matters whether `rest` is 0, because nobody else reaps."""
         due, now = await self._reap()
         if not rest:
             return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
@@ -670,7 +670,7 @@ class MemoryBroker(Broker, NearQueue):
         return pause
 
     async def _reap(self) -> tuple[float, float]:
-        """Reap. Returns the instant at which the next call is due, and the present instant."""
+        """Reap. Returns the time at which the next call is due, and the current time."""
         now = self._clock()
         self._rate_debts.tidy(now)
         due = now + REST_SECONDS
@@ -683,18 +683,18 @@ class MemoryBroker(Broker, NearQueue):
             else:
                 due = min(due, running.expires_at)
         for queued in self._dedup.overdue(now):
-            if self._dedup.follows(queued):  # An earlier entry of this loop may have dropped it.
+            if queued in self._dedup.followers:  # An earlier entry of this loop may have dropped it.
                 left = self._dedup.leave(queued)
                 self._end([(queued, reply_to(queued, now, lateness_of(queued, 1, now), None))], now, late=True)
                 self._follow_up(left, now)
         for name, queue in self._queues.items():
             self._send_late(queue, queue.expire(now), now)
             self._count_slots(name, now)
-            self._wakeups[name].coming.clear()  # A woken worker that died must not keep others asleep.
+            self._wakeups[name].coming.clear()  # If a woken worker has died, others must be woken nevertheless.
             self._wake_idle(name, now)
             due = min(due, queue.next_due())
         silent = map(degraded_at, self._workers.values())
-        return min(due, self._dedup.next_due(), *(at for at in silent if at > now)), now
+        return min(due, self._dedup.followers.next_due(), *(at for at in silent if at > now)), now
 
     def _admit(self, entry: Entry, now: float) -> Failure | None:
         if not self._queues.has(entry.queue):
@@ -718,7 +718,7 @@ class MemoryBroker(Broker, NearQueue):
         return refusal
 
     def _give(self, reservation: Reservation, entry: Entry) -> None:
-        """Give an admitted entry its reservation, unless the entry already has its outcome."""
+        """Assign a reservation to an admitted entry, unless the entry already has its outcome."""
         if (queued := self._entries.get((entry.tenant, entry.id))) is not None:
             reservation.give_to(queued)
 
@@ -748,7 +748,7 @@ class MemoryBroker(Broker, NearQueue):
         return None
 
     def _let_go(self, queued: QueuedEntry, *, deleted: bool = False) -> None:
-        """Drop an entry that nobody waits for any more. If it was `deleted`, its outcome isn't kept either."""
+        """Drop an entry that nobody is waiting for any more. If it was `deleted`, its outcome isn't kept either."""
         entry = queued.entry
         del self._entries[entry.tenant, entry.id]
         if self._dedup.active and entry.dedup_keys:
@@ -766,7 +766,7 @@ class MemoryBroker(Broker, NearQueue):
             self._offer_anew(queued, now)
 
     def _offer_anew(self, queued: QueuedEntry, now: float) -> None:
-        """Offer a follower again for its remaining time, because its original timed out."""
+        """Offer a follower again, with its remaining time, because its original timed out."""
         entry, left = queued.entry, queued.due - now
         refusal = None
         reservation, queued.reservation = queued.reservation, None  # The new entry takes it over.
@@ -778,7 +778,7 @@ class MemoryBroker(Broker, NearQueue):
         else:
             refusal = lateness_of(queued, 1, now)
         if refusal is not None:
-            self._dedup.begin(queued, now)  # A task has this as its outcome.
+            self._dedup.begin(queued, now)  # If it is a task, the refusal is its outcome.
             self._end([(queued, reply_to(queued, now, refusal, None))], now)
         self._wake_idle(entry.queue, now)
         self._reaping.move_up(self._queues[entry.queue].next_due(), now)
@@ -806,7 +806,7 @@ class MemoryBroker(Broker, NearQueue):
     def _deliver(
         self, members: Sequence[QueuedEntry], replies: Sequence[Reply], now: float, *, late: bool = False
     ) -> None:
-        """Put the members' replies into their gateways' mailboxes. Pass `late` if the replies say that time ran out."""
+        """Put the members' replies into their gateways' mailboxes. `late` means that the replies report timeouts."""
         if not replies:
             return
         if self._dedup.active:
@@ -830,7 +830,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries and their followers in order: a follower may run again, and then the next one may join it."""
+        """End entries and their followers in order, because a follower may run again, and the next one may then join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)
@@ -847,7 +847,7 @@ class MemoryBroker(Broker, NearQueue):
             box.put((reply,))
 
     def _wake_idle(self, name: QueueName, now: float) -> None:
-        """Wake an idle worker if there is work. Otherwise set a timer for the next time that there may be work."""
+        """Wake an idle worker if there is work. Otherwise set a timer for the next time at which there may be work."""
         if not (wakeups := self._wakeups[name]).idle or wakeups.coming:
             return
         next_look = self._queues[name].wake(wakeups.idle, now)
@@ -871,5 +871,5 @@ class MemoryBroker(Broker, NearQueue):
 
 
 def _is_of(queued: QueuedEntry, entry: Entry) -> bool:
-    """Return True if `entry` repeats the submission that is queued."""
+    """Return True if `entry` is the same submission as the queued entry."""
     return queued.entry.nonce == entry.nonce and queued.entry.gateway == entry.gateway

@@ -15,8 +15,7 @@ _Key = tuple[str, str]
 
 
 class DeadLetterBox(DeadLetters):
-    """Dead letters in memory. If there are too many, in number or in bytes, the tenant with the most loses its oldest dead
-    letter."""
+    """Dead letters in memory. If they exceed the maximum number or bytes, the oldest one of the tenant with the most is dropped."""
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
         self._letters: dict[_Key, DeadLetter] = {}
@@ -73,5 +72,5 @@ def _key(letter: DeadLetter) -> _Key:
 
 
 def _letter_bytes(letter: DeadLetter) -> int:
-    """Estimate the bytes of a dead letter. A character of text counts as four bytes, which is Python's worst case."""
+    """Estimate the size of a dead letter. Each character counts as four bytes, which is Python's worst case."""
     return 1 + 4 * (len(letter.entry.input) + len(letter.error)) + len(letter.entry.parameters)

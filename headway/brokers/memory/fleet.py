@@ -17,7 +17,7 @@ from headway.ports import Board, Fleet
 
 
 class MemoryFleet(Fleet):
-    """Processes, leader and capacities in memory. See `headway.ports.Fleet`."""
+    """Fleet in memory. See `headway.ports.Fleet`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class MemoryFleet(Fleet):
         self._departed: dict[str, Departed] = {}
         self._leader = ""
         self._leads_until = 0.0
-        self._loads: dict[str, tuple[str, float]] = {}  # Process that may load each model, and until when.
+        self._loads: dict[str, tuple[str, float]] = {}  # For each model, the process that may load it, and until when.
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
         self._members[member.id] = replace(member, last_seen=self._clock())
@@ -40,7 +40,7 @@ class MemoryFleet(Fleet):
             self._leader = ""
 
     async def depart(self, gone: Departed) -> None:
-        self._note(replace(gone, at=self._clock()))
+        self._record(replace(gone, at=self._clock()))
 
     async def departed(self) -> Sequence[Departed]:
         await self.members()
@@ -51,10 +51,10 @@ class MemoryFleet(Fleet):
     async def members(self) -> Sequence[ProcessInfo]:
         since = self._clock() - OFFLINE_AFTER
         for member in [member for member in self._members.values() if member.last_seen < since]:
-            self._note(lost(self._members.pop(member.id)))
+            self._record(lost(self._members.pop(member.id)))
         return list(self._members.values())
 
-    def _note(self, gone: Departed) -> None:
+    def _record(self, gone: Departed) -> None:
         self._departed[gone.id] = gone
         if len(self._departed) > MOST_DEPARTED:
             del self._departed[min(self._departed.values(), key=lambda gone: gone.at).id]
@@ -103,8 +103,8 @@ class MemoryFleet(Fleet):
         self._drains = {name: drain for name, drain in self._drains.items() if name not in names}
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        there = self._rollouts.get(rollout.model)
-        if there is not None and there.revision != rollout.revision - 1:
+        current = self._rollouts.get(rollout.model)
+        if current is not None and current.revision != rollout.revision - 1:
             return False
         self._rollouts[rollout.model] = rollout
         return True

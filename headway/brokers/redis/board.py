@@ -1,6 +1,6 @@
-"""The fleet's departure board in the server: a bounded stream of notices, and a row for each step of the history.
+"""The fleet's departure board in the server: a stream of notices with limited size, and a row for each step of the history.
 
-The server adds up the counts of all processes, so the history doesn't grow with the fleet.
+The server sums the counts of all processes, so the history doesn't grow with the fleet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.model.board import FleetFigures, HistoryRow, News, Notice, Posted
 from headway.ports import Board
 
 PAGE = 1000  # Maximum number of notices read in one call.
-DECISION = b"s:"  # Prefix of a row's fields with decisions of the autoscaler.
+DECISION = b"s:"  # Prefix of the fields of a row that contain the autoscaler's decisions.
 ROWS = 150  # Maximum number of rows read in one call, because a call blocks the server.
 
 
@@ -30,12 +30,12 @@ class RedisBoard(Board):
         self._born = b""
 
     async def post(self, notice: Notice) -> Posted:
-        """See Board. A server short of memory gets no notices, because requests need the rest."""
+        """See Board. Nothing is posted while the server is short of memory, because requests need what is left."""
         connection = self._connection
         whole = b"" if notice.empty else wire.encode(notice)
         try:
-            # A joined call is made even if memory is short.
-            post = connection.call if not notice.empty and connection.memory_pressure else connection.join
+            # A joined call would be made even if memory is short.
+            post = connection.call if not notice.empty and connection.memory.pressure else connection.join
             watched, records, born = await post(
                 "post", self._key, connection.clock_text(), notice.process, whole, self._born, *_fields(notice)
             )
@@ -57,11 +57,11 @@ class RedisBoard(Board):
 
     async def read(self, after: str) -> News:
         lost_at = await self._watch()
-        entries = await self._connection.stream(f"{self._key}board", after.encode())
+        entries = await self._connection.reads.stream(f"{self._key}board", after.encode())
         return News(_read(entries), entries[-1][0].decode() if entries else after, lost_at)
 
     async def _watch(self) -> float:
-        """Return the instant since which the broker has data again after a loss, or 0 if it lost none."""
+        """Return the time since which the broker has had data again after it lost its data, or 0 if it lost none."""
         born: bytes = await self._connection.call("watch", self._key, self._connection.clock_text())
         return float(born[1:]) if born[:1] == b"1" else 0.0
 
@@ -77,7 +77,7 @@ class RedisBoard(Board):
 
 
 def _fields(notice: Notice) -> list[Any]:
-    """Return the arguments for a notice's row: the number of arguments for counts, the counts, and the figures, if any."""
+    """Return the arguments for a notice's row: the number of arguments for counts, the counts, and the fleet's numbers, if any."""
     if not counts(notice):
         return []
     row = HistoryRow(0)
@@ -90,7 +90,7 @@ def _fields(notice: Notice) -> list[Any]:
             "w", ",".join(map(str, fleet.waiting)), "o", ",".join(map(str, fleet.oldest)), "c", fleet.capacity,
             "u", fleet.usable, "h", fleet.healthy, "n", fleet.workers,
         ]  # fmt: skip
-    for change in row.scalings:  # Each is a field of its own, because several processes may decide in one step.
+    for change in row.scalings:  # Each has a separate field, because several processes may decide in one step.
         figures += [DECISION + wire.encode(change), ""]
     return [len(counted), *counted, *figures]
 

@@ -1,7 +1,7 @@
-"""The broker over Redis: its queues are in the server, where each atomic step is a function of the library.
+"""The broker over Redis. Its queues are in the server, where each atomic step is a function of the library.
 
-Entries go to the shards of their model in turn, and a replayed entry returns to its former shard. A slot claims at its home shard.
-From time to time it checks if another shard needs help.
+Entries go to the shards of their model in turn, and a replayed entry goes to its former shard. A slot claims from its home shard. From
+time to time it checks if another shard needs help.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from msgspec.structs import replace
 
 from headway.brokers.reap_timer import ReapTimer
 from headway.brokers.redis import wire
+from headway.brokers.redis.claims import SHARDS, Granted
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.function_library import CLAIM_SECONDS, REAP_EVERY, REST_SECONDS, STIRS_SECONDS
 from headway.brokers.redis.large_values import LargeValues
 from headway.brokers.redis.receipts import Offers, Receipt
-from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Budgets, Granted, Look, Queue, RateLimitCache
+from headway.brokers.redis.shard_queue import GATHERED, Budgets, Look, Queue, RateLimitCache
 from headway.brokers.redis.shard_router import QueueTable, ShardRouter
 from headway.brokers.redis.together import all_of
 from headway.core import failures, rows
@@ -70,29 +71,29 @@ from headway.runtime.race import end
 log = get_logger(__name__)
 
 
-READ_AGAIN = 0.1  # Seconds after which an output is read again if the broker didn't answer.
-FIRST = b"0-0"  # Id before all others of a stream.
+READ_AGAIN = 0.1  # Seconds after which reading an output is retried if the broker didn't answer.
+FIRST = b"0-0"  # Id before all entries of a stream.
 
 
 _submission: Callable[[Reply], Submission] = attrgetter("tenant", "id", "nonce")
 
 
 class _Read(msgspec.Struct):
-    """Replies of one stream entry that can be delivered together.
+    """Replies from one stream entry that can be delivered together.
 
     Attributes:
         key: key of the stream.
-        born: birth of the queue's state to which the entry belongs.
-        whole: all submissions that the entry answers.
-        token: token of the output that the replies share, if it is stored apart.
-        wanted: number of submissions that wait for the output while it is read.
+        born: when the queue state that the entry belongs to was created.
+        submissions: all submissions that the stream entry answers.
+        token: token of the output that the replies share, if it is stored separately.
+        wanted: number of submissions still waiting for the output while it is being read.
     """
 
     queue: Queue
     key: str
     born: float
     id: bytes
-    whole: list[Submission]
+    submissions: list[Submission]
     replies: list[Reply]
     token: str = ""
     wanted: int = 0
@@ -100,7 +101,7 @@ class _Read(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Stream:
-    """Read position in a queue's stream. `epoch` is the birth of the queue's state to which the `last` id belongs."""
+    """Read position in a queue's stream. `epoch` is when the queue state that the `last` id belongs to was created."""
 
     queue: Queue
     last: bytes = FIRST
@@ -109,14 +110,14 @@ class _Stream:
 
 
 class Mailbox:
-    """Replies to one gateway from all queues."""
+    """All queues' replies to one gateway."""
 
     def __init__(self, gateway: str, queues: Sequence[Queue]) -> None:
         self._gateway = gateway
         self._streams = [_Stream(queue) for queue in queues]
         self._reads: list[_Read] = []
         self._bringing: dict[asyncio.Task[None], _Read] = {}  # Replies whose outputs are being read.
-        self._awaited: dict[Submission, _Read] = {}  # The same replies by submission, without withdrawn submissions.
+        self._awaited: dict[Submission, _Read] = {}  # The same by submission, except withdrawn submissions.
         self._acknowledged = 0
         self._arrival = asyncio.Event()
         self._broken: BrokerUnavailable | None = None
@@ -136,7 +137,7 @@ class Mailbox:
         return replies, self._acknowledged + len(replies)
 
     def add(self, queues: Iterable[Queue]) -> None:
-        """Read these queues too, at once if somebody waits for replies."""
+        """Read from these queues too. If somebody is waiting for replies, start immediately."""
         added = [_Stream(queue) for queue in queues]
         reads = any(stream.task is not None and not stream.task.done() for stream in self._streams)
         self._streams += added
@@ -150,7 +151,7 @@ class Mailbox:
         await end(*(stream.task for stream in removed))
 
     def forget(self, submissions: Iterable[Submission]) -> None:
-        """Stop reading outputs that only these submissions want. Their replies will lack the outputs."""
+        """Stop reading outputs that are only wanted for these submissions. Their replies will have no outputs."""
         for submission in submissions:
             read = self._awaited.pop(submission, None)
             if read is not None:
@@ -166,10 +167,10 @@ class Mailbox:
                 break
             self._acknowledged += len(read.replies)
             done += 1
-            # Replies of a lost state aren't reported, because another stream entry may have the same id.
+            # Replies from a lost state aren't reported, because another stream entry may have the same id.
             if read.born in (0.0, read.queue.born):
-                all_here = len(read.replies) == len(read.whole)
-                submissions = read.whole if all_here else list(map(_submission, read.replies))
+                complete = len(read.replies) == len(read.submissions)
+                submissions = read.submissions if complete else list(map(_submission, read.replies))
                 outputs = (
                     [read.token.encode() + wire.name_of(*submission) for submission in submissions]
                     if read.token
@@ -181,7 +182,7 @@ class Mailbox:
     async def _read_on(self, stream: _Stream) -> None:
         try:
             while True:
-                if stream.epoch != stream.queue.born:  # The server lost its state, so ids start again.
+                if stream.epoch != stream.queue.born:  # The server lost its state, so ids have started over.
                     stream.epoch, stream.last = stream.queue.born, FIRST if stream.epoch else stream.last
                 await self._read_once(stream)
         except BrokerUnavailable as exc:
@@ -190,30 +191,30 @@ class Mailbox:
 
     async def _read_once(self, stream: _Stream) -> None:
         queue, key = stream.queue, stream.queue.stream_of(self._gateway)
-        # After a loss of state, entries of the new state may have been read already.
+        # After the state was lost, entries of the new state may already have been read.
         known = [*self._reads, *self._bringing.values()] if stream.last == FIRST else []
-        for id, fields in await queue.connection.stream(key, stream.last):
+        for id, fields in await queue.connection.reads.stream(key, stream.last):
             stream.last, apart = id, wire.Apart()
             try:
                 replies = wire.read_outcomes(fields, apart)
             except wire.UNREADABLE as exc:
-                # Their clients get a time-out. Waiting for a release that can read them would hold back all later replies.
+                # Their clients get a timeout. Waiting for a release that can read them would delay all later replies.
                 log.error("replies cannot be read", gateway=self._gateway, error=wire.reason(exc))
                 continue
-            whole = list(map(_submission, replies))
-            if same := [read for read in known if (read.key, read.id, read.whole) == (key, id, whole)]:
+            submissions = list(map(_submission, replies))
+            if same := [read for read in known if (read.key, read.id, read.submissions) == (key, id, submissions)]:
                 for read in same:
                     read.born = queue.born
                 continue
             here = [reply for at, reply in enumerate(replies) if at not in apart] if apart else replies
             if here or not replies:
-                self._reads.append(_Read(queue, key, queue.born, id, whole, here))
+                self._reads.append(_Read(queue, key, queue.born, id, submissions, here))
                 self._arrival.set()
             of: dict[tuple[str, int], list[Reply]] = {}
             for at, named in apart.items():
                 of.setdefault(named, []).append(replies[at])
             for (name, length), those in of.items():  # An output is read once for all replies that share it.
-                read = _Read(queue, key, queue.born, id, whole, those, name[1:], len(those))
+                read = _Read(queue, key, queue.born, id, submissions, those, name[1:], len(those))
                 self._awaited.update((_submission(reply), read) for reply in those)
                 task = asyncio.get_running_loop().create_task(self._bring(read, name, length))
                 self._bringing[task] = read
@@ -229,10 +230,10 @@ class Mailbox:
         self._arrival.set()
 
     async def _output(self, read: _Read, name: str, length: int) -> Value | None:
-        """Read an output, and try again until the broker answers. Return None if it is lost or no longer wanted."""
+        """Read an output, and retry until the broker answers. Return None if the output is lost or no longer wanted."""
         while True:
             try:
-                return await read.queue.output_of(name, length, read.replies[0].tenant, lambda: read.wanted > 0)
+                return await read.queue.records.output(name, length, read.replies[0].tenant, lambda: read.wanted > 0)
             except BrokerUnavailable as exc:
                 self._broken = exc
                 self._arrival.set()
@@ -245,22 +246,22 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 class Lookup:
-    """Search of one process for entries and tasks. If the known queues don't have one, the servers are asked for queues that
-    this process doesn't know yet, or has forgotten."""
+    """Looks up entries and tasks for one process. If one isn't in a known queue, the servers are asked for queues that this process
+    doesn't know yet or has forgotten."""
 
     def __init__(self, queues: QueueTable, router: ShardRouter) -> None:
         self._queues, self._router = queues, router
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        """See Broker. Without a tenant all queues are searched, part by part."""
+        """See Broker. If there is no tenant, all queues are scanned step by step."""
         if tenant is None:
             await self._look_again()
             states = await all_of(*(_state_of_any(queue, id) for queue in list(self._queues.every)))
             return next((state for state in states if state is not None), None)
-        return await self._search(tenant, id, lambda queue, key: queue.state(key))
+        return await self._search(tenant, id, lambda queue, key: queue.records.state(key))
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        return await self._search(tenant, id, lambda queue, key: queue.outcome(key))
+        return await self._search(tenant, id, lambda queue, key: queue.records.outcome(key))
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         await self._look_again()
@@ -271,11 +272,11 @@ class Lookup:
         return await self._search(tenant, id, _name_of) is not None
 
     async def queue_with(self, tenant: str, id: str) -> QueueName:
-        """Return the name of the queue that has a task, or of the first queue if none has it."""
+        """Return the name of the queue that has a task. If none has it, return the name of the first queue."""
         return await self._search(tenant, id, _name_of) or self._queues.every[0].name
 
     async def _search(self, tenant: str, id: str, ask: Callable[[Queue, bytes], Awaitable[T | None]]) -> T | None:
-        """Ask the queue in which an entry was placed, then all queues, because its id may belong to another entry now."""
+        """Ask the queue in which the entry was placed. Then ask all queues, because another entry may now have this id."""
         key, queues = wire.key_of(tenant, id), list(self._router.where((tenant, id)))
         answers = await all_of(*(ask(queue, key) for queue in queues))
         if not any(answers):
@@ -289,24 +290,24 @@ class Lookup:
 
 
 async def _name_of(queue: Queue, key: bytes) -> QueueName | None:
-    return queue.name if await queue.knows(key) else None
+    return queue.name if await queue.records.knows(key) else None
 
 
 async def _state_of_any(queue: Queue, id: str) -> EntryState | None:
-    """Return the state of the first entry with this id in a queue, whatever its tenant."""
+    """Return the state of the first entry in a queue that has this id, regardless of its tenant."""
     prefix = wire.prefix_of(queue.connection.prefix, queue.name, queue.shard)
     ending, cursor = _SPECIAL.sub(r"\\\g<0>", id), b"0"
     while True:
         cursor, owners = await queue.connection.call("owners", prefix, cursor, ending)
         for key in owners:
-            if (state := await queue.state(key)) is not None:
+            if (state := await queue.records.state(key)) is not None:
                 return state
         if cursor == b"0":
             return None
 
 
 class TaskIds:
-    """Claims of task ids by one process."""
+    """Claims task ids for one process."""
 
     def __init__(self, connection: RedisConnection, lookup: Lookup) -> None:
         self._connection, self._lookup = connection, lookup
@@ -314,8 +315,8 @@ class TaskIds:
     async def offer(
         self, entries: Sequence[Entry], offer: Callable[[Sequence[Entry]], Awaitable[Sequence[Failure | None]]]
     ) -> list[Failure | None]:
-        """Claim ids for the entries that need one, and offer entries unless their claim failed. Return the verdicts in order.
-        The claim of a refused entry ends soon, so refusals take no memory for long."""
+        """Claim the ids of entries that require it, and offer the entries except those whose claim failed. Return the verdicts in
+        order. If an entry is refused, its claim expires soon, so that refusals don't take up memory for long."""
         tasks = [position for position, entry in enumerate(entries) if entry.claims]
         claims = dict(zip(tasks, await all_of(*(self._claim(entries[position]) for position in tasks)), strict=True))
         verdicts = [claim if isinstance(claim := claims.get(at), Failure) else None for at in range(len(entries))]
@@ -328,13 +329,13 @@ class TaskIds:
         return verdicts
 
     async def _claim(self, task: Entry) -> Failure | bytes:
-        """Claim a task's id for its model. Returns the mark of a new claim, an empty mark for an old claim, or a failure."""
+        """Claim a task's id for its model. Returns the mark of a new claim, an empty mark if the claim is an old one, or a failure."""
         keep = max(dedup_key.keep for dedup_key in task.dedup_keys if dedup_key.kind is DedupKind.TASK)
         void = b""
         while True:
             seconds = math.ceil(task.timeout + keep + CLAIM_SECONDS)
-            instant = self._connection.clock_text()
-            held, owner, *others = await self._call("claim_id", task, instant, task.model, seconds, void)
+            now = self._connection.clock_text()
+            held, owner, *others = await self._call("claim_id", task, now, task.model, seconds, void)
             if not others:
                 return b"" if held else bytes(owner)
             [on_its_way] = others
@@ -362,24 +363,22 @@ class Reaping:
         self._queues, self._shards = queues, shards
         self._counters, self._rng = counters, rng
         self._due_at: dict[Queue, float] = {}
-        self._watched_until: dict[Queue, float] = {}  # Instant until which some process is known to watch each queue.
+        self._watched_until: dict[Queue, float] = {}  # Time until which some process is known to watch each queue.
         self._stirred: set[Queue] = set()  # Queues with activity since their last reap began.
-        self._mine: set[Queue] = set()  # Queues that this process reaped when it last asked.
+        self._mine: set[Queue] = set()  # Queues of which this process was the reaper when it last asked.
         self._timer = ReapTimer(self._reap_early)
         self._rest = 0.0
 
     @property
     def reaps(self) -> bool:
-        """True if this process reaps any of its queues."""
+        """True if this process is the reaper of any of its queues."""
         return bool(self._mine)
 
     async def reap(self, rest: float) -> float:
         """Reap the queues that are due. Returns the seconds until the next queue is due.
 
-        A queue at rest is due again after `rest` seconds, or sooner if it gets entries. At 0, no queue rests.
-
-        Raises:
-            BrokerUnavailable: a queue didn't answer. All others are reaped.
+        A queue at rest is due again after `rest` seconds, or earlier if it gets entries. If `rest` is 0, no queue rests. Raises
+        BrokerUnavailable if a queue didn't answer. All other queues are reaped nevertheless.
         """
         self._rest = rest
         await self._reap_due(look=True)
@@ -389,9 +388,9 @@ class Reaping:
         return max(at - now, LEAST_PAUSE)
 
     def stirred(self, queue: Queue) -> None:
-        """Note activity in a queue. The queue is reaped soon, unless some process watches it all the time."""
+        """Record activity in a queue. It is reaped soon, unless some process is watching it anyway."""
         now = asyncio.get_running_loop().time()
-        self._stirred.add(queue)  # A reap under way may have missed the activity.
+        self._stirred.add(queue)  # A reap in progress may have missed the activity.
         if self._rest and self._watched_until.get(queue, math.inf) <= now and self._due_at[queue] > now + REAP_EVERY:
             self._due_at[queue] = now + REAP_EVERY
             self._timer.move_up(now + REAP_EVERY, now)
@@ -413,7 +412,7 @@ class Reaping:
         await all_of(*looks, *(self._reap(queue) for queue in due))
 
     async def _reap_early(self) -> tuple[float, float]:
-        """Reap before the regular reap. Skip silent servers, which the regular reap tries again."""
+        """Reap ahead of the regular reap. Skips unresponsive servers; the regular reap retries them."""
         with contextlib.suppress(BrokerUnavailable):
             await self._reap_due(look=False)
         now = asyncio.get_running_loop().time()
@@ -427,7 +426,7 @@ class Reaping:
         now = asyncio.get_running_loop().time()
         if calm and queue in self._stirred:
             due = min(due, REAP_EVERY)
-        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # Joins other periodic calls.
+        elif calm and (due >= REST_SECONDS * (1 - EARLY) or not reaps):  # Coincides with other periodic calls.
             due = until_tick(rest) + max(math.floor(due / rest + EARLY) - 1, 0) * rest
         self._due_at[queue] = now + due
         self._watched_until[queue] = now if calm else now + STIRS_SECONDS
@@ -436,23 +435,23 @@ class Reaping:
 
 
 LEAST_LINGER = 0.001
-IN_USE = 1.0  # Seconds after its last offer for which a queue counts as in use.
-MOST_PAUSE = 0.4  # Maximum seconds between two looks at other shards. The pause doubles while a slot rests.
-APART_FROM = 64 << 10  # Default for the bytes above which a value is stored apart.
+IN_USE = 1.0  # Seconds after the last offer for which a queue counts as in use.
+MOST_PAUSE = 0.4  # Maximum seconds between two looks at other shards. The pause doubles while a slot is idle.
+APART_FROM = 64 << 10  # Default size in bytes above which a value is stored separately.
 _MODEL_AND_VERSION, _CLAIMS = attrgetter("model", "version"), attrgetter("claims")
 RUNNING = 1_000  # Maximum number of running leases whose waits are remembered.
 
 
 class _UnansweredClaim(msgspec.Struct):
-    """Claim without an answer. It may have been granted, so it is repeated at the same shard."""
+    """Claim that wasn't answered. It may have been granted, so it is repeated at the same shard."""
 
     queue: Queue
     token: str
 
 
 class RedisBroker(Broker):
-    """Broker over Redis. `headway.ports.Broker` describes its methods and laws. Each model has `shards` queues. `kept` is a
-    budget per server. `queue_bytes` bounds the large entries without an outcome."""
+    """Broker over Redis. Its methods and laws are described in `headway.ports.Broker`. Each model has `shards` queues. `kept` is the
+    budget of each server. `queue_bytes` limits the total size of large entries that have no outcome yet."""
 
     remote = True
 
@@ -469,15 +468,15 @@ class RedisBroker(Broker):
         apart_from: float = APART_FROM,
     ) -> None:
         self._connection = connection
-        self._values = LargeValues(connection, apart_from)
+        self._values = LargeValues(connection.values, apart_from)
         self._connection.process = connection.process or str(uuid_utils.uuid7())
         self._counters, self._rng = counters, rng
         self._lease_seconds, self._shards = lease_seconds, shards
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
-        # Debts of the limits that all queues share, or None if each queue counts for itself.
+        # Debts of the limits if all queues share them, or None if each queue keeps its own counts.
         self._debts = None if connection.clustered else RateLimitCache()
-        if self._debts is not None:  # Every request calls this, so it takes no detour.
+        if self._debts is not None:  # Every request calls this, so avoid an indirection.
             self.rate_limit_debt = self._debts.seconds  # type: ignore[method-assign]
         self._queues = QueueTable(self._make_queue, shards)
         self._queues.added = self._hear_of
@@ -498,18 +497,21 @@ class RedisBroker(Broker):
         self._waited: dict[tuple[Queue, int], Sequence[float]] = {}
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """See Broker. Only used if each queue counts for itself."""
+        """See Broker. Only used if each queue keeps its own rate-limit counts."""
         owed = 0.0
         for queues in self._queues.values():
-            of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts
+            of_shards, counts = [queue.debts.seconds(limit) for queue in queues], queues[0].counts
             owed = max(owed, sum(of_shards) / counts if limit.name == "tier" and counts > 1 else max(of_shards))
         return owed
 
     @property
     def linger(self) -> float:
-        """See Broker. At most GATHERED if there are several models, so that a model with long batches doesn't delay the others."""
+        """See Broker. If there are several models, at most GATHERED, so that a model with long batches doesn't delay others."""
         now = asyncio.get_running_loop().time()
-        least = min((queue.linger(now) for queue in self._every if now - queue.offered_at < IN_USE), default=0.0)
+        least = min(
+            (queue.gathering.linger(now) for queue in self._every if now - queue.gathering.offered_at < IN_USE),
+            default=0.0,
+        )
         return max(least if len(self._queues.limits) == 1 else min(least, GATHERED), LEAST_LINGER)
 
     @property
@@ -520,16 +522,16 @@ class RedisBroker(Broker):
 
     @property
     def memory_pressure(self) -> bool:
-        return self._connection.memory_pressure
+        return self._connection.memory.pressure
 
     @property
     def kept(self) -> KeptLimits:
-        """See Broker. In a cluster these are the budgets of one queue, because each server counts only its own outcomes."""
+        """See Broker. In a cluster these are the budgets of one queue, because each server only counts its own outcomes."""
         return self._budgets.kept()
 
     @property
     def near(self) -> None:
-        """See RequestQueue. The server is always another process."""
+        """See RequestQueue. None, because the server is always another process."""
 
     @property
     def apart_from(self) -> float:
@@ -570,8 +572,8 @@ class RedisBroker(Broker):
         await all_of(*(queue.close() for queue in self._every))
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        asked = set(map(_MODEL_AND_VERSION, entries))
-        if not all(self._queues.has(QueueName(*name)) for name in asked):
+        names = set(map(_MODEL_AND_VERSION, entries))
+        if not all(self._queues.has(QueueName(*name)) for name in names):
             return await self._enqueue_known(entries)
         offer = self._offers.begin(entries)
         try:
@@ -586,7 +588,7 @@ class RedisBroker(Broker):
         if len(known) < len(entries):
             await self._router.read_registry()
             known = [entry for entry in entries if self._queues.has(entry.queue)]
-        names = {entry.queue for entry in known}  # A queue may be forgotten meanwhile.
+        names = {entry.queue for entry in known}  # A queue may be forgotten during the offer.
         offer = self._offers.begin(known)
         try:
             verdicts = iter(await self._router.offer_bulk(known))
@@ -611,7 +613,7 @@ class RedisBroker(Broker):
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
-                await self._unlisten(slot)  # Otherwise a wake-up of this busy slot would be wasted.
+                await self._unlisten(slot)  # Otherwise a wake-up would be wasted on this busy slot.
                 return claimed
         self._idle_at[slot] = home
         claimed = await self._claim_from(home, slot, policy, guest=False)
@@ -627,7 +629,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """Return a shard that is no slot's home but may have entries for this slot, if any. Return None at every other claim."""
+        """Return a shard that is no slot's home but may have entries for this slot, if any. Returns None on every other claim."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
@@ -643,7 +645,7 @@ class RedisBroker(Broker):
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         home = self._router.home(slot.worker, slot.queue)
         idle_at = self._idle_at.get(slot, home)
-        if idle_at is not home:  # The slot's home changed since its claim.
+        if idle_at is not home:  # The slot's home has changed since its claim.
             await idle_at.unlisten(slot.worker)
             return
         sleeping = asyncio.ensure_future(home.wakeups.sleep(slot.worker, until))
@@ -661,7 +663,7 @@ class RedisBroker(Broker):
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         if len(items) != len(lease.entries):
-            raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
+            raise ValueError(f"{len(items)} items for {len(lease.entries)} entries; pass one item per entry, in order")
         queue, fence = self._queue_of(lease)
         waited = self._waited.get((queue, lease.fence)) or [0.0] * len(items)
         settled = await queue.completions.complete(fence, lease, items, waited)
@@ -691,7 +693,7 @@ class RedisBroker(Broker):
         self._router.forget(submission[:2] for submission in submissions)
 
     async def probe(self, gateway: str) -> None:
-        """See Broker. Withdrawing an unknown submission is a write that changes nothing."""
+        """See Broker. Withdraws an unknown submission, which is a write that changes nothing."""
         await self.withdraw([("", gateway, 0)], gateway)
 
     async def takes_reads_only(self) -> bool:
@@ -723,7 +725,7 @@ class RedisBroker(Broker):
             return
         before = self._router.move(worker)
         if before is not None:
-            before.wakeups.wake(worker.worker_id)  # It sleeps at its old home but is needed at the new one.
+            before.wakeups.wake(worker.worker_id)  # It is asleep at its old home, but is needed at the new one.
         home = self._router.home(worker.worker_id, worker.queue)
         await all_of(home.heartbeat(worker, self._router.renewed(worker)), self._registry.record(worker))
         if before is not None:
@@ -764,13 +766,13 @@ class RedisBroker(Broker):
     async def reap(self, rest: float = 0.0) -> float:
         pauses = await all_of(self._router.census(rest), self._reaping.reap(rest))
         if self._reaping.reaps:
-            self._connection.look_soon()  # Memory must be watched even while no request comes.
+            self._connection.memory.look_soon()  # Memory must be watched even while there are no requests.
         if gone := {*self._queues.forget()}:
             await self._forget(gone)
         return max(min(pauses), LEAST_PAUSE)
 
     async def _forget(self, queues: Collection[Queue]) -> None:
-        log.info("queues are forgotten", queues=sorted({str(queue.name) for queue in queues}))
+        log.info("forgetting queues", queues=sorted({str(queue.name) for queue in queues}))
         self._router.forget_queues(queues)
         self._reaping.forget(queues)
         self._hints = {slot: queue for slot, queue in self._hints.items() if queue not in queues}
@@ -787,7 +789,7 @@ class RedisBroker(Broker):
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _placed(self, entry: Entry) -> Entry:
-        """Return an entry with a model. A follower that names none gets the queue of its task."""
+        """Return the entry with a model. A follower without one gets the queue of its task."""
         if entry.model or not (task := task_followed(entry)):
             return entry
         queue = await self._lookup.queue_with(entry.tenant, task)
@@ -801,7 +803,7 @@ class RedisBroker(Broker):
         try:
             claimed = await queue.claim(slot, policy, doubt.token, guest)
         except BrokerUnavailable:
-            if not (guest and again):  # A guest gives an unreachable shard up after two tries.
+            if not (guest and again):  # A guest gives up on an unreachable shard after two tries.
                 self._doubts[slot] = doubt
             raise
         if isinstance(claimed, NoWork):
@@ -822,7 +824,7 @@ class RedisBroker(Broker):
         return NoWork(None)
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
-        """Give back a batch with an entry that this release can't read. Retries isolate the entry, or find a worker that can."""
+        """Release a batch that has an entry that this release can't read. Retries isolate it, or find a worker that can read it."""
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)
         await self.release(claimed.lease, BatchFailure(Cause.BAD_OUTPUT, claimed.unreadable, worker))
@@ -834,7 +836,7 @@ class RedisBroker(Broker):
         start, pause = int(self._rng() * SHARDS), sharding.LOOK_ELSEWHERE_EVERY
         others = [queue for queue in self._queues[slot.queue] if queue is not home]
         for turn in itertools.count(start):
-            # At high load rests are short, so the first look must come early in a rest.
+            # At high load slots are idle only briefly, so the first look must be early.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
@@ -845,7 +847,7 @@ class RedisBroker(Broker):
                     return
 
     async def _look(self) -> list[tuple[Queue, Look]]:
-        queues = list(self._every)  # Queues may be added before the answers come.
+        queues = list(self._every)  # Queues may be added before the answers arrive.
         return list(zip(queues, await all_of(*(queue.look() for queue in queues)), strict=True))
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:

@@ -1,7 +1,7 @@
 """Clients for a broker's URL: one server, Sentinel or Cluster, each with or without TLS.
 
 The URL's query may have options (`headway.config.broker.OPTIONS`), as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem.
-Nothing is tried twice, because an unanswered command may have been done.
+Commands are never retried, because an unanswered command may have been carried out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redis.crc import key_slot
 from redis.driver_info import DriverInfo
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
-from headway.brokers.redis.link import Address, Client, Server
+from headway.brokers.redis.link import Address, Client, Server, shown
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 from headway.runtime.logger import get_logger
@@ -37,15 +37,14 @@ log = get_logger(__name__)
 Vote = tuple[int, Address]  # Configuration epoch of a failover, and the primary since then.
 
 CHANNELS = ("+promoted-slave", "+switch-master")
-"""Channels of a failover's first announcement, by the leading Sentinel, and of its last, by all Sentinels."""
-QUIET = 5.0  # Seconds of silence after which a Sentinel is pinged, and seconds after the ping until it counts as gone.
-AGAIN = 1.0  # Seconds between two votes on the primary while a Sentinel can't be listened to.
+"""Channels on which a failover is announced: first by the leading Sentinel, and at the end by all Sentinels."""
+QUIET = 5.0  # Seconds without a message after which a Sentinel is pinged, and after the ping until it counts as gone.
+AGAIN = 1.0  # Seconds between two votes on the primary while it is impossible to listen to a Sentinel.
 
 
 class Sentinels(Sentinel):
-    """Sentinels that watch one primary. `service` is the name that the Sentinels use for the primary. `asking` has the
-    options of connections to the Sentinels. `leave` closes the connections to an address that is no longer the
-    primary's."""
+    """Sentinels that watch one primary. `service` is their name for it. `asking` are the options for connections to the Sentinels.
+    `leave` closes the connections to an address that is no longer the primary's."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class Sentinels(Sentinel):
             self._listening = [loop.create_task(self._follow(sentinel)) for sentinel in self.sentinels]
 
     def avoid(self, address: Address) -> None:
-        """Prefer any other primary that a Sentinel names to this address."""
+        """Don't use this address if any Sentinel names another primary."""
         self._refused = address
 
     async def renew(self) -> None:
@@ -88,31 +87,33 @@ class Sentinels(Sentinel):
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Return the address of the primary, without waiting for slow Sentinels once most have answered. If the primary has
-        changed, all connections to the old one are closed, because it may still take requests that will be lost. Raises
-        MasterNotFoundError if no Sentinel names a primary that is up, and ResponseError if a host isn't a Sentinel."""
+        """Return the address of the primary. Once a majority of the Sentinels agrees, slow ones aren't waited for.
+
+        If the primary has changed, all connections to the old one are closed, because it may still accept writes that will be lost.
+        Raises MasterNotFoundError if no Sentinel names a primary that is up, and ResponseError if a host isn't a Sentinel.
+        """
         while True:
             known = self._config_epoch
             config_epoch, address = await self._shared_vote(service_name)
-            # A newer epoch became known during the vote.
+            # Otherwise a newer epoch became known during the vote, so vote again.
             if config_epoch >= self._config_epoch or known == self._config_epoch:
                 break
         before, self._config_epoch, self._primary = self._primary, config_epoch, address
         if before is not None and before != address:
-            log.info("the broker's primary has changed", was=_shown(before), now=_shown(address))
+            log.info("the broker's primary has changed", was=shown(before), now=shown(address))
             await self._leave(before)
         return address
 
     async def _shared_vote(self, service: str) -> Vote:
-        """Take part in a vote that begins now or later. All callers during a vote share the next vote."""
+        """Return the result of a vote that begins now or later. All callers that arrive during a vote share the next one."""
         running = self._voting
         if running is None or running.done():
-            self._voting = asked = _start_vote(self._vote(service))
+            self._voting = vote = _start_vote(self._vote(service))
         elif self._next is None:
-            self._next = asked = _start_vote(self._vote_after(running, service))
+            self._next = vote = _start_vote(self._vote_after(running, service))
         else:
-            asked = self._next
-        return await asyncio.shield(asked)
+            vote = self._next
+        return await asyncio.shield(vote)
 
     async def _vote_after(self, running: asyncio.Task[Vote], service: str) -> Vote:
         await asyncio.wait({running})
@@ -122,17 +123,17 @@ class Sentinels(Sentinel):
     async def _vote(self, service: str) -> Vote:
         votes: Counter[Vote] = Counter()
         errors: list[BaseException] = []
-        asked = {asyncio.ensure_future(_primary(sentinel, service)) for sentinel in self.sentinels}
+        pending = {asyncio.ensure_future(_primary(sentinel, service)) for sentinel in self.sentinels}
         try:
-            while asked and not self._agreed(votes):
-                done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            while pending and not self._agreed(votes):
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for vote in done:
                     if (error := vote.exception()) is not None:
                         errors.append(error)
                     elif (answer := vote.result()) is not None:
                         votes[answer] += 1
         finally:
-            await end(*asked)
+            await end(*pending)
         if votes:
             return max(votes, key=lambda vote: (vote[0], vote[1] != self._refused, votes[vote]))
         for error in errors:
@@ -142,7 +143,7 @@ class Sentinels(Sentinel):
         raise MasterNotFoundError(f"No master found for {service!r}{f' : {reasons}' if reasons else ''}")
 
     def _agreed(self, votes: Counter[Vote]) -> bool:
-        """Return True if most Sentinels agree on a primary that hasn't refused, in an epoch not older than the known epoch."""
+        """Return True if a majority agrees on a primary that isn't to be avoided, in an epoch no older than the known one."""
         believed = (
             count
             for (config_epoch, address), count in votes.items()
@@ -151,7 +152,7 @@ class Sentinels(Sentinel):
         return 2 * max(believed, default=0) > len(self.sentinels)
 
     async def _follow(self, sentinel: Redis) -> None:
-        """Listen to one Sentinel for ever. While it is silent or refuses this user, a vote is repeated instead."""
+        """Listen to one Sentinel for ever. While it doesn't answer or refuses this user, repeat votes instead."""
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 await self._listen(sentinel)
@@ -166,17 +167,17 @@ class Sentinels(Sentinel):
             await connection.send_command("SUBSCRIBE", *CHANNELS)
             for _ in CHANNELS:
                 await connection.read_response()
-            await self.discover_master(self._service)  # Catch up with earlier events.
-            asked = False
+            await self.discover_master(self._service)  # Catch up on earlier events.
+            pinged = False
             while True:
                 message = await connection.read_response(timeout=QUIET)
                 if message is not None:
                     await self._hear(message)
-                elif asked:
+                elif pinged:
                     return
                 else:
                     await connection.send_command("PING")
-                asked = message is None
+                pinged = message is None
         finally:
             await connection.disconnect(nowait=True)
 
@@ -189,21 +190,21 @@ class Sentinels(Sentinel):
 
 
 def deposed_by(event: str, service: str) -> Address | None:
-    """Return the address that a Sentinel's event deposes, or None if the event is about another service. Events are `SERVICE
-    HOST PORT HOST PORT`, with the old address first, and `slave NAME HOST PORT @ SERVICE HOST PORT`."""
+    """Return the address that a Sentinel's event says is no longer the primary's. None if the event is about another service. An event
+    is `SERVICE HOST PORT HOST PORT`, with the old address first, or `slave NAME HOST PORT @ SERVICE HOST PORT`."""
     words = event.partition(" @ ")[2].split() or event.split()[:3]
     return (words[1], int(words[2])) if words[0] == service else None
 
 
 def _start_vote(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:
     task = asyncio.get_running_loop().create_task(vote)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # All callers may be gone.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # All callers may have gone.
     return task
 
 
 async def _primary(sentinel: Redis, name: str) -> Vote | None:
-    """Return the primary that one Sentinel names, or None if the Sentinel knows no primary that is up."""
-    # In this order a new primary may be believed late. The other order could pair an old primary with a new epoch.
+    """Return the primary that one Sentinel names, or None if it knows no primary that is up."""
+    # In this order a new primary may be recognized late. In the other order an old primary could be paired with a new epoch.
     masters: Any = await sentinel.sentinel_masters()
     address = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)  # type: ignore[no-untyped-call]
     if address is None:
@@ -215,16 +216,12 @@ async def _primary(sentinel: Redis, name: str) -> Vote | None:
     return state.get("config-epoch", 0), (host, port)
 
 
-def _shown(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"
-
-
-MOVES = 4  # Maximum number of redirections of a call whose key has moved.
-REFRESH_EVERY = 0.1  # Minimum seconds between two reads of the map.
+MOVES = 4  # Maximum number of times that a call is redirected because its key has moved.
+REFRESH_EVERY = 0.1  # Minimum seconds between two readings of the slot map.
 
 
 class Cluster(Client):
-    """Client of the nodes of a cluster. `seeds` are addresses of some nodes, and `timeout` is in seconds or infinite."""
+    """Client of the nodes of a cluster. `seeds` are the addresses of some nodes. `timeout` is in seconds, and may be infinite."""
 
     mode = "cluster"
 
@@ -246,7 +243,7 @@ class Cluster(Client):
         return self._left_at
 
     def watch(self) -> None:
-        """See Client. A cluster announces no failover. Its nodes are asked when one of them is in doubt."""
+        """See Client. Does nothing, because a cluster doesn't announce failovers. Its nodes are asked when one of them is in doubt."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         if self._doubtful:
@@ -260,7 +257,7 @@ class Cluster(Client):
                 self._moved[slot] = (exc.host or address[0], exc.port)
                 self._doubt()
             except AskError as exc:
-                # A function must see all of its keys, but they are on two nodes now.
+                # A function needs all of its keys, but they are on two nodes for now.
                 raise BrokerUnavailable(f"the keys of {key} are being moved to {exc.host}:{exc.port}") from exc
             except ResponseError:
                 raise
@@ -268,7 +265,7 @@ class Cluster(Client):
                 self._silent.add(address)
                 self._doubtful = True
                 raise
-        raise BrokerUnavailable(f"the nodes of the cluster do not agree on who has {key}")
+        raise BrokerUnavailable(f"the nodes of the cluster do not agree on which of them has {key}")
 
     async def everywhere(self, *command: Any) -> list[Any]:
         self._doubtful, self._looked_at = True, -math.inf
@@ -313,7 +310,7 @@ class Cluster(Client):
         return self._owners[index]
 
     async def _look(self, wait: bool = False) -> None:
-        """Read the map again. A call with an old map uses it meanwhile unless it must `wait`."""
+        """Read the slot map again. Don't wait for it if there is an old map, unless `wait` is set."""
         loop = asyncio.get_running_loop()
         if (self._looking is None or self._looking.done()) and loop.time() - self._looked_at >= REFRESH_EVERY:
             self._looked_at = loop.time()
@@ -322,7 +319,7 @@ class Cluster(Client):
             await asyncio.shield(self._looking)
 
     async def _learn(self) -> None:
-        """Read the map from the first node that answers. Silent nodes come last."""
+        """Read the slot map from the first node that answers. Try unresponsive nodes last."""
         known = dict.fromkeys([*self._owners, *self._seeds])
         failed: RedisError | OSError | TimeoutError | None = None
         for address in sorted(known, key=lambda address: address in self._silent):
@@ -348,7 +345,7 @@ class Cluster(Client):
 
 
 def _text(name: str | bytes | None) -> str:
-    """Return the host of a node, or an empty text if the node doesn't know its own."""
+    """Return the host of a node, or an empty string if the node doesn't know its own host."""
     text = name.decode() if isinstance(name, bytes) else name or ""
     return "" if text == "?" else text
 
@@ -357,7 +354,7 @@ REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
 class Single(Client):
-    """Client of one server, whose address may change if there are Sentinels that know it."""
+    """Client of one server. If there are Sentinels, its address may change."""
 
     def __init__(self, server: Server, sentinels: Sentinels | None = None) -> None:
         self.mode = "standalone" if sentinels is None else "sentinel"
@@ -399,32 +396,28 @@ class Single(Client):
 
 @cache
 def _driver() -> DriverInfo:
-    """Return the driver name and version that connections report. Otherwise each connection would read redis-py's metadata."""
+    """Return the driver name and version that connections report. If cached, not every connection reads redis-py's metadata."""
     return DriverInfo()
 
 
 def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[Client]:
-    """Make one client for each bound, which is the maximum number of its connections to one server. None is no bound.
+    """Create one client for each of `bounds`: its maximum number of connections to one server, or None if there is no limit.
 
-    With Sentinels, the clients share one view of the primary. `timeout` is in seconds, and may be infinite. Raises SettingError if
-    a file that the URL names can't be used.
+    If there are Sentinels, all clients use the same primary. `timeout` is in seconds, and may be infinite. Raises SettingError if a
+    file that the URL names can't be used.
     """
-    parts = urlsplit(url)
-    scheme, _, kind = parts.scheme.partition("+")
-    query = dict(parse_qsl(parts.query))
-    secure = _secured(url, query) if scheme == "rediss" else {}
-    hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
+    parts, kind, hosts, query, secure = _read(url)
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": _finite(timeout),
-        "socket_timeout": None,  # Callers have their own timeouts.
+        "socket_timeout": None,  # The callers have timeouts.
         "socket_keepalive": True,
         "protocol": 2,
         "driver_info": _driver(),
         **secure,
     }
     if kind == "sentinel":
-        # Dead Sentinels must leave time to ask others.
+        # If a Sentinel is dead, there must be time left to ask others.
         share = _finite(timeout / (len(hosts) + 1))
         within = {"socket_timeout": share, "socket_connect_timeout": share}
         asking = {**common, **within, **_sentinel_login(query), "ssl": bool(secure)}
@@ -445,9 +438,9 @@ class Nodes(NamedTuple):
     """Servers behind a URL, to be asked one by one.
 
     Attributes:
-        kind: `cluster`, `sentinel`, or empty for one server.
-        service: name by which Sentinels know the primary, or empty.
-        server, sentinel: make a client of a server or Sentinel with the URL's credentials.
+        kind: `cluster`, `sentinel`, or empty for a single server.
+        service: the Sentinels' name for the primary, or empty.
+        server, sentinel: create a client of a server or Sentinel, with the URL's credentials.
     """
 
     kind: str
@@ -458,11 +451,8 @@ class Nodes(NamedTuple):
 
 
 def nodes(url: str, timeout: float) -> Nodes:
-    """Return the servers behind a URL. `timeout` is in seconds, for each command. Raises like `connect`."""
-    parts = urlsplit(url)
-    scheme, _, kind = parts.scheme.partition("+")
-    query = dict(parse_qsl(parts.query))
-    secure = _secured(url, query) if scheme == "rediss" else {}
+    """Return the servers behind a URL. `timeout` is for each command, in seconds. Raises SettingError like `connect`."""
+    parts, kind, hosts, query, secure = _read(url)
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0), "socket_connect_timeout": timeout, "socket_timeout": timeout, "protocol": 2,
         "ssl": bool(secure), **secure,
@@ -471,7 +461,6 @@ def nodes(url: str, timeout: float) -> Nodes:
     def make(login: dict[str, Any], address: Address) -> Redis:
         return Redis(host=address[0], port=address[1], **common, **login)
 
-    hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
     service = parts.path.strip("/").partition("/")[0] if kind == "sentinel" else ""
     return Nodes(kind, hosts, service, partial(make, _login(parts)), partial(make, _sentinel_login(query)))
 
@@ -483,7 +472,7 @@ def _followers(
     calling: dict[str, Any],
     bounds: Sequence[int | None],
 ) -> Sequence[Client]:
-    """Make clients of the primary that Sentinels name. When one of them learns of a new primary, all follow."""
+    """Create clients of the primary that the Sentinels name. When one client learns about a new primary, all switch to it."""
     service, _, database = parts.path.strip("/").partition("/")
     servers: list[Server] = []
 
@@ -500,9 +489,16 @@ def _followers(
 
 def check_files(url: str) -> None:
     """Raise SettingError if a file that the URL names can't be used."""
+    _read(url)
+
+
+def _read(url: str) -> tuple[SplitResult, str, Sequence[Address], Mapping[str, str], dict[str, Any]]:
+    """Return a URL's parts, the kind of its servers, their addresses, its query, and the TLS options."""
     parts = urlsplit(url)
-    if parts.scheme.startswith("rediss"):
-        _secured(url, dict(parse_qsl(parts.query)))
+    scheme, _, kind = parts.scheme.partition("+")
+    query = dict(parse_qsl(parts.query))
+    hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
+    return parts, kind, hosts, query, _secured(url, query) if scheme == "rediss" else {}
 
 
 def _finite(seconds: float) -> float | None:
@@ -518,7 +514,7 @@ def _hosts(parts: SplitResult, default: int) -> list[tuple[str, int]]:
 
 
 def _login(parts: SplitResult) -> dict[str, Any]:
-    """Return user and password of a URL. urlsplit would miss them in a URL with several hosts."""
+    """Return the user and password in a URL. urlsplit doesn't find them if the URL has several hosts."""
     credentials, at, _ = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     return {"username": unquote(user) or None, "password": unquote(password) or None} if at else {}
@@ -530,7 +526,7 @@ def _sentinel_login(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secured(url: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options for TLS. The files are tried here, because an error of the first connection would come late."""
+    """Return the TLS options. The files are tried now, because an error in the first connection would come too late."""
     options: dict[str, Any] = {"ssl_check_hostname": query.get("ssl_check_hostname", "true").lower() != "false"}
     options |= {name: query[name] for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in query}
     try:
@@ -540,7 +536,7 @@ def _secured(url: str, query: Mapping[str, str]) -> dict[str, Any]:
             own = ssl.create_default_context()
             own.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password="")
     except (OSError, ValueError) as exc:  # SSLError is an OSError.
-        reason = f"names a file for TLS that cannot be used: {exc}"
-        hint = "ssl_ca_certs and ssl_certfile are files in PEM format that this process may read."
+        reason = f"names a TLS file that cannot be used: {exc}"
+        hint = "ssl_ca_certs and ssl_certfile must be files in PEM format that this process may read."
         raise SettingError("broker", shown_url(url), reason, hint) from exc
     return options

@@ -1,4 +1,4 @@
-"""Codes and orders of values shared with the functions in the server. `function_library` writes them there."""
+"""Codes, and the order of packed values, which the functions in the server share. `function_library` writes them there."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from headway.core.retention import KeptLimits
 
 
 class RefusalCode(enum.IntEnum):
-    """Reasons for which the functions refuse an entry."""
+    """Reasons why the functions refuse an entry."""
 
     TOO_LONG = 0  # The queue is too long for the entry's deadline.
     SHED = 1  # The queue is too long for the entry's tier, but not for the highest.
     SCARCE = 2  # The server is short of memory.
-    CONFLICT = 3  # Another submission is live under this id.
+    CONFLICT = 3  # Another submission is using this id.
     MISUSE = 4  # The idempotency key or chosen id was used for another request.
     NO_TASK = 5
     CANCELLED = 6
     TOO_LARGE = 7  # The output is too large to be kept. Its size in bytes replaces the wait.
-    CULPRIT = 8  # The same input lately failed alone. Its error replaces the wait.
-    ROOM = 9  # The tenant's large entries take all the room they may have.
-    LOST = 10  # The stored-apart input is gone.
-    UNDIGESTED = 11  # The stored-apart input may be a known culprit, so its digest is needed.
-    MOVED = 12  # Another queue of the model knows the request. The ending of its prefix replaces the wait.
+    CULPRIT = 8  # The same input recently failed when it ran alone. Its error replaces the wait.
+    ROOM = 9  # The tenant's large entries use all the memory that they may use.
+    LOST = 10  # The separately stored input is gone.
+    UNDIGESTED = 11  # The separately stored input may be known to fail, so its digest is needed.
+    MOVED = 12  # Another queue of the model knows the request. The suffix of that queue's prefix replaces the wait.
     APART = 13  # The quarantine of the entry's caller is too long.
-    TOO_MANY = 14  # More entries come together than can be answered in time. The possible number replaces the wait.
-    TOO_MANY_APART = 15  # The same in the quarantine of the entry's caller.
-    OVER = 16  # The entry's first rate limit is exceeded. Its further limits have the codes above.
+    TOO_MANY = 14  # The request has more entries than can be answered in time. The possible number replaces the wait.
+    TOO_MANY_APART = 15  # Like TOO_MANY, in the quarantine of the entry's caller.
+    OVER = 16  # The entry's first rate limit is exceeded. Its other limits have the codes that follow.
 
 
 class Worth(enum.IntEnum):
-    """Worth of an outcome to later requests."""
+    """How useful an outcome is to later requests."""
 
     WORTHLESS = 0
     VERDICT = 1  # The model rejects the input.
@@ -40,7 +40,7 @@ class Worth(enum.IntEnum):
 
 
 class Standing(enum.IntEnum):
-    """State of an entry."""
+    """State of an entry in the server."""
 
     AT_END = 0  # The entry has its outcome or is unknown.
     WAITING = 1
@@ -48,15 +48,15 @@ class Standing(enum.IntEnum):
 
 
 class PackedDedupKey(NamedTuple):
-    """Dedup key of an entry as the functions take it.
+    """Dedup key of an entry, as the functions expect it.
 
     Attributes:
-        flight: name of its flight. For identical requests it ends with `#`, to which the functions append the newest code.
-        digest: digest of the request in hexadecimal digits.
+        flight: name of the flight. For identical requests it ends with `#`, and the functions append the newest code's digest.
+        digest: digest of the request in hexadecimal.
         keep: seconds for which an outcome is kept.
-        joins: True if the entry may join an original without an outcome.
-        waits: True if the entry only waits for another's outcome.
-        renews: True if a kept outcome is forgotten.
+        joins: True if the entry may follow an original that has no outcome yet.
+        waits: True if the entry only waits for another entry's outcome.
+        renews: True if a kept outcome is to be forgotten.
     """
 
     kind: str
@@ -69,23 +69,23 @@ class PackedDedupKey(NamedTuple):
 
 
 class QueueSettings(NamedTuple):
-    """Settings of a queue, sent with every call as one line of text.
+    """Settings of a queue. They are sent with every call as one line of text.
 
     Attributes:
-        share: share of a batch that is kept for lower tiers.
+        share: share of a batch that is reserved for lower tiers.
         max_weight: maximum weight of a batch, or 0 if entries aren't weighed.
-        unit: weight of one place of a batch, or infinite if entries aren't weighed.
+        unit: maximum weight divided by the maximum batch size, or infinite if entries aren't weighed.
         round_weight: weight that costs a tenant one round.
         least_cost: minimum number of rounds that an entry costs.
-        longest, fixed: as in `Padding` if the model pads, otherwise 0.
+        longest, fixed: see `Padding` if the model pads its inputs, otherwise 0.
         shed_last: depth from which the lowest tier is refused, or -1.
         shed_rest: depth from which all tiers but the highest are refused, or -1.
-        room: bytes of room for large entries.
-        kept: byte budgets for all kept outcomes, for those of a tenant, and for one outcome.
+        room: maximum bytes of large entries.
+        kept: byte budgets for all kept outcomes, for those of a tenant, and for a single outcome.
         promise: promised latency in seconds, or 0.
-        delayed: share of entries that bulk batches may delay.
-        served: 1 if any shard is known to have healthy slots for the queue, else 0.
-        limits: key of the rate limits' counts.
+        delayed: share of the entries that bulk batches may delay.
+        served: 1 if any shard is known to have healthy slots for the queue, otherwise 0.
+        limits: key of the rate-limit counters.
     """
 
     tiers: int

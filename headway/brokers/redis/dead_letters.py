@@ -1,4 +1,4 @@
-"""Dead letters in the server, stored beside the queue of their entries (by `lua/10_outcomes.lua`)."""
+"""Dead letters in the server. `lua/10_outcomes.lua` stores them next to the queues of their entries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = get_logger(__name__)
 
 
 class RedisDeadLetters(DeadLetters):
-    """Dead letters in Redis. See `headway.ports.DeadLetters`. The step that ends an entry also writes its dead letter, so `add`
-    is only for letters from elsewhere. `queues` may grow."""
+    """Dead letters in Redis. See `headway.ports.DeadLetters`. The step that ends an entry also writes its dead letter, so `add` is
+    only needed for letters from other sources. `queues` may grow."""
 
     def __init__(self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1) -> None:
         self._connection = connection
         self._queues = queues
         self._shards = shards
-        self._values = LargeValues(connection, math.inf)
+        self._values = LargeValues(connection.values, math.inf)
 
     @property
     def _keys(self) -> list[str]:
@@ -50,12 +50,12 @@ class RedisDeadLetters(DeadLetters):
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         read = [_read(packed) for _, each, _ in await self._listed(limit) for packed in each]
         letters = sorted((letter for letter in read if letter is not None), key=lambda letter: letter.died_at)
-        # If an entry died again in another shard, its newest letter counts.
+        # If an entry failed again in another shard, use its newest letter.
         newest = {(letter.entry.tenant, letter.entry.id): letter for letter in letters}
         return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        keys = self._keys  # Queues may be added before the answers come.
+        keys = self._keys  # Queues may be added before the answers arrive.
         answers = await self._ask("letters_of", *_whose(id, tenant))
         read = [self._whole(key, packed) for key, each in zip(keys, answers, strict=True) for packed in each]
         letters = [letter for letter in await asyncio.gather(*read) if letter is not None]
@@ -82,13 +82,13 @@ class RedisDeadLetters(DeadLetters):
         return counts
 
     async def _whole(self, queue: str, packed: bytes) -> DeadLetter | None:
-        """Read a dead letter with its input, even if the input is stored apart. None if it can't be read."""
+        """Read a dead letter including its input, even if that is stored separately. Return None if it can't be read."""
         apart: Apart | None = None
         with contextlib.suppress(*wire.UNREADABLE):
             payload = payload_of(packed)
             if (stored := payload.apart) is not None:
                 key = f"{queue}zp:{payload.tenant}\0{payload.id}"
-                # Another letter of the same id may replace the input meanwhile.
+                # A newer letter with the same id may replace the input at any time.
                 apart = await self._values.read_input(key, payload.tenant, stored, whole=True)
         return _read(packed, apart)
 
@@ -104,7 +104,7 @@ def _whose(id: str, tenant: str | None) -> tuple[str, ...]:
 
 
 def _read(packed: bytes, apart: Apart | None = None) -> DeadLetter | None:
-    """Read a dead letter, or return None if only a later release can read it or its input is lost."""
+    """Read a dead letter, or return None if its input is lost or if only a later release can read it."""
     try:
         return read_letter(packed, apart)
     except wire.UNREADABLE as exc:

@@ -1,4 +1,4 @@
-"""Wire format of entries: the heads by which the server queues them, their payloads, and dead letters. See also `wire`."""
+"""Wire format of entries: the headers that the server uses to queue them, their payloads, and dead letters. See also `wire`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from headway.core.queue_limits import SMALL, bytes_of
 from headway.model import DeadLetter, DedupKind, Entry, Limit, Value
 
 TOKEN_BYTES = 11
-MOST_COUNTED = (1 << 32) - 1  # Largest size in bytes of an entry that a head can hold.
+MOST_COUNTED = (1 << 32) - 1  # Maximum size of an entry that a header can hold, in bytes.
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
-    """Entry as it is stored after the schema. Members that few entries need come last, and are left out if none of them is set.
+    """Entry as it is stored, after the schema. Members that few entries need come last, and are omitted if none of them is set.
 
-    `input` is a value for `read_value`, or a StoredApart. A StoredApart with an upper-case kind includes the parameters, which
-    precede the input. `parameters` is then empty.
+    `input` is a value for `read_value`, or a StoredApart. If the kind of a StoredApart is in upper case, the parameters are stored
+    with the input, before it, and `parameters` is empty.
     """
 
     input: Any
@@ -44,24 +44,24 @@ class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
 
 
 class NextStoredEntry(StoredEntry, frozen=True, tag=SCHEMA + 1, gc=False):
-    """Entry stored by the next release."""
+    """Entry that was stored by the next release."""
 
 
 class _Versioned(msgspec.Struct, array_like=True):
-    """Payload of any release, of which only the schema is read."""
+    """Payload from any release. Only its schema is read."""
 
     schema: int
 
 
 ENTRY_KIND = struct.Struct(">HBddIIHd")
-"""Beginning of a head: its length including the gateway, tier, timeouts, weight, bytes of room, count of inputs, and shape. The
-gateway comes next. Most entries of a call share this beginning, so the server parses it once.
+"""Beginning of a header: its own length including the gateway, tier, timeouts, weight, bytes of memory to reserve, number of inputs,
+and shape. The gateway follows. Most entries of a call share this beginning, so the server parses it once.
 """
 ENTRY_NAME = struct.Struct(">dHB")
-"""Middle of a head: nonce, length of the tenant, and length of a stored-apart input's token. The token and the key come next."""
-LETTER = struct.Struct(">ddI")  # Head of a dead letter: instant, number of runs, and length of the packed failure.
+"""Middle of a header: nonce, length of the tenant, and length of the token of a separately stored input. Token and key follow."""
+LETTER = struct.Struct(">ddI")  # Header of a dead letter: time, number of runs, and length of the packed failure.
 
-Apart = tuple[Value, bytes]  # Input and parameters that were stored apart.
+Apart = tuple[Value, bytes]  # Input and parameters that were stored separately.
 
 _entry: msgspec.msgpack.Decoder[StoredEntry] = msgspec.msgpack.Decoder(StoredEntry | NextStoredEntry)
 _versioned = msgspec.msgpack.Decoder(_Versioned)
@@ -69,11 +69,11 @@ _LIMITS = attrgetter("limits")
 _MEMBERS = Entry.__struct_fields__
 _STORED = attrgetter(*_MEMBERS[: _MEMBERS.index("limits")])
 _USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
-"""Returns the members that every entry has. The server's readers give the others their defaults."""
+"""Returns the members that every entry needs. Readers use the defaults for the others."""
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
-    """Pack the head of an entry. `apart` is the token of an input that is stored apart, followed by its digest if asked for."""
+    """Pack the header of an entry. `apart` is the token of a separately stored input, followed by its digest if requested."""
     key, gateway = key_of(entry.tenant, entry.id), entry.gateway.encode()
     large = len(entry.input) + len(entry.parameters) > SMALL
     kind = ENTRY_KIND.pack(
@@ -84,7 +84,7 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
 
 
 def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
-    """Pack the payload of an entry. `apart` is the kind and token of an input that is stored apart, and `length` its bytes."""
+    """Pack the payload of an entry. For a separately stored input, `apart` is its kind and token, and `length` its size in bytes."""
     if apart:
         stored = StoredEntry(*_STORED(entry))
         return encode(msgspec.structs.replace(stored, input=(apart, length), parameters=b""))
@@ -93,12 +93,12 @@ def pack_entry(entry: Entry, apart: str = "", length: int = 0) -> bytes:
 
 
 def position_of(member: str) -> int:
-    """Return the Lua index of a member in the payload of an entry."""
+    """Return the Lua index of a member in an entry's payload."""
     return StoredEntry.__struct_fields__.index(member) + 2  # The schema comes first.
 
 
 def read_payload(payload: bytes) -> StoredEntry:
-    """Read a payload. Raises TooNew, and msgspec's errors for data that isn't an entry."""
+    """Read a payload. Raises TooNew, or one of msgspec's errors if the data isn't an entry."""
     try:
         return _entry.decode(payload)
     except msgspec.ValidationError:
@@ -115,7 +115,7 @@ def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
 
 
 def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
-    """Make an entry from its payload, and from its input and parameters if these are stored `apart`."""
+    """Make an entry from its payload. `apart` is its input and parameters if these are stored separately."""
     entry = Entry(*msgspec.structs.astuple(stored))
     if apart is not None:
         value, parameters = apart
@@ -124,10 +124,10 @@ def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
 
 
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
-    """Pack heads and payloads, in turn, of the entries of one call.
+    """Pack the header and payload of each entry in one call. They alternate in the result.
 
-    Entries of more than `threshold` bytes get empty heads and payloads, and are returned by position. The last result is True
-    if any entry has dedup keys, a digest, or other entries that come with it.
+    Entries of more than `threshold` bytes get an empty header and payload, and are returned by position. The last result is True if
+    any entry has dedup keys or a digest, or is charged for others or by another.
     """
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
@@ -146,16 +146,16 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
             else:
                 packed += pack_head(entry), pack_entry(entry)
             continue
-        asked = tier, queue_timeout, timeout, weight, gateway
-        if asked != known:
-            known, whose = asked, gateway.encode()
+        start = tier, queue_timeout, timeout, weight, gateway
+        if start != known:
+            known, whose = start, gateway.encode()
             kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1, 0) + whose
         tenant, id = entry.tenant, entry.id
         if "\0" in id:
             key_of(tenant, id)  # This raises.
         whose = tenant.encode()
         packed.append(b"%b%b%b\0%b" % (kind, name(nonce, len(whose), 0), whose, id.encode()))
-        packed.append(encode((  # Like `pack_entry`, in two thirds of its time.
+        packed.append(encode((  # Like `pack_entry`, but takes two thirds of the time.
             SCHEMA, id, entry.model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, nonce, entry.caller, weight,
             entry.version, entry.pinned,
         )))  # fmt: skip
@@ -163,8 +163,8 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 
 
 def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
-    """Pack limits, dedup keys, and which entry pays for which. Empty if there are none. `limits` are the limits of all entries,
-    each once. Limits of whole tiers are spread over `counts` counters. Unless `rare` is set, the entries have only limits."""
+    """Pack the limits, the dedup keys, and which entry is charged for which. Empty if there are none. `limits` are those of all
+    entries, without duplicates. Tier limits are spread over `counts` counters. Unless `rare` is set, entries have only limits."""
     if not (limits or rare):
         return b""
     positions = {limit: position for position, limit in enumerate(limits)}
@@ -197,7 +197,7 @@ def payer_of(entries: Sequence[Entry], position: int) -> Entry:
 
 
 def limits_of(entries: Iterable[Entry]) -> Sequence[Limit]:
-    """Return the limits of entries, each once."""
+    """Return the limits of all entries, without duplicates."""
     return list(dict.fromkeys(itertools.chain.from_iterable(dict.fromkeys(map(_LIMITS, entries)))))
 
 
@@ -229,13 +229,13 @@ def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -
 
 
 def payload_of(letter: bytes) -> StoredEntry:
-    """Read the payload in a dead letter like `read_payload`."""
+    """Read the payload of a dead letter, like `read_payload`."""
     length = LETTER.unpack_from(letter)[2]
     return read_payload(letter[LETTER.size + length :])
 
 
 def read_letter(packed: bytes, apart: Apart | None = None) -> DeadLetter:
-    """Read a dead letter. `apart` has the entry's input and parameters if they are stored apart."""
+    """Read a dead letter. `apart` is the entry's input and parameters if these are stored separately."""
     died_at, attempts, length = LETTER.unpack_from(packed)
     start = LETTER.size
     failure = read_failure(packed[start : start + length])

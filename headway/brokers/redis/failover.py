@@ -2,14 +2,14 @@
 
     guards ──▶ pause of writes ──▶ replicas catch up ──▶ failover ──▶ old primary is a replica ──▶ pause lifted
        │                                   │                │ not done in time, and the old one is still the primary
-       └── refused                         └────────────────┴──▶ pause lifted, given up
+       └── refused                         └────────────────┴──▶ pause lifted, failover abandoned
 
-The pause lasts PAUSE seconds and is renewed, so it ends by itself if this program dies. It isn't lifted before the old primary has
-become a replica, because writes that it takes in between would be lost. But no renewal reaches further than MARGIN seconds beyond
-`within`. A cluster pauses, waits and lifts by itself (CLUSTER FAILOVER), so this program adds only guards.
+The pause lasts PAUSE seconds and is renewed, so it expires if this program dies. It isn't lifted before the old primary has become a
+replica, because writes that it accepts in between would be lost. But it is never renewed to last longer than MARGIN seconds after
+`within`. A cluster pauses, waits and lifts the pause on its own (CLUSTER FAILOVER), so for a cluster this program only adds guards.
 
-The first signal to end takes effect at once, and lifts the pause. Once the takeover is requested, it takes effect only after the
-pause. A second signal always takes effect at once.
+The first termination signal takes effect immediately, and lifts the pause. But once the takeover has been requested, it takes effect
+only after the pause. A second signal always takes effect immediately.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from headway.brokers.redis.clients import Nodes
-from headway.brokers.redis.link import Address
+from headway.brokers.redis.link import Address, shown
 from headway.errors import FailoverAborted, SettingError
 from headway.runtime.race import end, heed_cancellation
 
 PAUSE = 3.0
 RENEW_EVERY = 0.5
 MARGIN = 4.0
-"""Maximum seconds after `within` until writes go on. It is 1 less than promised, because commands take time to arrive."""
-LOOK_EVERY = 0.02  # Seconds between two checks of a state that is awaited.
+"""Maximum seconds after `within` until writes continue. This is 1 less than promised, because commands take time to arrive."""
+LOOK_EVERY = 0.02  # Seconds between two checks while waiting for a state.
 SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
-"""Best age in seconds of a Sentinel's last look at a replica for a failover, and maximum seconds to wait for it."""
-CLUSTER_TRIES = 5.0  # Seconds after which a cluster gives up a failover and ends the pause of writes.
-MOST_LAG = 10  # Maximum seconds since the last report of a replica in sync. Replicas report every second.
+"""Best age of a Sentinel's last look at a replica for a failover, and maximum time to wait for it, in seconds."""
+CLUSTER_TRIES = 5.0  # Seconds after which a cluster abandons a failover and ends the pause of writes.
+MOST_LAG = 10  # Maximum seconds since a replica in sync last reported. Replicas report every second.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-NOTHING = "nothing was begun"
-LIFTED = f"the pause is lifted, or ends by itself after {PAUSE:g} s, and the primary goes on"
-ASKED = "a takeover was asked for: look at ROLE of the servers before you go on"
-_LOGIN = "give the URL of an administrator of the servers in HEADWAY_BROKER, or as --broker"
-_REPLICA = "look at the replica, and try again"
-_REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
+NOTHING = "nothing was started"
+LIFTED = f"the pause is lifted, or expires after {PAUSE:g} s, and the primary continues"
+ASKED = "a takeover was requested: check the ROLE of the servers before you continue"
+_LOGIN = "pass a URL with an administrator's credentials in HEADWAY_BROKER or as --broker"
+_REPLICA = "check the replica, and try again"
+_REACH = "check HEADWAY_BROKER or --broker, and that this host can reach it"
 
 _OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")
-"""Commands that the primary must permit, with nonsense arguments. See `_check_right`."""
+"""Commands that the user must be allowed to run on the primary, with invalid arguments. See `_check_right`."""
 
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
-    """Have replicas take over.
+    """Make replicas take over.
 
     Arguments:
         nodes: the servers.
-        within: maximum seconds for the catch-up and the takeover of each primary. Its writes are paused for at most 5 more.
-        say: called with each step in words.
-        to: HOST:PORT of the replica that takes over from a single server, by default the most advanced replica.
-        only: HOST or HOST:PORT of the primaries of a cluster that hand over, by default all.
+        within: maximum seconds for each primary's replicas to catch up and take over. Writes are paused for at most 5 s more.
+        say: called with a description of each step.
+        to: HOST:PORT of the replica that takes over from a single server. The default is the most advanced replica.
+        only: HOST or HOST:PORT of the primaries in a cluster that hand over. The default is all of them.
 
     Raises:
-        FailoverAborted: a guard failed, or the failover was given up. The text says why, and that writes go on.
+        FailoverAborted: a guard failed, or the failover was abandoned. The message says why, and that writes continue.
         SettingError: an option is invalid, or doesn't apply to such servers.
     """
     _check(nodes.kind, within, to, only)
@@ -82,34 +82,34 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
                     await _of_one(servers, within, say, to)
     except AuthenticationError as exc:
         at = servers.asked
-        raise FailoverAborted(f"{at} refuses the user or the password: {exc}; {servers.so_far}; {_LOGIN}") from None
+        raise FailoverAborted(f"{at} refuses the user or password: {exc}; {servers.so_far}; {_LOGIN}") from None
     except NoPermissionError as exc:
         raise FailoverAborted(
-            f"the user of the URL may not do this at {servers.asked}: {exc}; {servers.so_far}; {_LOGIN}"
+            f"the user in the URL is not allowed to do this on {servers.asked}: {exc}; {servers.so_far}; {_LOGIN}"
         ) from None
     except ResponseError as exc:
         raise FailoverAborted(f"{servers.asked} refuses: {exc}; {servers.so_far}") from None
     except (RedisError, OSError) as exc:
-        mend = _REPLICA if servers.last in servers.replicas else _REACH
-        raise FailoverAborted(f"{servers.asked} does not answer as it should: {exc}; {servers.so_far}; {mend}") from exc
+        hint = _REPLICA if servers.last in servers.replicas else _REACH
+        raise FailoverAborted(f"{servers.asked} does not answer as expected: {exc}; {servers.so_far}; {hint}") from exc
 
 
 def _check(kind: str, within: float, to: str, only: str) -> None:
     if not (0 < within < math.inf):
-        raise SettingError("--within", within, "must be a number of seconds above 0", "Write some, such as 10.")
+        raise SettingError("--within", within, "must be a number of seconds greater than 0", "Try 10, for example.")
     if to and kind == "sentinel":
-        hint = "Leave it out; `replica-priority 0` keeps a replica from being chosen."
-        raise SettingError("--to", to, "is for one server; Sentinels choose the replica themselves", hint)
+        hint = "Leave it out. `replica-priority 0` keeps a replica from being chosen."
+        raise SettingError("--to", to, "is only for a single server; Sentinels choose the replica themselves", hint)
     if to and kind == "cluster":
-        hint = "Leave it out; --only HOST says which primaries hand over."
-        raise SettingError("--to", to, "is for one server; a cluster has a primary for each part", hint)
+        hint = "Leave it out. Use --only HOST to say which primaries hand over."
+        raise SettingError("--to", to, "is only for a single server; a cluster has several primaries", hint)
     if only and kind != "cluster":
-        raise SettingError("--only", only, "is only for a cluster, and this URL isn't one's", "Leave it out.")
+        raise SettingError("--only", only, "is only for a cluster, but this URL is not for a cluster", "Leave it out.")
 
 
 @contextmanager
 def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
-    """Raise FailoverAborted at a signal to end, except at the first signal during a takeover."""
+    """Raise FailoverAborted on a termination signal, except on the first one during a takeover."""
     loop, task, cancelled = asyncio.get_running_loop(), asyncio.current_task(), 0
 
     def heard(number: signal.Signals) -> None:
@@ -118,7 +118,7 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
         if first and servers.so_far == ASKED:
             with contextlib.suppress(OSError):  # The terminal may be gone.
                 say(
-                    f"{number.name}: the takeover was asked for, and is finished first; a second signal ends this at once"
+                    f"{number.name}: the takeover was requested, and is finished first; a second signal ends this immediately"
                 )
         elif task is not None:
             task.cancel()  # If redis-py swallows this, `heed` raises later.
@@ -135,23 +135,23 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
         for number in ENDING:
             loop.remove_signal_handler(number)
         while task is not None and cancelled:
-            task.uncancel()  # Otherwise Python 3.11 turns no later time-out into a TimeoutError.
+            task.uncancel()  # Otherwise Python 3.11 doesn't turn later timeouts into a TimeoutError.
             cancelled -= 1
 
 
 class _Servers:
-    """Clients of the servers, made on demand, and facts for the text of an error.
+    """Clients of the servers, created on demand, and facts for error messages.
 
     Attributes:
-        so_far: what was done, in words.
-        signal: name of the last signal to end, or empty.
-        last: address of the server asked last.
+        so_far: description of what was done.
+        signal: name of the last termination signal, or empty.
+        last: address of the server that was asked last.
         replicas: addresses of replicas in sync.
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes, self.so_far, self.signal = nodes, NOTHING, ""
-        self.last, self.replicas = _shown(nodes.hosts[0]), set[str]()
+        self.last, self.replicas = shown(nodes.hosts[0]), set[str]()
         self._made: dict[tuple[Address, bool], Redis] = {}
 
     async def aclose(self) -> None:
@@ -159,11 +159,11 @@ class _Servers:
             await client.aclose()
 
     async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
-        self.last = _shown(address)
+        self.last = shown(address)
         return await self.ask_beside(address, *command, sentinel=sentinel)
 
     async def ask_beside(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
-        """Ask a server without naming it in a later error."""
+        """Ask a server, but don't mention it in later errors."""
         make = self.nodes.sentinel if sentinel else self.nodes.server
         if (address, sentinel) not in self._made:
             self._made[address, sentinel] = make(address)
@@ -174,9 +174,9 @@ class _Servers:
         return f"the replica {self.last}" if self.last in self.replicas else self.last
 
     def heed(self) -> None:
-        """Raise FailoverAborted if a signal to end has come."""
+        """Raise FailoverAborted if there was a termination signal."""
         if self.signal:
-            raise FailoverAborted(f"ended by {self.signal}; {self.so_far}")
+            raise FailoverAborted(f"interrupted by {self.signal}; {self.so_far}")
 
     async def replication(self, address: Address) -> Mapping[str, Any]:
         section: Mapping[str, Any] = await self.ask(address, "INFO", "replication")
@@ -184,11 +184,11 @@ class _Servers:
 
 
 async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], to: str) -> None:
-    """Fail over a single server by the steps of the command FAILOVER, which itself would pause for ever if the replica froze."""
+    """Fail over a single server with the steps of the FAILOVER command. FAILOVER itself would pause for ever if the replica froze."""
     primary = servers.nodes.hosts[0]
     replicas = await _in_sync(servers, primary)
     chosen = _chosen(replicas, to)
-    say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; {_shown(chosen)} is to take over")
+    say(f"{shown(primary)} is the primary, with {_counted(replicas)} in sync; {shown(chosen)} will take over")
 
     async def take_over(begun: float) -> Address:
         await servers.ask(chosen, "REPLICAOF", "NO", "ONE")
@@ -198,7 +198,7 @@ async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], 
     for command in _OF_PRIMARY:
         await _check_right(servers, primary, *command)
     await _hand_over(servers, primary, {chosen: replicas[chosen]}, within, say, take_over)
-    say(f"have the name or address that --broker gives lead to {_shown(chosen)} now")
+    say(f"now make the name or address in --broker lead to {shown(chosen)}")
 
 
 async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], None]) -> None:
@@ -207,7 +207,7 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
     # This raises if too few Sentinels answer.
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
-    say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
+    say(f"{shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {shown(sentinel)} leads")
     await _check_right(servers, sentinel, "SENTINEL", "FAILOVER", f"{servers.nodes.service}?", sentinel=True)
     for command in _OF_PRIMARY:
         await _check_right(servers, primary, *command)
@@ -217,23 +217,23 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
 
 
 async def _check_right(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
-    """Raise NoPermissionError if the user may not run this command. Its nonsense arguments keep it from doing anything."""
+    """Raise NoPermissionError if the user isn't allowed to run this command. Its invalid arguments keep it from doing anything."""
     try:
         await servers.ask(address, *command, sentinel=sentinel)
     except NoPermissionError:
         raise
-    except ResponseError:  # Rights are checked before arguments.
+    except ResponseError:  # Permissions are checked before arguments.
         pass
 
 
 async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
-    """Wait for the moment at which a failover is fastest, so writes are paused for half a second instead of a full one.
+    """Wait until a failover is fastest, so that writes are paused for half a second instead of a full one.
 
-    Sentinels look at replicas every 10 s, and during a failover as soon as the last look is a second old. Only by a look does the
-    leading Sentinel learn that the replica has taken over, which takes about 0.25 s.
+    Sentinels look at replicas every 10 s. During a failover they look again once the last look is a second old. The leading Sentinel
+    learns only from a look that the replica has taken over, and taking over takes about 0.25 s.
     """
     until = monotonic() + SEEN_WITHIN
-    say(f"waiting for its next look at the replicas, {SEEN_WITHIN:g} s at most, as that keeps the pause short")
+    say(f"waiting at most {SEEN_WITHIN:g} s for its next look at the replicas, because that keeps the pause short")
     while (ago := await _seen_ago(servers, sentinel)) > SEEN_AGO and monotonic() < until:
         servers.heed()
         await asyncio.sleep(LOOK_EVERY)
@@ -241,7 +241,7 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 
 
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
-    """Return the longest time in seconds since a Sentinel looked at a replica that is up."""
+    """Return how many seconds ago a Sentinel looked at the replicas that are up. Returns the longest of these times."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     ages = [int(replica["info-refresh"]) / 1000 for replica in map(_named, rows) if replica["flags"] == "slave"]
     return max(ages, default=0.0)
@@ -255,7 +255,7 @@ async def _hand_over(
     say: Callable[[str], None],
     take_over: Callable[[float], Awaitable[Address]],
 ) -> None:
-    """Pause writes until the replicas have caught up and one of them has taken over. `take_over` gets the instant at which the
+    """Pause writes until the replicas have caught up and one of them has taken over. `take_over` is called with the time at which the
     pause began. It returns the replica that took over, or raises FailoverAborted if none has and none will."""
     servers.heed()
     servers.so_far = LIFTED
@@ -272,22 +272,22 @@ async def _hand_over(
             pause.lifts, servers.so_far = True, LIFTED
             raise
         took = monotonic() - begun
-        # Until it is a replica, the old primary would take writes that are lost. Sentinels would demote it only after the pause.
+        # Until it is a replica, the old primary would accept writes that are lost. Sentinels only demote it after the pause.
         await servers.ask(primary, "REPLICAOF", *taken)
         pause.lifts = True
-    say(f"{_shown(taken)} is the primary since {took:.2f} s after the pause began, and has all that was written")
-    say(f"{_shown(primary)} is its replica, and takes no writes")
+    say(f"{shown(taken)} became the primary {took:.2f} s after the pause began, and has everything that was written")
+    say(f"{shown(primary)} is its replica, and accepts no writes")
 
 
 async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float, begun: float) -> Address:
-    """Have Sentinels replace the primary, and return the replica that took over.
+    """Make the Sentinels replace the primary, and return the replica that took over.
 
-    Sentinels that give up are asked again, because their leader may see the promotion too late. A failover that is under way is
-    awaited even beyond the end of the pause.
+    If the Sentinels give up, they are requested again, because their leader may have noticed the promotion too late. A failover in
+    progress is awaited even after the end of the pause.
     """
-    asked = False
+    requested = False
     while True:
-        under_way = asked and await _under_way(servers, sentinel)
+        under_way = requested and await _under_way(servers, sentinel)
         now = await _primary_of(servers, sentinel)
         if now != primary and (await _role(servers, now)) == "master":
             return now
@@ -295,16 +295,16 @@ async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, wi
         if took >= within + MARGIN:
             servers.heed()
         if not under_way:
-            if asked and took >= within:
+            if requested and took >= within:
                 raise FailoverAborted(
-                    f"no replica has taken over within {within:g} s; writes go on at {_shown(primary)}"
+                    f"no replica has taken over within {within:g} s; writes continue at {shown(primary)}"
                 )
             try:
                 await servers.ask(sentinel, "SENTINEL", "FAILOVER", servers.nodes.service, sentinel=True)
             except ResponseError:
-                if not asked:
+                if not requested:
                     raise
-            asked = True
+            requested = True
         await asyncio.sleep(LOOK_EVERY)
 
 
@@ -312,11 +312,11 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
     seed = servers.nodes.hosts[0]
     state = await servers.ask(seed, "CLUSTER", "INFO")
     if "cluster_state:ok" not in _text(state):
-        raise FailoverAborted(f"the cluster is not whole, as {_shown(seed)} sees it; nothing was begun")
+        raise FailoverAborted(f"{shown(seed)} says that the cluster is incomplete; {NOTHING}")
     known = await _primaries(servers, seed)
-    primaries = [address for address in known if not only or only in (address[0], _shown(address))]
+    primaries = [address for address in known if not only or only in (address[0], shown(address))]
     if not primaries:
-        raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
+        raise FailoverAborted(f"the cluster has no primary {only!r}; {NOTHING}")
     plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
     for _, replica in plan:
         await _check_right(servers, replica, "CLUSTER", "FAILOVER", "?")
@@ -325,26 +325,26 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
         begun, servers.so_far = monotonic(), ASKED
         await _taken_over_part(servers, primary, replica, within, begun)
         took = f"{monotonic() - begun:.2f} s"
-        say(f"{_shown(replica)} is the primary in the place of {_shown(primary)}, {took} after it was asked")
-        servers.so_far = f"{number + 1} of {len(plan)} primaries have handed over, and the others go on"
+        say(f"{shown(replica)} has replaced the primary {shown(primary)}, {took} after it was asked")
+        servers.so_far = f"{number + 1} of {len(plan)} primaries have handed over, and the others continue"
 
 
 async def _taken_over_part(servers: _Servers, primary: Address, replica: Address, within: float, begun: float) -> None:
-    """Have a replica of a cluster take over. It is asked again after the cluster gave up, for example for lack of votes."""
-    asked = -math.inf
+    """Make a replica in a cluster take over. If the cluster gives up, for example for lack of votes, the replica is asked_at again."""
+    asked_at = -math.inf
     while (await _role(servers, replica)) != "master" or (await _role(servers, primary)) != "slave":
         if (now := monotonic()) >= begun + within:
             raise FailoverAborted(
-                f"{_shown(replica)} has not taken over from {_shown(primary)} within {within:g} s; the cluster itself "
-                "ends the pause of writes there. Look at CLUSTER NODES before you go on"
+                f"{shown(replica)} has not taken over from {shown(primary)} within {within:g} s; the cluster itself "
+                "ends the pause of writes there. Check CLUSTER NODES before you continue"
             )
-        if now > asked + CLUSTER_TRIES:
+        if now > asked_at + CLUSTER_TRIES:
             try:
                 await servers.ask(replica, "CLUSTER", "FAILOVER")
             except ResponseError:
-                if asked < begun:
-                    raise  # At a later try, the replica may just have taken over.
-            asked = now
+                if asked_at < begun:
+                    raise  # On a later try, the replica may just have taken over.
+            asked_at = now
         await asyncio.sleep(LOOK_EVERY)
 
 
@@ -358,11 +358,11 @@ async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
 
 
 async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
-    """Return the offset of each replica in sync. Raises FailoverAborted if there is none or `primary` isn't a primary."""
+    """Return the offset of each replica in sync. Raises FailoverAborted if there is none, or if `primary` isn't a primary."""
     section = await servers.replication(primary)
     if section["role"] != "master":
         raise FailoverAborted(
-            f"{_shown(primary)} is a replica of {section.get('master_host')}:{section.get('master_port')}; nothing was begun"
+            f"{shown(primary)} is a replica of {section.get('master_host')}:{section.get('master_port')}; {NOTHING}"
         )
     lines = [line for name, line in section.items() if name.startswith("slave") and isinstance(line, Mapping)]
     in_sync = {
@@ -372,14 +372,12 @@ async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
     }
     if not in_sync:
         behind = ", ".join(f"{line['ip']}:{line['port']} is {line['state']}" for line in lines) or "it has none"
-        raise FailoverAborted(
-            f"{_shown(primary)} has no replica that is connected and in sync ({behind}); nothing was begun"
-        )
-    servers.replicas.update(map(_shown, in_sync))
+        raise FailoverAborted(f"{shown(primary)} has no replica that is connected and in sync ({behind}); {NOTHING}")
+    servers.replicas.update(map(shown, in_sync))
     for replica in in_sync:
         link = (await servers.replication(replica)).get("master_link_status")
         if link != "up":
-            raise FailoverAborted(f"the replica {_shown(replica)} says that its link is {link}; nothing was begun")
+            raise FailoverAborted(f"the replica {shown(replica)} says that its link is {link}; {NOTHING}")
     return in_sync
 
 
@@ -387,13 +385,13 @@ def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
     if not to:
         return max(replicas, key=lambda address: replicas[address])
     for address in replicas:
-        if to in (_shown(address), address[0]):
+        if to in (shown(address), address[0]):
             return address
-    raise FailoverAborted(f"{to} is not a replica in sync; {', '.join(map(_shown, replicas))} are; nothing was begun")
+    raise FailoverAborted(f"{to} is not a replica in sync; {', '.join(map(shown, replicas))} are; {NOTHING}")
 
 
 class _Pause(msgspec.Struct):
-    """Pause of writes, which is lifted at its end or else expires."""
+    """Pause of writes. If `lifts` is set at its end, it is lifted, otherwise it expires."""
 
     lifts: bool = True
 
@@ -410,18 +408,18 @@ async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIte
             heed_cancellation()
             await asyncio.sleep(RENEW_EVERY)
             with contextlib.suppress(RedisError, OSError):
-                async with asyncio.timeout(1.0):  # A slower command would pause for longer.
+                async with asyncio.timeout(1.0):  # A slower command would extend the pause.
                     await pause()
 
-    servers.last, made = _shown(primary), _Pause()
+    servers.last, made = shown(primary), _Pause()
     await pause()
-    renewing = asyncio.create_task(renew(), name="renewal of the pause of writes")
+    renewing = asyncio.create_task(renew(), name="write pause renewal")
     try:
         yield made
     finally:
         await end(renewing)
         if made.lifts:
-            with contextlib.suppress(RedisError, OSError):  # Then the pause expires.
+            with contextlib.suppress(RedisError, OSError):  # If this fails, the pause expires.
                 await servers.ask_beside(primary, "CLIENT", "UNPAUSE")
 
 
@@ -432,7 +430,9 @@ async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Addr
         if min([int((await servers.replication(replica))["slave_repl_offset"]) for replica in replicas]) >= written:
             return
         if monotonic() >= until:
-            raise FailoverAborted(f"a replica has not caught up within {within:g} s; writes go on at {_shown(primary)}")
+            raise FailoverAborted(
+                f"a replica has not caught up within {within:g} s; writes continue at {shown(primary)}"
+            )
         await asyncio.sleep(LOOK_EVERY)
 
 
@@ -444,17 +444,15 @@ async def _a_sentinel(servers: _Servers) -> Address:
             return address
         except (RedisError, OSError) as exc:
             error = exc
-    at = ", ".join(map(_shown, servers.nodes.hosts))
-    mend = _LOGIN if isinstance(error, AuthenticationError) else _REACH
-    raise FailoverAborted(f"no Sentinel answers at {at}: {error}; {NOTHING}; {mend}")
+    at = ", ".join(map(shown, servers.nodes.hosts))
+    hint = _LOGIN if isinstance(error, AuthenticationError) else _REACH
+    raise FailoverAborted(f"no Sentinel answers at {at}: {error}; {NOTHING}; {hint}")
 
 
 async def _primary_of(servers: _Servers, sentinel: Address) -> Address:
     address = await servers.ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.nodes.service, sentinel=True)
     if not address:
-        raise FailoverAborted(
-            f"Sentinel {_shown(sentinel)} knows no primary {servers.nodes.service!r}; nothing was begun"
-        )
+        raise FailoverAborted(f"Sentinel {shown(sentinel)} knows no primary named {servers.nodes.service!r}; {NOTHING}")
     return _text(address[0]), int(address[1])
 
 
@@ -464,14 +462,14 @@ async def _under_way(servers: _Servers, sentinel: Address) -> bool:
 
 
 def _named(flat: Any) -> Mapping[str, Any]:
-    """Return the fields of a server, as a Sentinel lists them."""
+    """Return a server's fields from a Sentinel's list."""
     if isinstance(flat, Mapping):  # Parsed by redis-py.
         return flat
     return dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
 
 
 async def _role(servers: _Servers, address: Address) -> str:
-    """Return `master` or `slave`, or an empty text if the server doesn't answer."""
+    """Return `master` or `slave`, or an empty string if the server doesn't answer."""
     with contextlib.suppress(RedisError, OSError):
         return str((await servers.replication(address))["role"])
     return ""
@@ -479,10 +477,6 @@ async def _role(servers: _Servers, address: Address) -> str:
 
 def _counted(replicas: Sequence[Address] | Mapping[Address, int]) -> str:
     return f"{len(replicas)} replica{'s' if len(replicas) > 1 else ''}"
-
-
-def _shown(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"
 
 
 def _text(value: bytes | str) -> str:

@@ -1,4 +1,4 @@
-"""The fleet in the server: workers, processes, their leader, and capacities."""
+"""The fleet in the server: workers, processes, the leader, and capacities."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RedisFleet(Fleet):
         await self._ask("depart", gone.id, wire.encode(gone))
 
     async def departed(self) -> Sequence[Departed]:
-        """See Fleet. Lost processes are included with their last heartbeat."""
+        """See Fleet. A process that stopped reporting is included with its last heartbeat."""
         notes, silent = await self._share("departed")
         departed = wire.readable(wire.read_departed, notes)
         return [*departed, *map(lost, wire.readable(wire.read_member, silent))]
@@ -45,7 +45,7 @@ class RedisFleet(Fleet):
         return float(await self._ask("lead", candidate, seconds))
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
-        """See Fleet. This is a leadership per model."""
+        """See Fleet. The server stores a separate leader for each model."""
         connection, key = self._connection, f"{self._key}load:{model}:"
         return float(await connection.call("lead", key, connection.clock_text(), candidate, seconds)) == 0.0
 
@@ -91,7 +91,7 @@ class RedisFleet(Fleet):
 
 
 class Registry:
-    """Worker registry in the server: the last heartbeat of each worker, and names of models that may have data there."""
+    """Worker registry in the server: each worker's last heartbeat, and the names of models that may have data there."""
 
     def __init__(self, connection: RedisConnection) -> None:
         self._connection = connection
@@ -103,8 +103,8 @@ class Registry:
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Return recent workers with their present status, and names of models that may have data in the server. `known_until`
-        adds models to them, with the instants of the server's clock until which they may, so that other processes learn these."""
+        """Return the recent workers with their current status, and the names of models that may have data in the server. `known_until`
+        adds models to these names, and the server times until which they may have data, so that other processes learn about them."""
         arguments = chain.from_iterable((repr(until), model) for model, until in known_until.items())
         ask = self._connection.join if known_until else self._connection.share
         now, packed, models = await ask("workers", self._key, self._connection.clock_text(), *arguments)

@@ -1,11 +1,11 @@
-"""The library of functions that runs inside the server, made of `lua/`, and the layout of a queue's figures there.
+"""The function library that runs inside the server, assembled from `lua/`, and the layout of a queue's numbers there.
 
-It takes its numbers from `headway.core`, so each is defined once. Its name contains a hash of its text, so that processes of two
-releases can load theirs side by side and work on the same keys.
+Its constants come from `headway.core`, so each is defined only once. Its name contains a hash of its source, so that processes of two
+releases can each load their library and work on the same keys.
 
-A queue's figures are doubles, in sections of one text. The first section changes with every call. If it is as the library
-remembers it, the other sections needn't be read. A call writes up to the last section that it changed, so figures that change
-often come first.
+A queue's numbers are doubles, stored as one string in several sections. The first section changes with every call. If it is as the
+library remembers it, the other sections needn't be read. A call writes all sections up to the last one that it changed, so numbers
+that change often come first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from headway.errors import REJECTED_BY_MODEL
 from headway.model import MOST_OUTPUT, BatchFailure, Cause, DedupKind
 
 PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))
-"""Figures that count the slots at each position of the speed factors. Slots at the usual position aren't counted."""
+"""Numbers of slots at each position of the speed factors. Slots at the usual position aren't counted."""
 
 SECTIONS: Mapping[str, Mapping[str, float]] = {
     "STEP": {
@@ -76,24 +76,24 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
         "bulk_ended": -math.inf, "bulk_excused": -math.inf,
     },
 }  # fmt: skip
-"""Figures of each section, and their values in a new queue. Every step changes STEP."""
+"""Numbers in each section, and their values in a new queue. Every step changes STEP."""
 
-BEFORE_TIERS = 2  # Number of sections that precede the sections of the tiers, because enqueuing changes them.
+BEFORE_TIERS = 2  # Number of sections that come before those of the tiers, because enqueuing changes them.
 
 TIER: Mapping[str, float] = {
     "depth": 0.0, "weight": 0.0, "mean": 0.0, "next": 1.0, "rough": 0.0, "last_due": -math.inf, "rate_last": -math.inf, "rate_sum": 0.0, "rate_unseen": 1.0,
 }  # fmt: skip
-"""Figures of each tier, and their values in a new queue."""
+"""Numbers in each tier's section, and their values in a new queue."""
 
 RELATIVE = (
     "oldest", "last_departure", "schedule", "newest", "busy_at", "rule_at", "coming_until", "armed", "reaper_until",
     "swept_at", "generation", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
 )  # fmt: skip
-"""Instants that only matter relative to the present. They move when the server's clock is put back."""
+"""Times that only matter relative to the current time. They are adjusted if the server's clock is set back."""
 
 
 def figure_numbers() -> dict[str, float]:
-    """Return the numbers of the sections and their sizes. A tier's section has the number TIERS plus the tier."""
+    """Return the sections' numbers and sizes. A tier's section has the number TIERS plus the tier."""
     sections: dict[str, float] = {name: number for number, name in enumerate(SECTIONS, 1)}
     size = struct.calcsize(_format(SECTIONS["STEP"]))
     return {
@@ -106,7 +106,7 @@ def figure_numbers() -> dict[str, float]:
 
 
 def figures_source() -> str:
-    """Return Lua functions and tables for this layout."""
+    """Return the Lua functions and tables for this layout."""
     plain = {name: start for section in SECTIONS.values() for name, start in section.items()}
     of_tier = [f"q.{name}[tier]" for name in TIER]
     return "\n".join([
@@ -150,17 +150,18 @@ def _number(number: float) -> str:
 T = TypeVar("T")
 
 LAYOUT = "headway14"
-"""Version of the data in the server. It changes if the releases before and after a change can't share data."""
+"""Version of the data layout in the server. It changes if the releases before and after a change can't share data."""
 
 RULE_AGE = 0.1  # Seconds for which a rule and its load can be used.
 OUTPUT_SECONDS = 240
-"""Seconds after which an unread stored-apart output expires. The stream that names it expires sooner."""
-REAP_EVERY = 0.05  # Maximum seconds between two reaps while something waits, and thus the maximum delay of an expiry.
+"""Seconds after which a separately stored output expires if it isn't read. The stream that names it expires sooner."""
+REAP_EVERY = 0.05
+"""Maximum seconds between two reaps while entries are waiting, and therefore the maximum delay of an expiry."""
 REST_SECONDS = 1.0
-"""Maximum seconds between two reaps of an idle queue. A lease lasts longer, because the reaper doesn't hear of claims."""
+"""Maximum seconds between two reaps of an idle queue. Leases last longer, because the reaper doesn't learn about claims."""
 STIRS_SECONDS = 1.0  # Seconds after the last entry until an empty queue is at rest.
 CLAIM_SECONDS = 10.0
-"""Seconds for which a claimed task id is held, because its task may still be on the way to the queue."""
+"""Seconds for which the claim of a task id is kept, because the task may still be on its way to the queue."""
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
@@ -188,34 +189,34 @@ _SHARED: Mapping[ModuleType, str] = {
         "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT"
     ),
 }
-"""Numbers of core that the functions use under the same names, by module."""
+"""Constants from `core` that the functions use under the same names, by module."""
 
 _NUMBERS: dict[str, float] = {
     "RULE_AGE": RULE_AGE,
-    "COMING_SECONDS": 0.1,  # Time for a woken slot to claim before another is woken.
+    "COMING_SECONDS": 0.1,  # Time within which a woken slot must claim. After that, another one is woken.
     "WATCH_GRACE": 0.03,  # Delay after which the slot on watch counts as gone.
     "REAP_EVERY": REAP_EVERY,
-    "REAPER_SECONDS": 0.25,  # Time beyond its next reap for which a process remains the reaper.
+    "REAPER_SECONDS": 0.25,  # Time after its next reap is due for which a process remains the reaper.
     "REST_SECONDS": REST_SECONDS,
     "STIRS_SECONDS": STIRS_SECONDS,
     "CLAIM_SECONDS": CLAIM_SECONDS,
-    "STANDBY_SECONDS": 0.1,  # Time per process over which attempts to become the reaper are spread at random.
+    "STANDBY_SECONDS": 0.1,  # Time per process over which attempts to become the reaper are randomly distributed.
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
-    "HEARD_SECONDS": 1.0,  # Age up to which a gateway's stored heartbeat isn't renewed.
+    "HEARD_SECONDS": 1.0,  # Age up to which a gateway's stored heartbeat isn't updated.
     "MOST_SETTINGS": 1000,
     "MOST_REMEMBERED": 1000,
-    "COUNTED_FROM": 0.25,  # Share of the longest queue below which each tenant's entries aren't counted.
+    "COUNTED_FROM": 0.25,  # Share of the maximum queue length below which the entries of each tenant aren't counted.
     "CLOCK_STEP": 0.5,
     "WAKEUP_SECONDS": 60,
-    # Lifetime of unused data. Figures expire first, because a queue without them starts afresh.
+    # Lifetime of unused data. A queue's numbers expire first, because a queue without them starts over.
     "LIFE_SECONDS": 3600,
     "FIGURES_SECONDS": 3000,
     "STREAM_SECONDS": 120,
     "OUTPUT_SECONDS": OUTPUT_SECONDS,
     "RENEW_SECONDS": 20,  # Age after which an expiry is renewed.
-    "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
+    "ACCOUNT_SECONDS": 90_000,  # More than any outcome is kept.
     "LETTER_SECONDS": 7 * 86_400,
     "TIMER_GRAIN": 0.001,
     "SCARCE_WAIT": 1.0,
@@ -223,7 +224,7 @@ _NUMBERS: dict[str, float] = {
     "MOST_OUTPUT": MOST_OUTPUT,
     "LETTER_BYTES": 64 << 20,
     "SCHEMA": wire.SCHEMA,
-    "RATE_ROUNDING": 1e-5,  # The server's instants count from 1970, so they are less exact than the instants of ratelimit.py.
+    "RATE_ROUNDING": 1e-5,  # The server's times count from 1970, so they are less precise than those in ratelimit.py.
     "STRAY_KNOWN": service_model.KNOWN,
     "USUAL_PACE": slot_factors.USUAL + 1,
     "MOST_PACE": len(slot_factors.FACTORS),
@@ -234,7 +235,7 @@ _NUMBERS: dict[str, float] = {
     **{f"{member.upper()}_POSITION": entry_wire.position_of(member) for member in ("input", "parameters", "caller")},
     "TOKEN_BYTES": entry_wire.TOKEN_BYTES,
 }
-"""Numbers that only the functions use, or that have other names there."""
+"""Constants that only the functions use, or that have other names there."""
 
 _FACTOR_NUMBERS = "STEP ERROR MOST_WEIGHT PRIOR UNSURE UNSURE_FOR STRAY"
 _CODES: tuple[Mapping[str, float], ...] = (
@@ -247,7 +248,7 @@ _CODES: tuple[Mapping[str, float], ...] = (
 
 
 _OF_LOAD = {"rate": "rate", "max_batch": "q.limit", "depth": "q.fresh", "entry_size": "entry_size"}
-"""Sources of the load's figures that the queue has under other names."""
+"""Lua expressions for numbers of the load that have other names in the queue."""
 
 _TEXTS = {
     "SETTING_NAMES": f"{{{', '.join(map(repr, QueueSettings._fields))}}}",
@@ -257,12 +258,7 @@ _TEXTS = {
     "LETTER_HEAD": repr(entry_wire.LETTER.format),
     "LOAD_FORMAT": repr(wire.LOAD_FORMAT),
     "EACH_OF_LOAD": ", ".join(
-        [
-            "now",
-            "q.born",
-            *(_OF_LOAD.get(name, f"q.{name}") for name in wire.LOAD),
-            *(f"q.{name}" for name in PACES),
-        ]
+        ["now", "q.born", *(_OF_LOAD.get(name, f"q.{name}") for name in wire.LOAD), *(f"q.{name}" for name in PACES)]
     ),
     "RULE_FORMAT": repr("<" + "d" * (2 + len(wire.RULE))),
     "EACH_OF_RULE": ", ".join(f"q.{name}" for name in wire.RULE),
@@ -273,16 +269,16 @@ _TEXTS = {
     "LEASE_LOST": repr(Cause.LEASE_LOST.value),
     **{reason.upper() + "_REASON": repr(reason) for reason in departure.REASONS},
 }
-"""Lua expressions other than numbers that are written into the functions."""
+"""Lua expressions, other than numbers, that are inserted into the functions."""
 
 
 def named_once(*parts: Mapping[str, T]) -> dict[str, T]:
-    """Merge mappings. Raises ValueError for a name in two of them, because the functions would get a wrong value."""
+    """Merge mappings. Raises ValueError if a name is in two of them, because the functions would get a wrong value."""
     merged: dict[str, T] = {}
     for part in parts:
         if twice := merged.keys() & part.keys():
             raise ValueError(
-                f"Two values are written into the functions as {', '.join(sorted(twice))}. Rename one of each."
+                f"Two values are inserted into the functions as {', '.join(sorted(twice))}. Rename one of each."
             )
         merged |= part
     return merged
@@ -297,9 +293,9 @@ def _body() -> str:
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
     files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    # Constants are written in place, because Lua allows only 200 local names.
+    # Constants are inserted where they are used, because Lua allows only 200 local names.
     numbers = named_once(_NUMBERS, *_CODES)
-    # A number costs the server one more command than its text.
+    # A number costs the server one more command than a string.
     texts = {f"{name}_TEXT": repr(str(number)) for name, number in numbers.items()}
     written = named_once({name: repr(number) for name, number in numbers.items()}, texts, _TEXTS)
     text = re.sub(rf"\b({'|'.join(written)})\b", lambda name: written[name[1]], text)
@@ -319,9 +315,9 @@ def _causes(name: str, causes: Iterable[Cause]) -> str:
 _BODY = _body()
 
 VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
-"""Name of the library, with which the names of its functions begin."""
+"""Name of the library. The names of its functions begin with it."""
 
 
 def source() -> str:
-    """Return the library's text for FUNCTION LOAD."""
+    """Return the library's source for FUNCTION LOAD."""
     return f"#!lua name={VERSION}\nlocal VERSION = '{VERSION}'\n{_BODY}"

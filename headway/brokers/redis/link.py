@@ -1,16 +1,16 @@
 """Link to a server: a command is one write, and its answer wakes the waiting caller.
 
-redis-py connects, logs in and chooses the database. Then the link takes the transport over from redis-py's streams, which take more
-time per command than the command itself. A large answer is collected in pieces and joined once, because a parser or a stream would
-copy each piece several times. A large command and its short answer use the streams, which wait for the server to take the command.
+redis-py connects, logs in and selects the database. Then the link takes over the transport from redis-py's streams, which need more
+time for a command than the server does. A large answer is collected in pieces and joined once, because a parser or a stream would
+copy each piece several times. A large command and its short answer use the streams, which apply flow control.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import hiredis
 from redis.asyncio import Redis
@@ -25,6 +25,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as NoConnection
 
 Address = tuple[str, int]
+T = TypeVar("T")
 
 PIECE = 1 << 18  # Bytes of a large argument written per turn of the event loop.
 SHORT = 1 << 10  # Maximum bytes of an argument of a small command.
@@ -33,8 +34,13 @@ _MORE = object()  # Marks an incomplete answer.
 _CLOSED = "the server closed the connection"
 
 
+def shown(address: Address) -> str:
+    """Return HOST:PORT."""
+    return f"{address[0]}:{address[1]}"
+
+
 class Link(asyncio.Protocol):
-    """Link to a server for one command at a time. It owns the `connection` of redis-py."""
+    """Link to a server for one command at a time. It owns redis-py's `connection`."""
 
     __slots__ = ("_answers", "_large", "_loop", "_streams", "_transport", "_waiting", "connection")
 
@@ -63,20 +69,20 @@ class Link(asyncio.Protocol):
         await connection.connect()
         self._transport = connection._writer.transport
         self._streams = self._transport.get_protocol()
-        # Raise the errors of redis-py.
+        # Errors become redis-py's exceptions.
         parse_error = connection._parser.parse_error
         self._large = None
         self._answers = hiredis.Reader(protocolError=InvalidResponse, replyError=parse_error, notEnoughData=_MORE)
         self._transport.set_protocol(self)
 
     def ask(self, command: bytes) -> asyncio.Future[Any]:
-        """Send a packed command. The answer may be an error. Without an answer the future fails."""
+        """Send a packed command. The future's result is the answer, which may be an error. If there is no answer, the future fails."""
         waiting = self._waiting = self._loop.create_future()
         self._transport.write(command)
         return waiting
 
     async def ask_large(self, command: Sequence[Any]) -> bytes | None:
-        """Send a command that is large or has a large answer, and copy its bytes less often. Large texts must be ASCII, and the
+        """Send a command that is large or has a large answer. Its bytes are copied less often. Large strings must be ASCII, and the
         answer must not be a list."""
         if not all(
             isinstance(argument, int) or (isinstance(argument, str | bytes) and len(argument) <= SHORT)
@@ -101,7 +107,7 @@ class Link(asyncio.Protocol):
         await writer.drain()
 
     def close(self) -> None:
-        """Close as if the server had done so. A waiting caller gets an error."""
+        """Close the connection as if the server had closed it. A waiting caller gets an error."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -117,13 +123,13 @@ class Link(asyncio.Protocol):
             return
         if answer is not _MORE:
             waiting, self._waiting = self._waiting, None
-            if waiting is None:  # Unsolicited reply: the stream is out of sync.
+            if waiting is None:  # Unexpected reply: the stream is out of sync.
                 self._transport.abort()
             elif not waiting.done():
                 waiting.set_result(answer)
 
     def _take_large(self, large: BulkAnswer, data: bytes) -> Any:
-        """Take a piece of a large answer. Returns the complete answer or _MORE. An error goes to the waiting caller."""
+        """Receive a piece of a large answer. Returns the complete answer or _MORE. An error is passed to the waiting caller."""
         answer = large.feed(data)
         if answer is not _MORE:
             self._large = None
@@ -133,13 +139,13 @@ class Link(asyncio.Protocol):
         return answer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See Protocol. The streams hear of it too, because redis-py waits for them when it closes the connection."""
+        """See Protocol. Also tells the streams, because redis-py waits for them when it closes the connection."""
         self._transport = None
-        self._streams.connection_lost(None)  # Nobody may be left to take an error from them, and asyncio would log it.
+        self._streams.connection_lost(None)  # Without the error, because asyncio would log it if nobody retrieves it.
         self._fail(NoConnection(_CLOSED if exc is None else f"{_CLOSED}: {exc}"))
 
     def pause_writing(self) -> None:
-        """See Protocol. A single small command needs no pause."""
+        """See Protocol. Does nothing, because one small command needs no flow control."""
 
     def _fail(self, exc: Exception) -> None:
         waiting, self._waiting = self._waiting, None
@@ -148,7 +154,7 @@ class Link(asyncio.Protocol):
 
 
 def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
-    """Split a command into pieces of at most PIECE bytes. Large texts must be ASCII."""
+    """Split a command into pieces of at most PIECE bytes. Large strings must be ASCII."""
     head = b"*%d\r\n" % len(command)
     for part in command:
         argument: Any = part if isinstance(part, bytes | bytearray | str) else str(part)
@@ -165,7 +171,7 @@ def _pieces(command: Sequence[Any]) -> Iterator[bytes]:
 
 
 async def _read_line(connection: Any) -> bytes | None:
-    """Read the short answer to a large command from the streams, which may already have part of it."""
+    """Read the short answer to a large command from the streams. They may already have received part of it."""
     reader: asyncio.StreamReader = connection._reader
     line = await reader.readline()
     if not line.endswith(b"\r\n"):
@@ -176,7 +182,7 @@ async def _read_line(connection: Any) -> bytes | None:
 
 
 class BulkAnswer:
-    """Answer that isn't a list, collected in pieces."""
+    """Collects the pieces of an answer that isn't a list."""
 
     __slots__ = ("_head", "_missing", "_pieces")
 
@@ -186,7 +192,7 @@ class BulkAnswer:
         self._pieces: list[bytes] = []
 
     def feed(self, data: bytes) -> Any:
-        """Take received bytes. Returns the complete answer or _MORE. An error is returned as text. Raises InvalidResponse."""
+        """Add received bytes. Returns the complete answer or _MORE. An error is returned as a string. Raises InvalidResponse."""
         if not self._missing:
             data = self._head + data
             end = data.find(b"\r\n")
@@ -212,7 +218,7 @@ class BulkAnswer:
         return self._joined()
 
     def _joined(self) -> bytes:
-        """Join all pieces without the final line end."""
+        """Join all pieces, except the final line break."""
         pieces, end = self._pieces, 2
         while len(pieces[-1]) <= end and len(pieces) > 1:
             end -= len(pieces.pop())
@@ -220,14 +226,14 @@ class BulkAnswer:
         return b"".join(pieces)
 
 
-KEPT = 2  # Maximum number of idle connections of a client without a bound, which makes two kinds of blocking reads.
+KEPT = 2  # Maximum number of idle connections of an unlimited client. It makes two kinds of blocking reads.
 
 _DEPOSED = "NOREPLICAS", "UNBLOCKED"
-"""Errors of a server without its replicas, and for blocking reads on a server that has just become a replica."""
+"""Errors from a server that lacks its replicas and, for blocking reads, from one that has just become a replica."""
 
 
 class Client(Protocol):
-    """Client of the servers behind a URL. It connects at the first call.
+    """Client of the servers behind a URL. It connects on the first call.
 
     Attributes:
         mode: `cluster`, `sentinel` or `standalone`.
@@ -237,16 +243,16 @@ class Client(Protocol):
 
     @property
     def left_at(self) -> float:
-        """Event loop instant at which a server was last left because it wasn't the primary, or minus infinity."""
+        """Event loop time at which a server was last left because it wasn't the primary, or minus infinity."""
 
     def watch(self) -> None:
-        """Start listening for changes of the primary if Sentinels announce them."""
+        """If Sentinels announce changes of the primary, start listening for them."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
-        """Send a command to the server of a key, and return its answer. See `Server.call`."""
+        """Send a command to the server that has a key, and return the answer. See `Server.call`."""
 
     async def everywhere(self, *command: Any) -> list[Any]:
-        """Send a command without keys to all servers with keys. Returns their answers as parsed by redis-py."""
+        """Send a command without keys to all servers that hold keys. Returns their answers as parsed by redis-py."""
 
     def server_of(self, key: str) -> str:
         """Return the name of the server that has a key."""
@@ -255,22 +261,28 @@ class Client(Protocol):
         """Stop using a server that raised Deposed, and find the primary."""
 
     async def renew(self) -> None:
-        """Replace all connections, using the present content of the URL's files."""
+        """Replace all connections, using the current contents of the URL's files."""
 
     async def close(self) -> None: ...
 
 
-class Deposed(RedisError):
-    """The server at `address` takes no writes. It isn't the primary, lacks its replicas, or is still loading."""
+class Ask(Protocol):
+    """Returns the answer of `act`, which may take `wait` seconds longer than an ordinary call. Raises BrokerUnavailable."""
 
-    def __init__(self, text: str, address: Address) -> None:
-        super().__init__(text)
+    async def __call__(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T: ...
+
+
+class Deposed(RedisError):
+    """The server at `address` accepts no writes. It isn't the primary, lacks its replicas, or is still loading."""
+
+    def __init__(self, message: str, address: Address) -> None:
+        super().__init__(message)
         self.address = address
 
 
 class Server:
-    """Client of one Redis server. `redis` determines the kind of connections, and `most` their maximum number. None is no
-    bound, for blocking calls."""
+    """Client of one Redis server. `redis` determines the kind of connections. `most` is their maximum number, or None for blocking
+    calls, whose number isn't limited."""
 
     def __init__(self, redis: Redis, most: int | None = None) -> None:
         self._redis = redis
@@ -287,9 +299,9 @@ class Server:
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def call(self, *command: Any, large: bool = False) -> Any:
-        """Send a command of bytes, text and numbers, and return its raw answer. A `large` command may be large or have a large
-        answer. Each call uses a link alone, and waits if all are busy. When a link breaks, all idle links are closed too,
-        because they most likely broke as well. Raises Deposed if the server takes no writes. See `leave`."""
+        """Send a command made of bytes, strings and numbers, and return its raw answer. Pass `large` if either may be large. Each call
+        has a link to itself, and waits if all links are busy. If a link breaks, all idle links are closed, because they most likely
+        broke as well. Raises Deposed if the server accepts no writes. See `leave`."""
         if self._places is None:
             return await self._call(command, large)
         async with self._places:
@@ -347,7 +359,7 @@ class Server:
         await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     async def renew(self) -> None:
-        """See Client. Busy connections are replaced once they are free."""
+        """See Client. Busy connections are replaced once they are idle."""
         self._outdated |= self._busy
         await self._disconnect()
         pool = self._redis.connection_pool
@@ -355,7 +367,7 @@ class Server:
         pool._available_connections.clear()
 
     async def close(self) -> None:
-        """Close all connections. A connection with a running call closes when the call ends."""
+        """Close all connections. A connection that is in use is closed when its call has finished."""
         self._closed = True
         await self._disconnect()
         await self._redis.aclose()

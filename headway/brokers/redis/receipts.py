@@ -1,6 +1,6 @@
-"""Receipts for replies that gateways have read. The next enqueue usually reports them to the server.
+"""Receipts for replies that gateways have read. They are usually reported to the server together with the next enqueue.
 
-Until a reply is reported as read, the server recognizes its submission if it is offered again. After the report, the submission
+Until a reply is reported as read, the server recognizes its submission if that is offered again. After the report, the submission
 would count as new. So a receipt waits for running calls that offer one of its submissions.
 """
 
@@ -27,8 +27,8 @@ class Receipt(msgspec.Struct, frozen=True):
 
     Attributes:
         last: id of the last stream entry.
-        outputs: token of each output that was stored apart, followed by the name of the submission that read it.
-        held_by: running calls for which the receipt waits.
+        outputs: for each separately stored output, its token followed by the name of the submission that has read it.
+        held_by: running calls that the receipt must wait for.
     """
 
     gateway: str
@@ -78,12 +78,12 @@ class Offers:
     def of(self, submissions: Sequence[Submission]) -> list[Offer]:
         if not self._under_way:
             return []
-        asked = set(submissions)
-        return [offer for offer in self._under_way if any(entry.submission in asked for entry in offer.entries)]
+        wanted = set(submissions)
+        return [offer for offer in self._under_way if any(entry.submission in wanted for entry in offer.entries)]
 
 
 class Receipts:
-    """Unreported receipts by gateway. `tell` reports a receipt to the server, and may raise BrokerUnavailable."""
+    """Unreported receipts, by gateway. `tell` reports a receipt to the server, and may raise BrokerUnavailable."""
 
     def __init__(self, tell: Callable[[Receipt], Awaitable[None]], offers: Offers) -> None:
         self._tell_server, self._offers = tell, offers
@@ -91,7 +91,7 @@ class Receipts:
         self._telling: asyncio.Task[None] | None = None
 
     def take(self, gateway: str) -> Receipt | None:
-        """Take a gateway's receipt in order to report it, or return None if it is held back. Call `keep` if the report fails."""
+        """Remove a gateway's receipt in order to report it, or return None if it has to wait. Call `keep` if the report fails."""
         receipt = self._receipts.get(gateway)
         if receipt is None or not all(offer.over for offer in receipt.held_by):
             return None
@@ -104,7 +104,7 @@ class Receipts:
         self._note(receipt if known is None else known.and_then(receipt))
 
     def keep(self, receipt: Receipt | None) -> None:
-        """Put back a receipt whose report may have failed, ahead of later receipts."""
+        """Put back a receipt whose report may have failed, before any later receipts."""
         if receipt is not None:
             later = self._receipts.get(receipt.gateway)
             self._note(receipt if later is None else receipt.and_then(later))

@@ -1,10 +1,10 @@
-"""The queues that a process knows, and the shards of a model's load: the home of each slot, and the queue of each entry.
+"""The queues that a process knows, and how a model's load is divided into shards: each slot has a home shard, each entry a queue.
 
-A queue is created when an entry, a worker or a server's list first names it. It is forgotten when no worker and no list has named
-it for a while, but never if it belongs to one of the process's own models or slots.
+A queue is created when an entry, a worker or a server's list first names it. It is forgotten when no worker and no list has named it
+for a while, except if it belongs to one of the process's own models or slots.
 
-Homes and queues of entries follow from a census of the workers that were healthy about a second ago. Processes with the same census
-choose alike.
+Both homes and queues are chosen by a census of the workers that were healthy about a second ago. Processes with the same census make
+the same choices.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from headway.errors import BrokerUnavailable
 from headway.model import CostLine, DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.race import end
 
-LIST_QUEUES_EVERY = 10.0  # Seconds between two reads of the server's lists.
+LIST_QUEUES_EVERY = 10.0  # Seconds between two readings of the server's lists.
 FORGET_AFTER = 120.0
-"""Seconds after which an unnamed queue is forgotten. A server that lost its state lists nothing for a while."""
+"""Seconds after which a queue that nothing names is forgotten. A server that has lost its state lists nothing for a while."""
 
 
 class QueueTable(dict[QueueName, list[Queue]]):
@@ -40,7 +40,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
     Attributes:
         added: called with new queues.
         rows: models whose entries have rows or shapes. See `core.rows.counted`.
-        untold: instants until which models' queues may hold data, which the registry doesn't have yet.
+        untold: times until which models' queues may hold data, if the registry hasn't been told yet.
     """
 
     def __init__(self, make: Callable[[QueueName, int, QueueLimits], Queue], shards: int) -> None:
@@ -56,18 +56,18 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._look_at = -math.inf
         self._own: set[QueueName] = set()
         self._named_at: dict[QueueName, float] = {}
-        self._looked: dict[str, float] = {}  # Instant of the last look at each model that all its shards answered.
+        self._looked: dict[str, float] = {}  # Time of the last look at each model that all its shards answered.
         self._registry_read = -math.inf
         self._former_losses = 0
 
     @property
     def losses(self) -> int:
-        """Number of times that the server has lost a queue, including forgotten queues."""
+        """How many times the server has lost a queue, including forgotten queues."""
         return self._former_losses + sum(queue.losses for queue in self.every)
 
     def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
-        """Add queues of these models. Queues of their versions get the same bounds. If `strangers` is set, queues of all other
-        models are added too from now on, while they hold data."""
+        """Add queues for these models. The queues of their versions get the same limits. If `strangers` is set, queues of all other
+        models that hold data are added from now on, too."""
         self._strangers |= strangers
         for model, limits in models.items():
             self.limits[model] = limits
@@ -75,14 +75,14 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._bound(model)
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Note which models have entries with rows and shapes. These decide weights, and which entries share a batch."""
+        """Learn which models' entries have rows and shapes. These determine weights, and which entries may share a batch."""
         for model, counts in counted.items():
             if counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
                 self._bound(model)
 
     def fill_up(self, lines: Mapping[str, CostLine]) -> None:
-        """Learn the cost of models that pad. Their batches are then made of entries of similar weight."""
+        """Learn the cost of models that pad their inputs. Their batches then consist of entries of similar weight."""
         for model in self.limits:
             line = lines.get(model)
             if is_news(line, self.padded.get(model)):
@@ -99,7 +99,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Return True if queues of this name exist. If the name is another version of a known model, they are created."""
+        """Return True if there are queues with this name. Queues for another version of a known model are created if needed."""
         if name not in self:
             self._add(name)
         return name in self
@@ -108,7 +108,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._own.update(names)
 
     def learn(self, names: Iterable[QueueName]) -> None:
-        """Add the queues of these names, or note that they were named again. Unknown models are ignored."""
+        """Add the queues with these names, or record that they were named again. Ignores unknown models."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if self.has(name):
@@ -119,13 +119,14 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._registry_read = asyncio.get_running_loop().time()
         for model in models:
             if model not in self.limits and self._strangers:
-                self.know({model: next(iter(self.limits.values()))})  # Any bounds do, as nobody enqueues for it here.
+                # Any limits do, because nobody enqueues for this model here.
+                self.know({model: next(iter(self.limits.values()))})
                 self._look_at = -math.inf
             self.learn([QueueName(model)])
         self.learn(names)
 
     async def look(self, at_once: bool = False) -> None:
-        """Add the queues that the servers list, if a look is due or must happen `at_once`. Some may be unknown to all processes."""
+        """If a look is due or must happen `at_once`, add the queues that the servers list. Some may be unknown to all processes."""
         now = asyncio.get_running_loop().time()
         if at_once or now >= self._look_at:
             self._look_at = now + LIST_QUEUES_EVERY
@@ -142,7 +143,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._looked[model] = now
 
     def forget(self) -> Sequence[Queue]:
-        """Drop queues that weren't named for long, and return them."""
+        """Drop the queues that haven't been named for a long time, and return them."""
         self.learn([name for name in self if name not in self._named_at])
         names = [name for name in self if self._is_past(name)]
         gone = [queue for name in names for queue in self.pop(name)]
@@ -158,7 +159,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return gone
 
     def _is_past(self, name: QueueName) -> bool:
-        """Return True if nobody has named a queue for long. Looks and the registry must have been read since."""
+        """Return True if nothing has named a queue for a long time, although the lists and the registry were read in that time."""
         if name in self._own:
             return False
         looked = self._looked.get(name.model, -math.inf)
@@ -179,7 +180,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
 
 async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
-    """Return the queue names that a server lists, and the instant until which the list holds, or None without an answer."""
+    """Return the queue names that a server lists, and the time until which the list is valid. None if the server doesn't answer."""
     with contextlib.suppress(BrokerUnavailable):
         return await queue.siblings()
     return None
@@ -188,14 +189,14 @@ async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
 CENSUS_AGE = 1.0  # Seconds for which a census is valid.
 REMEMBERED = 100_000  # Maximum number of entries whose queue is remembered.
 MOVES = 4
-"""Maximum number of queues to offer an entry to. The flight that it wants to join may end and begin elsewhere meanwhile."""
+"""Maximum number of queues that an entry is offered to. The flight that it wants to join may end and begin in another queue."""
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")
 
 
 class ShardRouter:
-    """Router of one process. It chooses the home of each slot and the queue of each entry."""
+    """Router of one process. It chooses the home shard of each slot and the queue for each entry."""
 
     def __init__(self, queues: QueueTable, shards: int, registry: Registry, rng: Callable[[], float]) -> None:
         self._queues = queues
@@ -212,13 +213,13 @@ class ShardRouter:
 
     @property
     def alone(self) -> bool:
-        return self._shards == 1  # Then there is no choice.
+        return self._shards == 1  # In this case there is nothing to choose.
 
     async def close(self) -> None:
         await end(self._counting)
 
     async def count(self, wait: bool = False) -> None:
-        """Start a new census if it is due. Wait for it only if asked to, or if the last census is too old to be used."""
+        """Start a new census if one is due. Wait for it only if `wait` is set, or if the last census is too old to be used."""
         if self.alone:
             return
         loop = asyncio.get_running_loop()
@@ -230,7 +231,7 @@ class ShardRouter:
             await asyncio.wait({self._counting})
 
     async def census(self, rest: float) -> float:
-        """Start a new census if it is due. Returns the seconds until the next call, which are infinite if there is no choice."""
+        """Start a new census if one is due. Returns the seconds until the next call, or infinity if there is only one shard."""
         await self.count()
         return math.inf if self.alone else max(rest, CENSUS_AGE)
 
@@ -239,7 +240,7 @@ class ShardRouter:
         return self._homes.get((name, worker)) or self._home_by_census(worker, name)
 
     def move(self, worker: WorkerInfo) -> Queue | None:
-        """Move a slot to its home by the last census. Returns its former home if that is another shard."""
+        """Move a slot to its home according to the last census. Returns its former home if that is another shard."""
         home = self._home_by_census(worker.worker_id, worker.queue)
         self._queues.keep([worker.queue])
         key = (worker.queue, worker.worker_id)
@@ -254,16 +255,16 @@ class ShardRouter:
         return before != worker.backend
 
     def apart(self, name: QueueName) -> Sequence[Queue]:
-        """Return the shards that may have entries for a queue's slots but are home to none of them. The model's tenants are
-        spread over these shards too if another version has more slots."""
+        """Return the shards that may have entries for a queue's slots but are home to none of them. There are some if another
+        version has more slots, because the model's tenants are then divided among more shards."""
         spread = self._spread.get(name.model, 1) if name in self._census else 0
         return self._queues[name][self._in_use(name) : spread]
 
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer entries to their queues, which must exist. Returns the verdicts in order, None for an admitted entry.
+        """Offer entries to their queues, which must exist. Returns the verdicts in order, with None for each admitted entry.
 
-        All versions of a model share idempotency keys, tasks and chosen ids. So each queue also checks if another version's queue
-        knows those of the entry. If so, the entry is offered to that queue.
+        All versions of a model share idempotency keys, tasks and chosen ids. So each queue also checks if the queue of another
+        version knows those of the entry. If so, the entry is offered to that queue.
         """
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
@@ -294,7 +295,7 @@ class ShardRouter:
         return result
 
     async def offer_bulk(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer bulk entries to their queues, which must exist. Returns the verdicts in order, None for an admitted entry."""
+        """Offer bulk entries to their queues, which must exist. Returns the verdicts in order, with None for each admitted entry."""
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
         for position, _, verdict in await _verdicts(entries, dict(enumerate(self._deal(entries))), "enqueue_bulk"):
@@ -304,8 +305,8 @@ class ShardRouter:
         return result
 
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """Choose a queue for each entry: the queue that it went to before, else the next shard in turn. Each shard gets part of
-        a batch before the turn moves on."""
+        """Choose a queue for each entry: the one that it went to before or, if there is none, the next shard. Each shard gets part of
+        a batch before it is the next shard's turn."""
         if self.alone and not self._placed:
             if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # The usual case.
                 return [self._queues[entries[0].queue][0]] * len(entries)
@@ -328,8 +329,8 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """Choose the tenant's queue if the entry can share limits or outcomes, else the queue whose turn it is. An entry is
-        `paid` if its limits are charged to another entry that comes with it."""
+        """If the entry can share limits or outcomes, choose its tenant's queue, otherwise the queue whose turn it is. Pass `paid` if
+        another entry of its request is charged for it."""
         name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:
             return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
@@ -346,7 +347,7 @@ class ShardRouter:
         return queue if queue is not None and queue.name.model == entry.model else None
 
     def where(self, key: _Key) -> Sequence[Queue]:
-        """Return the queues that an entry may be in."""
+        """Return the queues that may contain an entry."""
         placed = self._placed.get(key)
         return self._queues.every if placed is None else [placed]
 
@@ -369,7 +370,7 @@ class ShardRouter:
             await self.read_registry()
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
-        """Read the registry, take a census of its workers, and add the queues of workers and of models that may hold data."""
+        """Read the registry, count its workers, and add the queues of workers and of models that may hold data."""
         untold, self._queues.untold = self._queues.untold, {}
         try:
             workers, models = await self._registry.look(untold)
@@ -400,7 +401,7 @@ class ShardRouter:
 
 
 def _without_identical(entry: Entry) -> Entry:
-    """Drop an entry's dedup keys for identical requests, because versions never share answers to identical requests."""
+    """Drop the dedup keys for identical requests, because versions never share answers to those."""
     kept = tuple(dedup_key for dedup_key in entry.dedup_keys if dedup_key.kind is not DedupKind.SAME)
     return replace(entry, dedup_keys=kept)
 

@@ -1,7 +1,7 @@
-"""Batches the calls of one moment into one call per node, because periodic tasks wake up at the same time.
+"""Batches calls that are made at about the same time into one call per node, because periodic tasks wake up together.
 
-A call waits some turns of the event loop for others, and gets its own answer or error. A call that stays alone is sent as it is.
-Equal read-only calls become one call with one answer.
+A call waits a few turns of the event loop for others. Each call gets its own answer or error. If there are no others, the call is sent
+as it is. Identical read-only calls become one call with one answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-TURNS = 6  # Turns of the event loop for which calls gather. The slowest task takes so many from its timer to its call.
+TURNS = 6  # Turns of the event loop for which calls gather. No task takes more turns from its timer to its call.
 MOST = 16  # Maximum number of calls sent as one, because a step blocks the server.
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Caller(Protocol):
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """One call, and the callers that wait for its answer."""
+    """One call, and the callers that are waiting for its answer."""
 
     function: str
     key: str
@@ -38,8 +38,8 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class Together:
-    """Collects the calls that one process makes at about the same time. Calls are joined if `place` returns the same value for
-    their keys. `error` makes an exception of the server's error text."""
+    """Collects calls that a process makes at about the same time. Calls are batched if `place` returns the same value for their
+    keys. `error` turns the server's error message into an exception."""
 
     def __init__(self, link: Caller, place: Callable[[str], str], error: Callable[[str], Exception]) -> None:
         self._link, self._place, self._error = link, place, error
@@ -58,7 +58,7 @@ class Together:
         return await part.answers[0]
 
     async def share(self, function: str, key: str, *arguments: object) -> Any:
-        """Make a read-only call like `join`. Calls made now that differ only in the last argument share one answer."""
+        """Make a read-only call like `join`. Concurrent calls that differ only in the last argument share one answer."""
         for part in self._gathering.get(self._place(key), ()):
             if (part.function, part.key, part.arguments[:-1]) == (function, key, arguments[:-1]):
                 part.answers.append(answer := asyncio.get_running_loop().create_future())
@@ -81,14 +81,14 @@ class Together:
         try:
             for part, answer in zip(parts, await self._answers(parts), strict=True):
                 self._hand_out(part, *answer)
-        except BaseException as exc:  # No caller may wait for ever, whatever the server says.
+        except BaseException as exc:  # No caller may wait for ever, whatever the server answers.
             for wanted in (answer for part in parts for answer in part.wanted):
                 wanted.set_exception(exc) if isinstance(exc, Exception) else wanted.cancel()
             if not isinstance(exc, Exception):
                 raise
 
     async def _answers(self, parts: list[_Part]) -> Sequence[Sequence[Any]]:
-        """Return for each call 1 and its result, or 0 and the text of its error."""
+        """Return a pair for each call: 1 and its result, or 0 and its error message."""
         if len(parts) == 1:
             [part] = parts
             return [(1, await self._link.call(part.function, part.key, *part.arguments))]
@@ -107,7 +107,7 @@ class Together:
 
 
 async def all_of(*calls: Awaitable[T]) -> list[T]:
-    """Make calls concurrently and return their answers. The first error is raised after all calls have ended."""
+    """Make calls concurrently and return their answers. If any fail, raise the first error once all have finished."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,7 +1,7 @@
-"""Wire format of the server: msgpack arrays that begin with a schema version.
+"""Wire format of the data in the server: msgpack arrays that begin with a schema version.
 
-New members are only added at the end, with defaults. So a process reads data of the release before and after its own, and
-refuses data of later releases.
+New members are only added at the end, and have defaults. So a process can read data from the releases immediately before and after
+its own, and refuses data from later releases.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from headway.model.board import Notice, ScalingChange
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 
-SCHEMA = 1  # Version of the format that this release writes.
-READABLE = range(1, SCHEMA + 2)  # Versions of the format that this release reads.
+SCHEMA = 1  # Format version that this release writes.
+READABLE = range(1, SCHEMA + 2)  # Format versions that this release reads.
 
 
 class TooNew(Exception):
-    """Data is too new for this release. The text names its schema."""
+    """The data is too new for this release. The message contains its schema."""
 
 
 UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError, RecursionError, struct.error)
@@ -59,7 +59,7 @@ UNREADABLE = (TooNew, msgspec.MsgspecError, ValueError, KeyError, OverflowError,
 
 
 def reason(exc: BaseException) -> str:
-    """Say why data can't be read."""
+    """Return why data can't be read."""
     return str(exc) if isinstance(exc, TooNew | msgspec.MsgspecError) else f"it is malformed: {exc!r}"
 
 
@@ -73,7 +73,7 @@ def readable(read: Callable[[bytes], T], packed: Iterable[bytes]) -> list[T]:
 
 
 class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answer of the entry at `position` in the batch. `output` is a value for `read_value`, a StoredApart, or None."""
+    """Answer for the entry at `position` in the batch. `output` is a value for `read_value`, a StoredApart, or None."""
 
     position: int
     id: str
@@ -86,7 +86,7 @@ class WireReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Answers of one batch for one gateway. `version` is the version of the model that ran the batch."""
+    """Answers from one batch for one gateway. `version` is the version of the model that ran the batch."""
 
     schema: int
     worker: str
@@ -95,8 +95,8 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch. `cause` is the value of a `Cause`, `item`, or a cause of a later release. `version` is the
-    version of the model."""
+    """Failure of a batch. `cause` is the value of a `Cause`, `item`, or a cause that a later release added. `version` is the version
+    of the model."""
 
     cause: str
     message: str
@@ -108,7 +108,7 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
-    """Entry without an output. `queue_due` is True if its queue deadline passed, and `hung` if its last run hung."""
+    """Entry without an output. `queue_due` is True if its queue deadline has passed, `hung` if its last run hung."""
 
     key: str
     waited: str
@@ -132,44 +132,44 @@ encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
 LOAD = tuple(name for name in Load.__struct_fields__ if name not in ("paces", "past"))
-"""Order of a load's figures. They follow the instant and the queue's birth, and precede the slots of each pace."""
+"""Order of a load's numbers. The time, and when the queue's state was created, come first. The slots of each pace come last."""
 RULE = tuple(name for name in Rule.__struct_fields__ if name != "company")
-"""Order of a rule's numbers, which follow the instant and slots of its load. Only a look-ahead sets `company`."""
+"""Order of a rule's numbers. The time and the slots of its load come first. Only a look-ahead sets `company`."""
 _STAMP = struct.Struct("<d")
 LOAD_FORMAT = "<" + "d" * (2 + len(LOAD)) + "H" * len(FACTORS)
 _LOAD = struct.Struct(LOAD_FORMAT)
 _WHOLE = tuple(LOAD.index(name) for name, kind in Load.__annotations__.items() if name in LOAD and kind == "int")
-"""Positions of the whole numbers."""
+"""Positions of the integers."""
 _OUTPUT = attrgetter("output")
 _RULE_OF, _HEADWAY_AT = attrgetter(*RULE), RULE.index("headway")
 
 
 def key_of(tenant: str, id: str) -> bytes:
-    """Return the key of an entry. Raises ValueError for an id with a NUL, because keys would be ambiguous."""
+    """Return the key of an entry. Raises ValueError if the id contains a NUL, because keys would be ambiguous."""
     if "\0" in id:
         raise ValueError(f"id {id!r} contains a NUL")
     return f"{tenant}\0{id}".encode()
 
 
 def name_of(tenant: str, id: str, nonce: int) -> bytes:
-    """Return the name of a submission, which is its nonce and its entry's key."""
+    """Return the name of a submission: its nonce and its entry's key."""
     return NONCE.pack(nonce) + key_of(tenant, id)
 
 
 def prefix_of(prefix: str, queue: QueueName, shard: int) -> str:
-    """Return the prefix of the keys of a queue's shard. All versions of a model share the part in braces. The version's colons
-    become percent signs, which no version contains."""
+    """Return the prefix of the keys of one shard of a queue. All versions of a model share the part in braces. Colons in the version
+    become percent signs, which versions can't contain."""
     ending = QueueName("", queue.version.replace(":", "%"))
     return f"{prefix}:{{{queue.model}:{shard}}}{ending}:"
 
 
 def queue_of(model: str, ending: bytes) -> QueueName:
-    """Return the name of a model's queue whose prefix has this ending."""
+    """Return the name of the model's queue whose prefix has this suffix."""
     return QueueName(model, ending.decode()[1:-1].replace("%", ":"))
 
 
 def worth(failure: Failure | None) -> int:
-    """Return the worth of an outcome to later requests, as the value of a Worth."""
+    """Return how useful an outcome is to later requests (the integer value of a Worth)."""
     if failure is None:
         return Worth.ANSWER.value
     return (Worth.VERDICT if failure.code == errors.REJECTED_BY_MODEL else Worth.WORTHLESS).value
@@ -187,13 +187,13 @@ _APART = (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
 
 
 def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
-    """Return the failure for a refusal code that isn't about limits. `error` is that of a known culprit."""
+    """Return the failure for a refusal code that isn't about a rate limit. `error` is that of a known culprit."""
     if why in _PLAIN_REFUSALS:
         return _PLAIN_REFUSALS[RefusalCode(why)]()
     if why == RefusalCode.TOO_LARGE:  # The wait is a number of bytes.
         return failures.too_large(int(wait))
     if why == RefusalCode.CULPRIT:
-        return failures.known_culprit(error.decode(errors="ignore"))  # The error may be cut within a character.
+        return failures.known_culprit(error.decode(errors="ignore"))  # The error may be truncated within a character.
     if why in (RefusalCode.ROOM, RefusalCode.SCARCE):
         return failures.scarcity(wait)
     most = int(wait) if why in _TOO_MANY else 0
@@ -207,7 +207,7 @@ def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
 
 
 def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[bytes, Sequence[tuple[int, int]]]:
-    """Pack a batch's replies for one gateway. Also return the begin and end of each reply in the bytes."""
+    """Pack a batch's replies to one gateway. Also return where each reply begins and ends in the bytes."""
     each = [encode(reply) for reply in replies]
     packed = encode((SCHEMA, worker, version, [msgspec.Raw(reply) for reply in each]))
     ends = list(itertools.accumulate((len(reply) for reply in each), initial=len(packed) - sum(map(len, each))))
@@ -215,18 +215,18 @@ def pack_run(worker: str, version: str, replies: Sequence[WireReply]) -> tuple[b
 
 
 def head_of_one(worker: str, version: str) -> bytes:
-    """Return the bytes that turn a packed reply into all packed replies for a gateway."""
+    """Return the bytes that, put before a packed reply, turn it into a packed WireRun with only this reply."""
     return encode((SCHEMA, worker, version, [None]))[:-1]
 
 
 def batch_failure(failure: WireFailure) -> BatchFailure:
-    """Convert the failure of a batch. An unknown cause counts as an exception."""
+    """Convert the failure of a batch. An unknown cause is treated as an exception."""
     known = {cause.value: cause for cause in Cause}
     return BatchFailure(known.get(failure.cause, Cause.RAISED), failure.message, failure.worker, failure.shown)
 
 
 def read_load(packed: bytes) -> tuple[float, float, Load]:
-    """Read the instant, the queue's birth, and the load at that instant."""
+    """Return the server's time, when the queue's state was created, and the queue's load."""
     now, born, *numbers = _LOAD.unpack(packed)
     figures, counts = numbers[: len(LOAD)], numbers[len(LOAD) :]
     for position in _WHOLE:
@@ -236,8 +236,8 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
-    """Pack a rule, or None for no rule. `made_at` and `slots` are the instant and the slots of the load from which the
-    rule was made. In the packed rule, a headway below 0 means no spacing."""
+    """Pack a rule, or no rule if it is None. `made_at` and `slots` are the time and the slots of the load that it is based on. In the
+    packed rule, a negative headway means that batches aren't spaced."""
     if rule is None:
         return pack_numbers((made_at, slots))
     numbers = list(_RULE_OF(rule))
@@ -246,7 +246,7 @@ def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
 
 
 def read_stamped(packed: bytes) -> tuple[float, bytes]:
-    """Split stamped bytes into the instant and the rest."""
+    """Split stamped bytes into the time and the content."""
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size :]
 
 
@@ -261,18 +261,18 @@ def read_numbers(packed: bytes) -> tuple[float, ...]:
 
 
 def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
-    """Read the instant at which to claim (0 for at once), the packed load, and the worker of a wake-up."""
+    """Return a wake-up's time at which to claim (0 for now), packed load, and worker."""
     end = _STAMP.size + _LOAD.size
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
 StoredApart = tuple[str, int]
-"""Kind and token of a value that is stored apart, and its length in bytes. They replace the value."""
-Apart = dict[int, StoredApart]  # Outputs stored apart, by the positions of their replies.
+"""What replaces a separately stored value: its kind and token, and its length in bytes."""
+Apart = dict[int, StoredApart]  # Separately stored outputs, by the positions of their replies.
 
 
 def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> list[Reply]:
-    """Read the replies of a stream entry. Outputs that must still be read are added to `apart`."""
+    """Return the replies of a stream entry. Outputs that still have to be read are added to `apart`."""
     check_schema(int(fields[b"v"]))
     replies = _outcomes(fields, {} if apart is None else apart)
     if b"p" not in fields:
@@ -319,7 +319,7 @@ def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:
 
 
 def read_value(content: object) -> Value:
-    """Convert decoded data to a value. Text and bytes stay, and lists with bytes become octets or tensors."""
+    """Convert decoded data to a value. Strings and bytes are unchanged. Lists that contain bytes become octets or tensors."""
     match content:
         case str() | bytes():
             return content
@@ -327,7 +327,7 @@ def read_value(content: object) -> Value:
             return Octets(content)
         case [bytes(content), True]:
             return Tensors(content)
-    raise ValueError(f"{type(content).__name__} in the place of a value")
+    raise ValueError(f"expected a value, not {type(content).__name__}")
 
 
 def stored_apart(content: object) -> StoredApart | None:
@@ -343,8 +343,7 @@ def _read_output(content: object) -> Value | None:
 
 
 def _known(failure: Failure) -> Failure:
-    """Return the failure, with the code INTERNAL if this release doesn't know the failure's code. A process of a later
-    release may have written it."""
+    """Return the failure. If a later release wrote it, with a code that this release doesn't know, the code becomes INTERNAL."""
     if failure.code in errors.STATUS:
         return failure
     return msgspec.structs.replace(failure, code=errors.INTERNAL)
@@ -377,13 +376,13 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
     return replies
 
 
-def _stamped(kind: type[R], instant: str) -> Callable[[bytes], R]:
-    """Make a reader of records that the server stamps. The stamp becomes the member `instant`."""
+def _stamped(kind: type[R], field: str) -> Callable[[bytes], R]:
+    """Return a function that reads records stamped by the server. The stamp becomes the member `field`."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(packed: bytes) -> R:
         seen, record = read_stamped(packed)
-        return msgspec.structs.replace(decode(record), **{instant: seen})
+        return msgspec.structs.replace(decode(record), **{field: seen})
 
     return read
 
@@ -395,9 +394,9 @@ read_capacity = _stamped(Capacity, "measured_at")
 
 
 def check_schema(schema: int) -> None:
-    """Raise TooNew if data of this schema is too new for this release."""
+    """Raise TooNew if data with this schema is too new for this release."""
     if schema not in READABLE:
         raise TooNew(
-            f"written by a later release: schema {schema}, and this one reads {READABLE.start} to {READABLE.stop - 1}; "
-            "upgrade this process"
+            f"written by a later release: it has schema {schema}, but this release reads {READABLE.start} to "
+            f"{READABLE.stop - 1}; upgrade this process"
         )

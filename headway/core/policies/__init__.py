@@ -12,10 +12,10 @@ from headway.core.policies.paced import DEFAULT_WINDOW, Paced, Pid, Table, Windo
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Facts about a policy for settings, banner and documentation."""
+    """A policy, as described in settings, banner and documentation."""
 
-    make: Callable[[float], Policy]  # Builds it for a wait in seconds.
-    wait: float = math.inf  # Default for that wait in seconds; infinite: as long as the policy likes.
+    make: Callable[[float], Policy]  # Builds the policy for a wait in seconds.
+    wait: float = math.inf  # Default wait in seconds. If infinite, the policy decides.
     aims: bool = False  # True if the wait is a target rather than a limit.
     own_waits: bool = False  # True if the policy has waits of its own, so that none can be configured.
 
@@ -25,12 +25,12 @@ POLICIES: dict[str, Kind] = {
     "window": Kind(Window, wait=DEFAULT_WINDOW),
     "table": Kind(lambda wait: Table(), own_waits=True),
     "pid": Kind(Pid, wait=DEFAULT_WINDOW, aims=True),
-}  # Policies by their names for users.
+}  # Policies by the names that users know.
 
 NAMES = tuple(POLICIES)
 
 
 def build(name: str, max_wait: float | None) -> Policy:
-    """Build a fresh policy with the longest wait for others in seconds; None for its default."""
+    """Build a policy that waits at most `max_wait` seconds for further entries. None means its default."""
     kind = POLICIES[name]
     return kind.make(kind.wait if max_wait is None else max_wait)

@@ -1,1 +1,1 @@
-"""Autoscaler: how many workers a model should have. Pure: the controller acts on it."""
+"""Autoscaler: how many workers a model should have. Pure computation, which the controller acts on."""

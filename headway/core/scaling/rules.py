@@ -1,9 +1,9 @@
-"""Rules of the autoscaler, as an operator writes them: a list of conditions, each of which must hold for a time.
+"""Autoscaler rules, as an operator writes them: a list of conditions. Each takes effect once it has held for its time.
 
     [{queue_above = 500, for_s = 30, add = 3}, {utilisation_below = 0.4, for_s = 900, remove = 1}]
 
-Utilisation is the offered load over the measured capacity, not the busy share. Under `paced`, batches leave half full, and at half
-its capacity a GPU is busy nearly all the time, so that a rule on the busy share would add GPUs for ever."""
+Utilisation is the offered load over the measured capacity, not the share of time that GPUs are busy. Under `paced`, batches leave
+half full, so a GPU at half its capacity is busy nearly all the time, and a rule on busy time would add GPUs for ever."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW = "queue_above", "utilisation_
 _CONDITIONS = (QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW)
 _NAMES = (*_CONDITIONS, "for_s", "add", "remove")
 MOST_RULES = 32  # Limit on the rules of a model.
-LONGEST_S = 86_400.0  # Longest time in seconds for which a condition may have to hold.
+LONGEST_S = 86_400.0  # Longest time in seconds that a rule may require its condition to hold.
 MOST_STEP = 1_000  # Limit on the workers that one rule adds or removes.
 MOST_QUEUE, MOST_UTILISATION = 10_000_000, 10.0
 
 
 class NoRules(ValueError):
-    """Raised if a text isn't a list of rules, with the reason."""
+    """The text isn't a list of rules; the message says why."""
 
 
 class ScaleRule(msgspec.Struct, frozen=True):
@@ -32,10 +32,10 @@ class ScaleRule(msgspec.Struct, frozen=True):
     condition: str  # QUEUE_ABOVE, UTILISATION_ABOVE or UTILISATION_BELOW.
     threshold: float  # Waiting entries, or load relative to capacity.
     for_s: float  # Seconds for which the condition must hold.
-    change: int  # Workers to add; negative: to remove.
+    change: int  # Workers to add or, if negative, to remove.
 
     def holds(self, queue: float, utilisation: float | None) -> bool:
-        """Return True if the condition holds now. An unknown utilisation (None) meets no condition."""
+        """Return True if the condition holds now. If the utilisation is unknown (None), no condition on it holds."""
         if self.condition == QUEUE_ABOVE:
             return queue > self.threshold
         if utilisation is None:
@@ -57,7 +57,7 @@ USUAL = (
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:
-    """Read the JSON text of a list of rules. An empty text means the default rules. Raises NoRules if it isn't such a list."""
+    """Parse rules from JSON. An empty text means the default rules. Raises NoRules if it isn't a list of rules."""
     if not text:
         return USUAL
     try:
@@ -68,7 +68,7 @@ def read(text: str) -> tuple[ScaleRule, ...]:
 
 
 def read_all(rules: object) -> tuple[ScaleRule, ...]:
-    """Read a list of rules from decoded JSON or TOML. Raises NoRules if it isn't such a list."""
+    """Read rules from decoded JSON or TOML. Raises NoRules if it isn't a list of rules."""
     if not isinstance(rules, list):
         raise NoRules("it is not a list")
     if not 1 <= len(rules) <= MOST_RULES:
@@ -79,7 +79,7 @@ def read_all(rules: object) -> tuple[ScaleRule, ...]:
 
 
 def write(rules: Sequence[ScaleRule]) -> str:
-    """Return rules as JSON text for `read`."""
+    """Return rules as JSON for `read`."""
     return msgspec.json.encode([_table(rule) for rule in rules]).decode()
 
 
@@ -136,7 +136,7 @@ def _number(where: str, table: Mapping[Any, object], name: str, most: float) -> 
 
 
 def _check_band(rules: Sequence[ScaleRule]) -> None:
-    """Check that no load both adds and removes workers, or the fleet would flap."""
+    """Check that no load both adds and removes workers; otherwise the fleet would flap."""
     above = [rule.threshold for rule in rules if rule.condition == UTILISATION_ABOVE]
     below = [rule.threshold for rule in rules if rule.condition == UTILISATION_BELOW]
     if above and below and max(below) >= min(above):

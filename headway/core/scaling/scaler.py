@@ -1,17 +1,17 @@
-"""Scaler of one model: computes the number of workers from measurements.
+"""Scaler of one model: computes how many workers it should have from measurements.
 
     policy `rules`   each rule whose condition has held for its time changes the number
     policy `plan`    the fewest workers that keep the promise under the forecast load (`sizing`), with room
 
-Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once.
-Late workers no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so
-replacements are requested as far as the bounds allow. Workers are removed only if nothing changed, and none was wanted, during the
-time of the rule, or the time of `plan`. At most a fifth of the workers goes at once, but at least one, and never so many that the
-load brings some back.
+Both respect the same limits. Requested workers count as coming until they are late, so that a shortage is answered only once. Late
+workers no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so
+replacements are requested as far as the limits allow. Workers are removed only after the time of the rule (or that of `plan`) has
+passed without a change, and without any of them being wanted. At most a fifth of the workers is removed at a time, but at least one,
+and never so many that the load would bring some back.
 
-With `idle_after`, a model that nobody asked for during that time has no worker until somebody asks. Time while a worker starts
-doesn't count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting lines of bulk jobs
-keep the workers, and bring one back, but no sooner after the last change than a start takes."""
+With `idle_after`, a model that has had no requests for that time has no worker until the next request. While a worker is starting,
+the time doesn't count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting bulk lines
+keep the workers, or bring one back, but no sooner after the last change than a start takes."""
 
 from __future__ import annotations
 
@@ -25,60 +25,59 @@ from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, fewest_slots
 
 RULES, PLAN = "rules", "plan"  # Policies.
 UP, DOWN, AGAIN = "up", "down", "again"
-# Directions of a decision: more workers, fewer, or the same number again, as requested workers did not come.
+# Directions of a decision: more workers, fewer, or the same number again because requested workers didn't come.
 DIRECTIONS = (UP, DOWN, AGAIN)
 AS_FOUND = "as it was found"  # Reason before the first decision.
-MOST_REMOVED = 0.2  # Share of the workers that may be removed at once.
+MOST_REMOVED = 0.2  # Largest share of the workers that may be removed at a time.
 ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
-SPARE = 0.05  # Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers.
-PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it asks for them.
-PLAN_KEEPS = 300.0  # Seconds, or the time of a start if longer, for which `plan` must not have wanted a removed worker.
-FIRST_START = 60.0  # Assumed seconds of a worker's start until one was seen.
-ASKED = 0.05  # Entries per second, averaged over about a second. A lower rate means that none came for some seconds.
-FADING = 0.8  # Weight of an earlier, longer start in the expected time after a shorter one.
+SPARE = 0.05  # Before `plan` removes workers, the load must be below the smaller fleet's capacity by this share.
+PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it requests them.
+PLAN_KEEPS = 300.0  # Seconds, or a start time if longer, for which a worker to remove must not have been wanted.
+FIRST_START = 60.0  # Assumed start time of a worker in seconds until one has been seen.
+ASKED = 0.05  # Entries per second, averaged over about a second. Below this, none has come for a few seconds.
+FADING = 0.8  # Weight of an earlier, longer start in the expected start time after a shorter one.
 
-SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the least one of the level.
+SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the smallest time constant of the level.
 MOST_SMOOTH_SECONDS = 30.0  # Largest time constant of the level.
-# Time constant of the level, as a share of a worker's start, since a peak that ends before a worker comes isn't worth one.
-SMOOTH_SHARE = 0.5
+SMOOTH_SHARE = 0.5  # Time constant of the level in start times. A peak that ends before a worker comes isn't worth one.
 NOTED_EVERY = 5.0  # Seconds between two levels that are kept for the trend.
-LONGEST_TREND = 900.0  # Limit in seconds on the observation of a trend.
-DAMPING = 0.5  # Share of the trend that is believed, as most climbs end.
-APART = 2.0  # Seconds between samples that count as independent, as each is an average over about one.
+LONGEST_TREND = 900.0  # Longest time in seconds over which a trend is observed.
+DAMPING = 0.5  # Share of the trend that is believed, because most climbs end.
+APART = 2.0  # Seconds between samples that count as independent. Each is an average over about one second.
 SAMPLE_SECONDS = 2.0  # Seconds of arrivals that a sample stands for: twice the time constant of its average.
 DISPERSION_SECONDS = 120.0  # Time constant of the dispersion.
-MOST_DISPERSION = 400.0  # Limit on one sample's dispersion. Rarer and larger bursts aren't worth a fleet of their size.
+MOST_DISPERSION = 400.0  # Limit on the dispersion of one sample. Larger bursts aren't worth a fleet of their size.
 
 
 class ScaleLimits(msgspec.Struct, frozen=True):
-    """Bounds and times of one model's scaler."""
+    """Limits and times for one model's scaler."""
 
     policy: str = RULES  # RULES or PLAN.
-    least: int = 1  # Minimum of workers, at least 1; `idle_after` may still remove all.
+    least: int = 1  # Minimum number of workers, at least 1. `idle_after` may still remove all.
     most: int = MOST_SLOTS
     rules: tuple[ScaleRule, ...] = USUAL  # Rules of the policy RULES.
     start_within: float = 600.0  # Seconds for which a requested worker counts as coming.
     promise: float = 0.2  # Promised 95th percentile of latency in seconds, for PLAN.
-    idle_after: float = 0.0  # Seconds without a request after which a model has no worker; 0: it always has one.
+    idle_after: float = 0.0  # Seconds without a request after which a model has no worker. If 0, it always has one.
 
     def clamp(self, workers: int) -> int:
         return max(self.least, min(workers, self.most))
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """Measured state of a model."""
+    """Measurements for a model."""
 
     ready: int  # Healthy workers.
     queue: float  # Waiting entries.
-    rate: float  # Offered entries per second, including refused ones.
-    capacity: float  # Entries per second of all ready workers in full batches; 0 while unknown.
-    cost: BatchCost | None = None  # Cost of its batches in entries; None while unknown.
+    rate: float  # Offered load in entries per second, including refused ones.
+    capacity: float  # Entries per second that all ready workers handle in full batches; 0 if unknown.
+    cost: BatchCost | None = None  # Cost of its batches, by entries; None if unknown.
     running: int = 0  # Running batches.
-    load: float = 0.0  # Seconds that its workers took to load; 0 while unknown.
-    bulk: int = 0  # Waiting lines of bulk jobs; 0 if another model should get its GPUs.
-    trouble: str = ""  # Why a worker failed to load, in words; empty if none has.
-    retry_in: float = 0.0  # Seconds until the next try, if all starting workers failed.
-    drained: int = 0  # Workers that claim nothing by an operator's order.
+    load: float = 0.0  # Seconds that its workers took to load; 0 if unknown.
+    bulk: int = 0  # Waiting bulk lines; 0 if another model should get its GPUs.
+    trouble: str = ""  # Why a worker failed to load; empty if none has.
+    retry_in: float = 0.0  # Seconds until the next try, if all starting workers have failed.
+    drained: int = 0  # Workers that claim nothing because an operator drained them.
 
     @property
     def asked(self) -> bool:
@@ -91,26 +90,25 @@ class ScaleDecision(msgspec.Struct, frozen=True):
     before: int
     desired: int
     direction: str  # UP, DOWN or AGAIN.
-    reason: str  # Why, in words.
+    reason: str  # Why, as a phrase.
 
 
 class ArrivalForecast:
-    """Forecast of arrivals from samples of their rate: how many come, how unevenly, and how many will soon.
+    """Forecasts arrivals from samples of their rate: how many come, how unevenly, and how many will come soon.
 
-    The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start, arrivals may grow
-    by as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling isn't taken for an
-    endless climb."""
+    The trend isn't extrapolated further than it has been observed: over the time that a worker needs to start, arrivals may grow by as
+    much as they did in the same time before. So a slow wave is met in time, and a sudden doubling isn't taken for a trend."""
 
     def __init__(self) -> None:
         self.rate = 0.0  # Smoothed arrivals per second; 0 before the first sample.
-        self.level = 0.0  # The same, smoothed for longer if workers need long to start.
+        self.level = 0.0  # The same, smoothed for longer if workers take long to start.
         self.dispersion = 1.0  # Variance over mean of the arrivals in a second or two; 1 for Poisson, more if burstier.
         self._at: float | None = None
-        self._before: deque[tuple[float, float]] = deque()  # Samples with their instants, as far back as is compared.
-        self._noted: deque[tuple[float, float]] = deque()  # Levels with their instants, as far back as a trend goes.
+        self._before: deque[tuple[float, float]] = deque()  # Samples with their times, as far back as is compared.
+        self._noted: deque[tuple[float, float]] = deque()  # Levels with their times, as far back as a trend goes.
 
     def observe(self, rate: float, now: float, start: float) -> None:
-        """Add a sample of arrivals per second, averaged over about a second, with the seconds that a worker needs to start."""
+        """Add a sample of arrivals per second, averaged over about a second. `start` is how many seconds a worker needs to start."""
         last, self._at = self._at, now
         if last is None:
             self.rate = self.level = rate
@@ -128,7 +126,7 @@ class ArrivalForecast:
                 self._noted.popleft()
 
     def ahead(self, seconds: float) -> float:
-        """Return the arrivals per second to be ready for in so many seconds, which are never fewer than now."""
+        """Return the arrival rate (per second) to provision for `seconds` from now. It is never below the current rate."""
         return self.level + max(0.0, DAMPING * (self.level - self._level_before(seconds)))
 
     def _level_before(self, seconds: float) -> float:
@@ -143,7 +141,7 @@ class ArrivalForecast:
         return earlier
 
     def _compare(self, rate: float, now: float, elapsed: float) -> None:
-        """Learn the dispersion from two samples, as half of their squared difference is their variance. Samples of one level differ
+        """Learn the dispersion from two samples: half of their squared difference is their variance. Samples at one level differ
         only by chance, and a slow climb adds little."""
         self._before.append((now, rate))
         while len(self._before) > 1 and self._before[1][0] <= now - APART:
@@ -158,33 +156,33 @@ class ArrivalForecast:
 
 
 class Scaler:
-    """Scaler of one model, with the number of workers requested last, the reason of that number, and the seconds that a worker's
-    start was seen to take, if any. No worker is removed until the time of a rule, or of `plan`, has passed since `now`."""
+    """Scaler of one model. Starts from the number of workers requested last, the reason for that number, and the seconds that a
+    worker's start was seen to take, if any. No worker is removed until the time of a rule, or of `plan`, has passed since `now`."""
 
     def __init__(
         self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND, start: float = 0.0
     ) -> None:
         self.limits = limits  # May be replaced.
-        self.desired = desired  # Workers that there should be.
-        self.reason = reason  # Reason of the last decision.
+        self.desired = desired  # Number of workers that there should be.
+        self.reason = reason  # Reason for the last decision.
         self.utilisation: float | None = None  # Offered load over the capacity of the ready workers; None if unknown.
-        # The same once coming workers are ready. The rules use it, so that one shortage is answered only once.
+        # The same once the coming workers are ready. The rules use it, so that a shortage is answered only once.
         self.foreseen: float | None = None
         self.forecast = ArrivalForecast()
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
-        # Instants since which workers are awaited, oldest first, and True if their start tells how long starts take. It doesn't if
-        # the worker had been there and died, or if a worker failed to load in that time.
+        # Start times of the awaited workers, oldest first, and True if the start shows how long starts take. It doesn't if the
+        # worker had been there and died, or if a worker failed to load in that time.
         self._awaited: list[tuple[float, bool]] = []
-        self.late = 0  # Requested workers that did not come in time.
-        self.drained = 0  # Workers that claim nothing by an operator's order, as last reported.
+        self.late = 0  # Requested workers that didn't come in time.
+        self.drained = 0  # Workers that claim nothing because an operator drained them, as last reported.
         self.short = False  # True if more workers than `limits.most` were wanted last.
         self.trouble = ""  # Why a worker failed to load, as last reported; empty if none has.
         self._retry_at = now
         self._pace = 0.0
         self._start, self._seen_start = start or FIRST_START, start > 0.0
         self._load = 0.0
-        self._wanted: deque[tuple[float, int]] = deque()  # Recent maxima of what `plan` wanted, with their instants.
+        self._wanted: deque[tuple[float, int]] = deque()  # Recent maxima of what `plan` wanted, with their times.
         self._planned_since: float | None = None
         self._short_since: float | None = None
 
@@ -199,19 +197,19 @@ class Scaler:
 
     @property
     def seen_start(self) -> float:
-        """Seconds that a worker's start was seen to take; 0: none was seen."""
+        """Seconds that a worker's start was seen to take; 0 if none was seen."""
         return self._start if self._seen_start else 0.0
 
     @property
     def _usual_start(self) -> float:
-        """Expected seconds of the next start, as last seen, else as long as workers took to load, else a guess."""
+        """Expected seconds of the next start: as last seen, or else as long as workers took to load, or else a guess."""
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
         """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if all that it may have
         are drained.
 
-        This is the rest of the start under way, or a whole start that would begin now. After a failed start it begins with the next
+        This is the rest of the current start, or a whole start if it would begin now. After a failed start it begins with the next
         try. An overdue start is assumed to take as long again as it is overdue, up to a usual start or a minute."""
         if not self.limits.idle_after or 0 < self.desired <= self.drained:
             return None
@@ -224,15 +222,14 @@ class Scaler:
         return rest if rest >= 0.0 else min(-rest, max(start, FIRST_START))
 
     def awaited(self, now: float) -> float:
-        """Return the seconds since the longest awaited worker was requested; 0 if none is awaited."""
+        """Return how many seconds ago the longest awaited worker was requested; 0 if none is awaited."""
         return now - self._awaited[0][0] if self._awaited else 0.0
 
     def overdue(self, now: float) -> int:
-        """Return the number of workers whose start takes longer than usual, including late workers."""
+        """Return the number of workers whose start is taking longer than usual, including late ones."""
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """Return the decision at instant `now`; None to leave the number as it is."""
         self.forecast.observe(state.rate, now, self._start)
         late_before, self.short = self.late, False
         self._count(state, now)
@@ -242,7 +239,7 @@ class Scaler:
             if not self.desired:
                 return self._woken(state, now)
             if now - self._asked_at >= self.limits.idle_after and not state.bulk:
-                return self._change(0, now, f"nobody asked for it for {self.limits.idle_after:g} s")
+                return self._change(0, now, f"no requests for {self.limits.idle_after:g} s")
         bounded = self.limits.clamp(max(self.desired, self.limits.least + self.drained))
         if bounded != self.desired:
             return self._change(
@@ -250,15 +247,15 @@ class Scaler:
             )
         decision = self._by_plan(state, now) if self.limits.policy == PLAN else self._by_rules(state, now)
         if decision is None and self.late > late_before:
-            missing = f"{self.late} of {self.desired} workers did not come within {self.limits.start_within:g} s"
+            missing = f"{self.late} of {self.desired} workers did not start within {self.limits.start_within:g} s"
             return ScaleDecision(self.desired, self.desired, AGAIN, missing)
         return decision
 
     def _woken(self, state: ModelState, now: float) -> ScaleDecision | None:
         if state.asked:
-            return self._change(self.limits.clamp(1), now, "somebody asks for it")
+            return self._change(self.limits.clamp(1), now, "it has requests")
         if state.bulk and now - self._changed_at >= self._usual_start:
-            return self._change(self.limits.clamp(1), now, "lines of bulk jobs wait for it")
+            return self._change(self.limits.clamp(1), now, "bulk lines are waiting for it")
         return None
 
     def _count(self, state: ModelState, now: float) -> None:
@@ -268,7 +265,7 @@ class Scaler:
         if state.ready > 0 and state.capacity > 0.0:
             self._pace = state.capacity / state.ready
         missing = max(self.desired - state.ready - self.drained, 0)
-        while len(self._awaited) > missing:  # Assume that those awaited longest have come.
+        while len(self._awaited) > missing:  # Assume that the ones awaited longest have come.
             at, telling = self._awaited.pop(0)
             if telling:
                 took = min(now - at, self.limits.start_within)
@@ -282,7 +279,7 @@ class Scaler:
         self.utilisation, self.foreseen = self._use_of(state.ready), self._use_of(counted)
 
     def _use_of(self, workers: int) -> float | None:
-        """Return the offered load over the capacity of so many workers; None while unknown."""
+        """Return the offered load over the capacity of `workers` workers; None if unknown."""
         return self.forecast.rate / (self._pace * workers) if self._pace > 0.0 and workers > 0 else None
 
     def _by_rules(self, state: ModelState, now: float) -> ScaleDecision | None:
@@ -299,7 +296,7 @@ class Scaler:
         return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
 
     def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
-        """Return True if a rule's condition has held for its time. While workers come, a queue counts only if they are too few."""
+        """Return True if a rule's condition has held for its time. While workers are coming, a queue counts only if they are too few."""
         answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.foreseen or 0.0) <= 1.0
         if answered or not rule.holds(state.queue, self.foreseen):
             self._held.pop(rule, None)
@@ -323,7 +320,7 @@ class Scaler:
         if cost is None or self._pace <= 0.0:
             return self._by_rules(state, now)
         ahead = forecast.ahead(self._start)
-        if (self.utilisation or 0.0) > 1.0:  # An overload of all workers doesn't pass by waiting.
+        if (self.utilisation or 0.0) > 1.0:  # If all workers are overloaded, waiting doesn't help.
             ahead = max(ahead, forecast.rate)
         needed, why = self._needed(cost, ahead)
         self._remember(self._needed(cost, ahead * (1.0 + SPARE))[0], now)
@@ -349,11 +346,10 @@ class Scaler:
 
     @property
     def _window(self) -> float:
-        """Seconds for which `plan` must not have wanted a worker that it removes, as it couldn't have it back sooner."""
+        """Seconds for which `plan` must not have wanted a worker that it removes. It couldn't have the worker back sooner."""
         return max(PLAN_KEEPS, self._start)
 
     def _shrunk(self, now: float) -> ScaleDecision | None:
-        """Remove workers that the plan has not wanted for a while."""
         if self.coming or now - self._changed_at < PLAN_KEEPS:
             return None
         if self._planned_since is None or now - self._planned_since < self._window:
@@ -362,7 +358,7 @@ class Scaler:
         lowest = max(self.limits.clamp(most + self.late + self.drained), self._least_after_removal())
         if lowest >= self.desired:
             return None
-        return self._change(lowest, now, f"no more than {most} were needed for {self._window:.0f} s")
+        return self._change(lowest, now, f"no more than {most} were needed in the last {self._window:.0f} s")
 
     def _needed(self, cost: BatchCost, rate: float) -> tuple[int, str]:
         promise = self.limits.promise
@@ -382,7 +378,7 @@ class Scaler:
         self._short_since = None
         if desired > before:
             self._awaited.extend([(now, True)] * (desired - before))
-        else:  # A platform first gives up workers that aren't there yet.
+        else:  # A platform first gives up workers that haven't started yet.
             del self._awaited[: before - desired]
             self.late = max(self.late - (before - desired), 0)
         return ScaleDecision(before, desired, UP if desired > before else DOWN, reason)

@@ -1,17 +1,17 @@
 """Size of a fleet: the fewest slots that keep a latency promise, by a formula. `headway plan` starts its search here and confirms
-the result by simulation. The autoscaler's policy `plan` uses the formula alone.
+the result by simulation. The autoscaler's policy `plan` uses only the formula.
 
 With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` lets batches of n = λs leave every s = α/(k − βλ)
 (`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. Backlogs that arise by chance are
-added. The slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1 for
-Poisson) is about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ add ρBδ²/ℓ²
+added. The slots handle at most μ = kB/ℓ(B). For arrivals with dispersion c (variance over mean of their counts; 1 for Poisson), the
+backlog is roughly exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ add ρBδ²/ℓ²
 to c. If arrivals are too few to be spaced, a request waits only if all slots are busy.
 
-Each process computes its own share of a model's workers from the same figures, without a coordinator. As moving a worker would cost
-a start, missing workers are added where there is most room, and surplus workers are removed where most are.
+Each process computes its own share of a model's workers from the same numbers, without a coordinator. Moving a worker would cost a
+start. So missing workers are added where there is most room, and surplus workers are removed where there are most.
 
-If models take turns in one process's places, free places are room for each of them. If a model waits for a place, the model with
-most workers gives up a place. If each has only one, all models that nobody asks for give up their last."""
+If models take turns in one process's places, each of them may use the free places. If a model waits for a place, the model with the
+most workers gives one up. If each has only one, all models that have no requests give up their last."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from collections.abc import Mapping
 import msgspec
 
 P95 = 0.95
-NORMAL_95 = 1.645  # Standard deviations above the mean that 95 % of a normal distribution lie below.
-EXPONENTIAL_95 = 3.0  # Means that 95 % of an exponential distribution lie below.
+NORMAL_95 = 1.645  # Standard deviations above the mean below which 95 % of a normal distribution lie.
+EXPONENTIAL_95 = 3.0  # Multiple of the mean below which 95 % of an exponential distribution lie.
 MOST_SLOTS = 10_000
 
 
@@ -30,10 +30,10 @@ class BatchCost(msgspec.Struct, frozen=True):
     """Cost of a model's batches."""
 
     alpha: float  # Fixed part of a batch's time in seconds, including the pause between two batches.
-    beta: float  # Seconds for each unit of size.
+    beta: float  # Seconds per unit of size.
     max_batch: float  # Size of a full batch.
-    deviation: float = 0.0  # Standard deviation in seconds of a batch's time.
-    most_wait: float = math.inf  # Limit in seconds on a request's wait for others, by the departure policy.
+    deviation: float = 0.0  # Standard deviation of a batch's time in seconds.
+    most_wait: float = math.inf  # Limit by the departure policy on how many seconds a request waits for others.
 
     @property
     def full_seconds(self) -> float:
@@ -41,12 +41,12 @@ class BatchCost(msgspec.Struct, frozen=True):
 
     @property
     def pace(self) -> float:
-        """Units of size per second that one slot does in full batches."""
+        """Units of size per second that one slot handles in full batches."""
         return self.max_batch / self.full_seconds
 
 
 def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
-    """Return the 95th percentile of latency in seconds, at a `rate` in size per second (λ); infinite if the slots can't carry the
+    """Return the 95th percentile of latency in seconds at a `rate` in size per second (λ); infinite if the slots can't handle the
     load. `dispersion` is the variance over the mean of the number of arrivals in a second or so."""
     capacity = slots * cost.pace
     if rate >= capacity:
@@ -59,7 +59,7 @@ def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.
     run = cost.alpha + cost.beta * min(size, cost.max_batch)
     varied = dispersion + (rate / capacity) * cost.max_batch * (cost.deviation / run) ** 2
     backlog = EXPONENTIAL_95 * varied * rate / (2.0 * (capacity - rate)) / capacity
-    # Both rarely come together, but everybody waits for part of the gap, and slow batches meet full queues.
+    # The two rarely coincide, but everybody waits for part of the gap, and slow batches meet full queues.
     waits = math.hypot(wait, backlog) if backlog < wait else wait + backlog
     return run + waits + NORMAL_95 * cost.deviation
 
@@ -74,7 +74,7 @@ def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
 def fewest_slots(
     cost: BatchCost, rate: float, promise: float, dispersion: float = 1.0, most: int = MOST_SLOTS
 ) -> int | None:
-    """Return the fewest slots with a `latency_p95` of at most `promise` seconds; None if no number up to `most` has it."""
+    """Return the fewest slots whose `latency_p95` is at most `promise` seconds, or None if no number up to `most` achieves it."""
     low = math.floor(rate / cost.pace) + 1
     if low > most or latency_p95(cost, rate, most, dispersion) > promise:
         return None
@@ -91,8 +91,8 @@ def fewest_slots(
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the number of workers of each process, `desired` in all. Each gets at least one, unless `desired` is 0. `processes`
-    has the workers of each and its limit."""
+    """Return the number of workers for each process, `desired` in total. Each gets at least one, unless `desired` is 0. `processes`
+    maps each to its current workers and its limit."""
     if desired <= 0:
         return dict.fromkeys(processes, 0)
     has = {id: max(min(present, most), 1) for id, (present, most) in processes.items()}
@@ -112,7 +112,7 @@ def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, 
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """Places of one model in a process: how many it has and wants, and its limit."""
+    """The places of one model in a process: how many it has and wants, and its limit."""
 
     has: int
     wants: int
@@ -120,7 +120,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 def rooms(holdings: Mapping[str, Holding], free: int, coming: int) -> dict[str, int]:
-    """Return the largest number of workers that each model may want. `coming` places are being given up, and not free yet."""
+    """Return the largest number of workers that each model may want. `coming` places are being given up, but aren't free yet."""
     largest_wanted = {
         model: min(max(holding.has + free, holding.wants), holding.most) for model, holding in holdings.items()
     }

@@ -1,1 +1,1 @@
-"""Routes for inference over HTTP. The connection object answers these requests itself. Begin reading at `fast_path`."""
+"""Inference routes over HTTP. The connection object answers these requests itself. Start reading at `fast_path`."""

@@ -1,7 +1,7 @@
-"""Codecs of inference routes: the form of an API's requests, answers and errors. This module has the three native ones.
+"""Codecs of inference routes: the format of an API's requests, answers and errors. The three native ones are in this module.
 
-A codec decodes each body into an exchange (`doors/exchange.py`), and encodes answers and errors. Most native requests are one
-text, answered with one JSON object. `read` and `write` are the fast path for them, which makes no exchange.
+A codec decodes each body into an exchange (`doors/exchange.py`), and encodes answers and errors. Most native requests are a single text
+and are answered with a single JSON object. For these, `read` and `write` are a fast path that doesn't create an exchange.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ _RANGES = {
     OCTETS: (b"*/*", b"application/*", OCTETS),
     b"application/json": (b"*/*", b"application/*", b"application/json"),
 }
-"""Media ranges of `Accept` that match a type, from the least to the most specific."""
+"""For each type, the media ranges in `Accept` that match it, from the least to the most specific."""
 
 
 class Form(enum.Enum):
-    """Forms of an answer that a client may ask for."""
+    """The forms of an answer that a client may request."""
 
     JSON = "json"
     OCTETS = "octets"
     AS_OUTPUT = "as output"
-    """Octets for an output of octets, JSON for any other output."""
+    """Octets if the output is octets, otherwise JSON."""
 
 
 def read_accept(fields: Sequence[tuple[bytes, bytes]], otherwise: Form) -> Form:
-    """Return the form that the field `Accept` prefers, or `otherwise`."""
+    """Return the form preferred by the field `Accept`, or `otherwise` if there is no preference."""
     accept = b",".join(value for name, value in fields if name == b"accept")
     if not accept:
         return otherwise
@@ -109,7 +109,7 @@ def _quality(word: bytes) -> float:
 
 
 def octets_of(output: Value) -> bytes:
-    """Return an output as octets: a text in UTF-8, other JSON values as JSON, a single tensor of numbers as its data. Raises
+    """Return an output as octets: text as UTF-8, other JSON values as JSON, a single tensor of numbers as its data. Raises
     UnicodeEncodeError if a text contains a lone surrogate, and BadRequest for other tensors."""
     if isinstance(output, Tensors):
         return octets_of_tensors(output)
@@ -117,7 +117,7 @@ def octets_of(output: Value) -> bytes:
 
 
 def octet_pieces(output: Value) -> Iterator[bytes]:
-    """Yield an output as octets in pieces; see `octets_of`."""
+    """Yield an output as octets, in pieces; see `octets_of`."""
     if not isinstance(output, str):
         yield from cut(octets_of(output))
         return
@@ -128,10 +128,12 @@ def octet_pieces(output: Value) -> Iterator[bytes]:
 def open_octets(
     text: Callable[[bytes], str], read_json: ReadRequest, read_long: ReadInSteps, write: WriteAnswer
 ) -> OpenHead:
-    """Make `Codec.open` for a route that also takes octets and answers with octets. Then the query names the model.
+    """Return `Codec.open` for a route that also accepts octets and can answer with octets. If the body is octets, the query names
+    the model.
 
-    The answer is the output itself if `Accept` asks for octets, or if body and output are octets and `Accept` doesn't ask for
-    JSON. `text` reads the octets for a model that takes texts. `read_json`, `read_long` and `write` read and write JSON."""
+    The answer is the output itself if `Accept` asks for octets, or if both body and output are octets and `Accept` doesn't ask for
+    JSON. `text` decodes octets for a model that takes text. `read_json` and `read_long` decode JSON bodies, and `write` encodes
+    JSON answers."""
 
     def write_octets(outcome: Outcome) -> Written:
         [output] = outcome.outputs
@@ -182,7 +184,7 @@ def open_octets(
 
 
 def _model_and_version(query: bytes) -> tuple[str, str]:
-    """Return the model and the version (or "") that a query names. Raises BadRequest."""
+    """Return the model and the version (or "") named by a query. Raises BadRequest."""
     if (error := too_many_members(query)) is not None:
         raise error
     try:
@@ -191,14 +193,14 @@ def _model_and_version(query: bytes) -> tuple[str, str]:
         raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
     models, versions = members.get("model_id", []), members.get("version", [""])
     if len(models) != 1 or not models[0]:
-        raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
+        raise BadRequest("the query must name one model, ?model_id=NAME, because the body is application/octet-stream")
     if len(versions) != 1:
-        raise BadRequest("the query names several versions; expected one, or none")
+        raise BadRequest("the query names several versions; expected at most one")
     return models[0], versions[0]
 
 
 SHORT_ANSWER = UNHELD // 4
-"""Maximum number of characters of several outputs to write at once. Quotas ignore them."""
+"""Maximum number of characters in several outputs that are written in one go. Quotas ignore them."""
 
 _NONE = msgspec.Raw(b"[]")
 
@@ -208,14 +210,14 @@ def _never(*arguments: object) -> NoReturn:
 
 
 class Codec(msgspec.Struct, frozen=True):
-    """Codec of one inference route.
+    """The codec of one inference route.
 
-    `open` chooses the reader of a body by its head; the default is `read_json`. `read` reads a body with one text into (model or
-    None, input, parameters as a JSON object or empty). It raises RequestError, and OtherInput if `read_value` may accept the
-    input. `read_value` and `read_long` read a body with any JSON value or several, and with a version. `write` writes an answer
-    with one output, and `write_many` an answer with the array `outputs`. `limit_lines` writes the header fields about rate limits.
-    Bodies may be `compressed`. Requests may become `tasks`; if not, `Prefer` is ignored. `way` is the method and path of the
-    route, and `input` the name of the member with the input."""
+    `open` chooses how to read a body based on its head; the default is `read_json`. `read` decodes a body with a single text into
+    (model or None, input, parameters as a JSON object or empty). It raises OtherInput if `read_value` may accept the input,
+    otherwise RequestError. `read_value` and `read_long` decode a body with any JSON value, several inputs, or a version. `write`
+    encodes an answer with one output, `write_many` one with the array `outputs`. `limit_lines` returns the header lines about rate
+    limits. If `compressed`, bodies may be compressed. If `tasks`, requests may become tasks; otherwise `Prefer` is ignored. `way`
+    is the method and path of the route, and `input` the name of the member with the input."""
 
     open: OpenHead | None = None
     read: ReadText = _never
@@ -235,7 +237,7 @@ class Codec(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "usual", Usual(self.read, self.write, JSON, self.write_one))
 
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-        """Read a native JSON body; see `headway.doors.exchange.ReadRequest`."""
+        """Decode a native JSON body; see `headway.doors.exchange.ReadRequest`."""
         try:
             return Exchange(*self.read(body), options, self.write_one, usual=self.usual)
         except OtherInput as exc:
@@ -275,11 +277,11 @@ class Codec(msgspec.Struct, frozen=True):
 
 
 NO_ROUTE = Codec()
-"""Codec of a connection before its first inference request."""
+"""The codec of a connection before its first inference request."""
 
 
 def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> Value | list[Value]:
-    """Convert any input, or several, to the kind that the model takes. Raises `wrong` if the model takes only texts."""
+    """Convert one or more inputs to the kind that the model takes. Raises `wrong` if the model takes only text."""
     takes = known[model].takes
     if takes is ValueKind.TEXT:
         if not isinstance(input, list | str):
@@ -383,17 +385,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 def inference(settings: Settings) -> Codec:
-    """Make the codec of `/v1/inference`."""
+    """Return the codec of `/v1/inference`."""
     return _native(_Inference, _AnyInference, _write_inference, settings, write_many=_write_many)
 
 
 def plain(settings: Settings) -> Codec:
-    """Make the codec of `/api/inference`."""
+    """Return the codec of `/api/inference`."""
     return _native(_Plain, _AnyPlain, _write_plain, settings)
 
 
 def predict(settings: Settings) -> Codec:
-    """Make the codec of `/v1/predict`."""
+    """Return the codec of `/v1/predict`."""
     texts = _native(_Predict, _AnyPredict, _write_predict, settings, input="input_data")
     return replace(texts, open=open_octets(read_text, texts.read_json, texts.read_json_in_steps, texts.write_one))
 

@@ -1,4 +1,4 @@
-"""State that all connections of a listener with inference routes share, and CORS."""
+"""State shared by all connections of a listener that has inference routes, and CORS."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _PERMISSION = (
 
 
 class Origins:
-    """Allowed origins, from the setting `cors_origins`."""
+    """The allowed origins, from the setting `cors_origins`."""
 
     def __init__(self, text: str) -> None:
         self._any = text == ANY
         self._known = {origin.strip().lower().encode() for origin in text.split(",")}
 
     def marks(self, head: Head) -> bytes:
-        """Return the header lines that let a page read the answer, or b"" if the page's origin is not allowed."""
+        """Return the header lines that allow a page to read the answer, or b"" if the page's origin isn't allowed."""
         origin = _last(head, b"origin")
         if not origin or not (self._any or origin.lower() in self._known):
             return b""
@@ -46,7 +46,9 @@ class Origins:
 
     def refusal(self, head: Head) -> RequestError:
         shown = _last(head, b"origin")[:100].decode("latin-1")
-        return RequestError(f"pages of {shown!r} may not ask here: it is not in --cors-origins", code=FORBIDDEN)
+        return RequestError(
+            f"pages of {shown!r} may not send requests here, because it is not in --cors-origins", code=FORBIDDEN
+        )
 
 
 def is_preflight(head: Head) -> bool:
@@ -55,7 +57,7 @@ def is_preflight(head: Head) -> bool:
 
 
 def preflight_answer(head: Head, shown: str, date: bytes, ending: bytes) -> bytes:
-    """Return the response that allows the request after a preflight. `ending` are further header lines."""
+    """Return the answer to a preflight that allows the request. `ending` has additional header lines."""
     requested = _last(head, b"access-control-request-headers")
     headers = b"access-control-allow-headers: %b\r\n" % requested if requested else b""
     return _PERMISSION % (date, shown.encode(), headers, _MAX_AGE, ending)
@@ -67,11 +69,11 @@ def _last(head: Head, field: bytes) -> bytes:
 
 UPLOADS = b"/v1/files"
 FORM = 1 << 16
-"""Bytes that the form of an upload may have beside its file."""
+"""Size in bytes that an upload's form may have in addition to its file."""
 
 
 class InferenceContext(ConnectionContext):
-    """State shared by the connections of a listener with inference routes."""
+    """State shared by the connections of a listener that has inference routes."""
 
     label = "public"
     spare = SPARE
@@ -97,7 +99,7 @@ class InferenceContext(ConnectionContext):
         self.quotas.fit(connections)
 
     def max_body_of(self, head: Head) -> int:
-        """Return the maximum size of a body. An upload may be as large as the storage of a tenant."""
+        """Return the maximum size of a body. An upload may be as large as a tenant's storage."""
         upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
         return self.settings.bulk_max_bytes + FORM if upload else self.max_body
 

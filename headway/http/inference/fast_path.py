@@ -1,7 +1,7 @@
-"""Fast path: answers inference requests on the connection itself. Handlers answer all other requests.
+"""The fast path: answers inference requests on the connection itself. All other requests are answered by handlers.
 
-A request costs one lookup of the principal, one decode, one `enter`, one encode and one write, with no task, future or
-timer. `data_received` and `RequestInHand.answer` are long, because each further call would slow down every request.
+A request costs one lookup of the principal, one decode, one `enter`, one encode and one write; no task, future or timer is created.
+`data_received` and `RequestInHand.answer` are long, because every additional call would slow down every request.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from headway.model import Principal
 
 _ZERO = ord("0")
 _UNASKED = object()
-"""Model of a request that can't take its lane. It differs from every lane's model."""
+"""The model of a request that can't take its lane. It differs from every lane's model."""
 
 
 class FastPathConnection(Connection):
-    """Connection of the public port. It counts for its last `principal`. The next request may repeat the head `known`."""
+    """A connection of the public port. It counts towards the quotas of its last `principal`. The next request may repeat the head
+    `known`."""
 
     far = FAR
 
@@ -52,7 +53,7 @@ class FastPathConnection(Connection):
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. A complete request with the known head and an open lane is submitted at once."""
+        """Process received bytes. A complete request with the known head and an open lane is submitted immediately."""
         known = self.known
         if self.phase != IDLE or not data.startswith(known.before):
             super().data_received(data)
@@ -80,7 +81,7 @@ class FastPathConnection(Connection):
                         self, inference, inference.new_id(), known, lane.principal, monotonic(), True
                     )
                     model, text, parameters = known.usual.read(data[begun:])
-            except RequestError:  # `_repeat` reads the body again, and answers with the error.
+            except RequestError:  # `_repeat` decodes the body again, and answers with the error.
                 model = _UNASKED
             if model != lane.asked:
                 self._repeat(data[begun:])
@@ -164,7 +165,7 @@ class FastPathConnection(Connection):
             self.refuse(inference.quotas.no_room(self), head)
             return
         if not whole:
-            entrance.charge(principal)  # Bounds the number of bodies on their way. Refunded once the body is complete.
+            entrance.charge(principal)  # Limits the number of bodies in transit. Refunded once the body is complete.
         if request_head.repeatable:
             still = entrance.watch(request_head.authorization)
             if known.remember(raw, inference.max_header, still):
@@ -198,8 +199,8 @@ class FastPathConnection(Connection):
         request.ask(body)
 
     def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
-        """Start a request with the known head and a large body. Return False if the head has to be parsed. `digits` are the value
-        of Content-Length. The body begins at `begun` in the received `data`."""
+        """Start a request that has the known head and a large body. Return False if the head must be parsed. `digits` is the value
+        of Content-Length. The body starts at `begun` in the received `data`."""
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
         inference, principal, received = self.inference, self.principal, len(data) - begun
         known, entrance, reader = self.known, inference.entrance, self.reader
@@ -232,7 +233,8 @@ class FastPathConnection(Connection):
         return pieces
 
     def _belong(self, principal: Principal) -> None:
-        """Count the connection for its principal's tenant. Raises RequestError, and lets it close, if the tenant has too many."""
+        """Count the connection towards its principal's tenant. If the tenant has too many, raises RequestError, and the connection
+        will close."""
         try:
             self.inference.quotas.belong(self, principal.tenant)
         except RequestError:
@@ -241,7 +243,7 @@ class FastPathConnection(Connection):
         self.principal, self.known.open_by = principal, None
 
     def _count_for_tenant(self, head: Head) -> None:
-        """Count the connection for the tenant of an ordinary request. The route authenticates again."""
+        """Count the connection towards the tenant of an ordinary request. The route authenticates the request again."""
         authorization = head.single.get(b"authorization", b"")
         principal = None
         if authorization:

@@ -1,11 +1,11 @@
 """Bodies that arrive in pieces, are large, or are compressed. `doors/bodies.py` decodes them.
 
-A large body of known length is read straight into its place, without buffers that would be copied twice. BodyReceiver becomes
-the transport's protocol until the body is complete. If the request is refused before, for instance because of a time-out, the
-memory is freed, and the rest of the body is read and dropped.
+A large body of known length is received directly into its final memory; going through buffers would copy it twice. BodyReceiver becomes
+the transport's protocol until the body is complete. If the request is refused earlier, for instance because of a timeout, the memory is
+freed, and the rest of the body is read and discarded.
 
-Two kilobytes may decompress to more than a megabyte. So every compressed body is decompressed in turns of the event loop, and
-its decompressed size counts towards its client's quota.
+Two kilobytes may decompress to more than a megabyte. So every compressed body is decompressed in turns of the event loop, and its
+decompressed size counts towards its client's quota.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WASTE = 1 << 16
 
 
 class BodyPieces:
-    """Received pieces of a body."""
+    """The pieces of a body received so far."""
 
     __slots__ = ("_pieces", "_room", "_taken")
 
@@ -35,7 +35,7 @@ class BodyPieces:
         self._taken = 0
 
     def expect(self, length: int) -> None:
-        """Reserve memory for a body of `length` bytes. The kernel provides each page when it is first filled."""
+        """Reserve memory for a body of `length` bytes. The kernel allocates each page when it is first written to."""
         self._room = unfilled(length)
 
     def append(self, piece: bytes | memoryview) -> None:
@@ -53,7 +53,8 @@ class BodyPieces:
         self._taken += count
 
     def take(self) -> bytes:
-        """Return the whole body, and drop it here. A bytearray passes for bytes, because nobody changes it."""
+        """Return the whole body, and drop the reference to it. It may be a bytearray, which passes for bytes because nobody changes
+        it."""
         body = b"".join(self._pieces) if self._room is None else cast(bytes, self._room)
         self.clear()
         return body
@@ -64,7 +65,7 @@ class BodyPieces:
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """Protocol of a connection's transport while a large body arrives. `pieces` has reserved memory for the body."""
+    """The protocol of a connection's transport while a large body arrives. `pieces` has reserved memory for the body."""
 
     def __init__(self, connection: Connection, pieces: BodyPieces) -> None:
         self._connection, self._pieces = connection, pieces
@@ -75,7 +76,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def _receive_by(self, protocol: asyncio.BaseProtocol) -> None:
         transport = self._connection.transport
         if not transport.is_closing():
-            transport.pause_reading()  # When reading resumes, asyncio looks at the protocol's type.
+            transport.pause_reading()  # asyncio checks the protocol's type when reading resumes.
             transport.set_protocol(protocol)
             transport.resume_reading()
 
@@ -118,19 +119,19 @@ STEP = 1 << 17
 
 
 class Unpacker:
-    """Decompresses a body of one of CODINGS, a little at a time. `size` counts the bytes decompressed so far."""
+    """Decompresses a body with one of the CODINGS, a little at a time. `size` is the number of bytes decompressed so far."""
 
     def __init__(self, body: bytes, coding: str, settings: Settings) -> None:
         self._body, self._coding, self._settings = body, coding, settings
         self._unpacker = zlib.decompressobj(WINDOWS[coding])
         self._at = 0
         self._more = False
-        """True if zlib may give more output without more input."""
+        """True if zlib may have more output without further input."""
         self._pieces: list[bytes] = []
         self.size = 0
 
     def step(self) -> bool:
-        """Decompress up to STEP bytes. Return True once the body is complete. Raises RequestError if it is damaged or too large."""
+        """Decompress up to STEP bytes. Return True once the body is complete. Raises RequestError if it is corrupt or too large."""
         unpacker, coding, room = self._unpacker, self._coding, STEP
         while room and not unpacker.eof:
             data = unpacker.unconsumed_tail or self._body[self._at : self._at + STEP]

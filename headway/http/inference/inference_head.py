@@ -1,8 +1,8 @@
-"""Head of an inference request: deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
+"""The head of an inference request: deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
 
-A client that keeps its connection sends the same head with every request, except for Content-Length. So the connection remembers
-the bytes around that number, and doesn't parse a request that begins with the same bytes. A parsed head therefore contains
-neither time nor body. The credential is checked every time.
+A client that keeps its connection open sends the same head with every request, except for Content-Length. So the connection remembers
+the bytes before and after that number, and doesn't parse the head of a request that has the same bytes. A parsed head therefore
+contains neither the time nor anything from the body. The credential is checked every time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.http.server.head import Head, RequestTarget, too_large
 from headway.model import Principal, RequestOptions
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
-"""Head of an answer: opening, request id, two times further lines, and the length of the body."""
+"""Template of an answer's head: status line, request id, two groups of additional lines, and the length of the body."""
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 
@@ -30,11 +30,12 @@ _SECONDS = re.compile(rb"[0-9]{1,30}")
 
 
 class InferenceHead(msgspec.Struct, eq=False, frozen=True):
-    """Content of the head of an inference request.
+    """The parsed head of an inference request.
 
-    `authorization` and `coding` are the values of header fields. `id` is the UUID that the client chose. All three may be empty.
-    `expects` is True if the client waits for `100 Continue`. `repeatable` is True if a request may repeat the head with another
-    Content-Length. A client with a `wish` for a task first waits `wait` seconds. `read_long` is None if `read` is always fast."""
+    `authorization` and `coding` are the values of header fields. `id` is a UUID chosen by the client. All three may be empty.
+    `expects` is True if the client waits for `100 Continue`. `repeatable` is True if later requests may repeat the head with
+    another Content-Length. A client that has a `wish` for a task first waits `wait` seconds for the answer. `read_long` is None if
+    `read` is always fast."""
 
     codec: Codec
     options: RequestOptions
@@ -57,8 +58,8 @@ def read_inference_head(
     origin: str | None,
     only: Collection[str] = (),
 ) -> InferenceHead:
-    """Read the head of an inference request. For `origin` see RequestOptions. `only` are the models that the credential may use;
-    empty means all. Raises RequestError if a field or the target is wrong, or the body is too large."""
+    """Read the head of an inference request. For `origin` see RequestOptions. `only` has the models that the credential may use;
+    empty means all. Raises RequestError if a field or the target is invalid, or the body is too large."""
     settings = context.settings
     single, id, wish, wait = head.single, read_id(head.single), None, 0.0
     timeout = settings.longest_request_s
@@ -91,35 +92,35 @@ def read_inference_head(
 
 
 def _coding(value: bytes, compressed: bool) -> str:
-    """Return the coding in Content-Encoding, or "". `compressed` is True if the route accepts compressed bodies."""
+    """Return the coding from Content-Encoding, or "". `compressed` is True if the route accepts compressed bodies."""
     coding = value.strip().lower().decode("latin-1")
     if coding in ("", "identity"):
         return ""
     if not compressed:
-        raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; send the body as it is")
+        raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; send the body uncompressed")
     if coding not in CODINGS:
         raise BadRequest(f"Content-Encoding {shorten(value)} is not accepted; expected gzip, deflate or none")
     return coding
 
 
 def several_as_task() -> BadRequest:
-    """Return the error for a request with several inputs that wants to become a task. A task has one input."""
+    """Return the error for a request with several inputs that asks to become a task. A task has only one input."""
     return BadRequest(
-        "Prefer is respond-async, and a request with several inputs cannot become a task; send a request for each input, "
+        "Prefer is respond-async, but a request with several inputs cannot become a task; send a request for each input, "
         "or leave Prefer out and wait for the outputs"
     )
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Wish for a task, after a wait of `wait` seconds for the answer. `applied` is the value of `Preference-Applied`."""
+    """A request to become a task if there is no answer within `wait` seconds. `applied` is the value of `Preference-Applied`."""
 
     wait: float
     applied: bytes
 
 
 def read_prefer(value: bytes) -> Wish | None:
-    """Read `respond-async` and `wait` from `Prefer`. Return None if the client waits for the answer. Other and malformed
-    preferences are ignored. If a preference is repeated, the first one counts."""
+    """Read `respond-async` and `wait` from `Prefer`. Return None if the client waits for the answer. Other preferences and
+    malformed ones are ignored. If a preference is repeated, the first one counts."""
     preferences: dict[bytes, bytes] = {}
     for preference in _PREFERENCE.findall(value):
         name, _, word = preference.partition(b";")[0].partition(b"=")
@@ -144,12 +145,13 @@ def _nobody() -> Principal | None:
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """Head of a request, and of later requests on the connection that repeat it.
+    """The head of a request, and of later requests on the connection that repeat it.
 
-    All answers get the header lines `marks`. Requests enter `lane`, without further checks while `open_by` is `gateway.facts`.
-    `usual` is the fast path of requests with one text, and `kind` are the header lines of its answers. `still` returns the current
-    principal of the credential. A repeated head starts with the bytes `before`, which are `()` at first: nothing starts with that.
-    At `begin` follows the value of Content-Length, and then `after`, which has `skipped` bytes and ends by `latest`."""
+    All answers get the header lines `marks`. Requests enter `lane`; while `open_by` is `gateway.facts`, no further checks are
+    needed. `usual` is the fast path for requests with a single text, and `kind` has the header lines of its answers. `still`
+    returns the current principal of the credential. A repeated head starts with the bytes `before` (initially `()`, which matches
+    nothing). The value of Content-Length starts at `begin` and is followed by `after`, which has `skipped` bytes and ends by
+    `latest`."""
 
     codec: Codec
     marks: bytes
@@ -166,7 +168,8 @@ class KnownHead(msgspec.Struct, eq=False):
     skipped: int = 0
 
     def remember(self, raw: bytes, limit: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the head's bytes `raw`. Return False without a usual Content-Length, or if the head might exceed `limit`."""
+        """Remember the head's bytes `raw`. Return False if Content-Length is missing or unusual, or if a head might exceed
+        `limit`."""
         match = _LENGTH.search(raw)
         if match is None or len(raw) + MOST_DIGITS > limit:
             return False
@@ -178,4 +181,4 @@ class KnownHead(msgspec.Struct, eq=False):
 
 
 UNKNOWN = KnownHead(NO_ROUTE, b"")
-"""Head that matches no request."""
+"""A head that matches no request."""

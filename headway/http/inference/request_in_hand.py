@@ -1,9 +1,9 @@
 """An inference request, from its head to its answer.
 
-    BODY ──▶ (a long body is read in turns) ──▶ ASKED: the gateway has it ──▶ answered ──▶ next request
+    BODY ──▶ (a long body is decoded in turns) ──▶ ASKED: the gateway has it ──▶ answered ──▶ next request
                                                    └── handed over: the client gets a task id instead
 
-RequestInHand receives its own reply, and ignores the reply if the connection has dropped the request.
+RequestInHand receives its own reply. It ignores the reply if the connection has dropped the request.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
 
 
 class RequestInHand(msgspec.Struct, eq=False):
-    """Request to an inference route; see `headway.http.server.connection.InHand`.
+    """A request to an inference route; see `headway.http.server.connection.InHand`.
 
     `principal` is NOBODY until the client is known. `begun` is the monotonic time at which the body was complete. `plain` is True
-    if `known.usual` may write a short text and the connection stays open. Then `exchange` is None. `long` is set while a long body
-    is read in turns, and `large` while a large answer is made and sent."""
+    if `known.usual` may write a short text and the connection stays open; `exchange` is then None. `long` is set while a long body
+    is being decoded in turns, and `large` while a large answer is being made and sent."""
 
     connection: Connection
     inference: InferenceContext
@@ -67,7 +67,7 @@ class RequestInHand(msgspec.Struct, eq=False):
 
     def take(self, content: bytes) -> None:
         connection, quotas = self.connection, self.inference.quotas
-        # The room for a body of known length is reserved already.
+        # For a body of known length, the memory has already been reserved.
         if connection.reader.missing < 0 and not quotas.reserve(connection, connection.reserved + len(content)):
             connection.reject(quotas.no_room(connection))
         elif self.pieces is not None:
@@ -86,14 +86,15 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.long.begin(body)
 
     def give_back(self) -> None:
-        """Give back the room and the charge for a body that arrived in pieces."""
+        """Return the memory quota and the charge for a body that arrived in pieces."""
         if self.long is not None:
             self.long.end()
         self.inference.quotas.reserve(self.connection, 0)
         self.inference.entrance.refund(self.principal)
 
     def ask(self, body: bytes, exchange: Exchange | None = None) -> None:
-        """Decode the body, unless there is an `exchange` already, and submit the request, on its lane if that is open."""
+        """Decode the body, unless an `exchange` is given, and submit the request. It is submitted on its lane if the lane is
+        open."""
         known = self.known
         inference = self.inference
         principal = self.principal
@@ -135,10 +136,10 @@ class RequestInHand(msgspec.Struct, eq=False):
             gateway.enter(self, lane, self.id, text, parameters)
         else:
             gateway.take_in(self, lane, head.options, self.id, text, parameters)
-        exchange.input = ""  # The gateway has the only reference.
+        exchange.input = ""  # Only the gateway holds a reference now.
 
     def _submit_slow(self, exchange: Exchange) -> None:
-        """Submit several inputs, or a request whose body changes the options of its head."""
+        """Submit a request that has several inputs, or whose body changes the options from its head."""
         entrance = self.inference.entrance
         principal = self.principal = entrance.principal_for(exchange, self.principal)
         owner = self.connection.owner or principal.tenant
@@ -149,14 +150,14 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.deny(over or error, over is not None)
 
     def deny(self, error: RequestError, counted: bool = False) -> None:
-        """Refuse the request, whose body was read. `counted` is True if the refusal is counted already."""
+        """Refuse the request after its body was read. `counted` is True if the refusal has already been counted."""
         self.inference.trace_refused(self.known.head.options, self.shown, error, monotonic())
         self.write_error(error)
         self.inference.refused(error, None if counted else self.tier)
         self.connection.finish()
 
     def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
-        """Write the answer. `outputs` and `tokens` are for a request with several inputs."""
+        """Write the answer. `outputs` and `tokens` are for requests with several inputs."""
         connection = self.connection
         if connection.in_hand is not self:
             return
@@ -270,7 +271,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         return ending
 
     def write_error(self, error: AnyError, lines: bytes = b"") -> None:
-        """Answer with an error. `lines` are further header lines, with line ends."""
+        """Answer with an error. `lines` has additional header lines, with line endings."""
         codec, limits = self.known.codec, self.principal.limits
         if limits:
             lines += codec.limit_lines(self.inference.rate_limits, limits)
@@ -289,7 +290,7 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.connection.fault(exc)
 
     def end(self, now: float = 0.0) -> None:
-        """End the request after its answer. `now` is monotonic seconds; 0 means to read the clock."""
+        """End the request after its answer. `now` is the monotonic time, or 0 to read the clock."""
         connection = self.connection
         connection.in_hand = None
         if self.fan_out is not None or self.large is not None:
@@ -345,7 +346,7 @@ class RequestInHand(msgspec.Struct, eq=False):
 
 
 class LongBody:
-    """Decodes a long or compressed body in turns, until the request's deadline. Stops if the request ends."""
+    """Decodes a long or compressed body in turns until the request's deadline. Stops if the request ends."""
 
     __slots__ = ("_alarm", "_request")
 
@@ -402,7 +403,8 @@ class LongBody:
         self._go_on(steps, request.principal, 0)
 
     def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
-        """Decode for one turn. `size` bytes outside strings are decoded so far, and are charged even if the request has ended."""
+        """Decode for one turn. `size` is the number of bytes outside strings decoded so far; they are charged even if the request
+        has ended."""
         request = self._request
         entrance, connection = request.inference.entrance, request.connection
         if self._ended:
@@ -444,7 +446,7 @@ class LongBody:
 
 
 class LargeSending:
-    """Makes a large answer, and then sends it, a piece in each turn of its client. Stops if the request ends.
+    """Makes a large answer and then sends it, one piece in each of its client's turns. Stops if the request ends.
 
     The header lines `kind` describe the body. An error answer gets only the lines `marks`."""
 
@@ -454,7 +456,7 @@ class LargeSending:
         self._request, self.answer, self._kind, self._marks = request, answer, kind, marks
 
     def wait(self) -> None:
-        """Continue in the client's next turn. While sending, first wait until the client has read the last piece."""
+        """Continue in the client's next turn. While sending, wait until the client has read the previous piece."""
         connection, sending = self._request.connection, self.answer.total > 0
         if not (sending and connection.unread.since):
             work = self._send if sending else self._make
@@ -496,7 +498,7 @@ class LargeSending:
             request.end()
 
     def _write(self, piece: bytes) -> None:
-        """Write a piece. Measure the speed of a slow client over the whole answer, unless the fan-out does so."""
+        """Write a piece. A slow client's speed is measured over the whole answer, unless the fan-out measures it."""
         connection, answer = self._request.connection, self.answer
         alone = self._request.fan_out is None
         connection.unsent = answer.length if alone else 0
@@ -510,7 +512,7 @@ class LargeSending:
 class AsyncHandoff:
     """Turns a request into a task once its client has waited `wait` seconds and the gateway has admitted the request.
 
-    A request that the gateway refuses gets an ordinary error. `hand_over` is called at most once, and not after `end`."""
+    A request that the gateway refuses gets an ordinary error. `hand_over` is called at most once, and never after `end`."""
 
     __slots__ = ("_admitted", "_pending", "_timer", "due")
 
@@ -526,7 +528,7 @@ class AsyncHandoff:
             self._hand_over()
 
     def end(self) -> None:
-        """Never hand over from now on: the request is answered, or its client has left."""
+        """Don't hand over anymore: the request has been answered, or its client has left."""
         self._pending = None
         if self._timer is not None:
             self._timer.cancel()
@@ -543,7 +545,7 @@ class AsyncHandoff:
 
 
 def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
-    """Return the response 202 for a request that has become a task. `ending` are further header lines."""
+    """Return the 202 response to a request that has become a task. `ending` has additional header lines."""
     id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
     return (
         b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"

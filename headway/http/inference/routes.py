@@ -1,4 +1,4 @@
-"""Inference routes: the codec of each path, and the form of errors by path."""
+"""Inference routes: the codec of each path, and the error format of each path."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v2/models/{model:path}/infer": infer,
     "/v2/infer": infer,
 }
-"""Makers of the codecs, by path. A placeholder `{model}` matches any text without a slash, but with %2F; `{model:path}` also
-matches slashes. If several routes match a path, the first one counts."""
+"""Functions that make the codecs, by path. The placeholder `{model}` matches any text without a slash, which may contain %2F;
+`{model:path}` also matches slashes. If several routes match a path, the first one counts."""
 
 _BULK = ("batches", "files")
-"""OpenAI's routes that are served if bulk jobs have a folder (`bulk_dir`)."""
+"""OpenAI's routes that are served only if bulk jobs have a folder (`bulk_dir`)."""
 _UNSERVED = (
     "assistants", "audio", "conversations", "fine_tuning", "images", "moderations", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
-"""OpenAI's routes that are not served. They answer 404 in OpenAI's form."""
+"""OpenAI's routes that are not served. They answer 404 in OpenAI's format."""
 
 ERROR_FORMS: Mapping[str, EncodeError] = {
     "/v2": encode_oip_error,
@@ -57,18 +57,18 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     **{f"/v1/{name}": encode_path_error for name in (*_BULK, *_UNSERVED)},
     **{f"/{name}": encode_stray_error for name in (*_BULK, *_UNSERVED)},
 }
-"""Encoders of errors by path. An encoder applies to all paths below, even if nothing is served there."""
+"""Error encoders by path. An encoder applies to all paths below its own, even if nothing is served there."""
 
 _NO_NAMES: Mapping[str, str] = {}
 
 
 def codecs(settings: Settings) -> dict[str, Codec]:
-    """Make the codecs of all inference routes, by path."""
+    """Return the codecs of all inference routes, by path."""
     return {path: replace(make(settings), way=f"POST {path.replace(':path', '')}") for path, make in ROUTES.items()}
 
 
 class Routes:
-    """Inference routes of one listener."""
+    """The inference routes of one listener."""
 
     def __init__(self, settings: Settings) -> None:
         by_path = codecs(settings)
@@ -77,7 +77,7 @@ class Routes:
         self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
 
     def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
-        """Return the codec for a request target, and its variable parts, or None if the target isn't an inference route."""
+        """Return the codec for a request target and its variable parts, or None if the target isn't an inference route."""
         path, query = _split(target)
         codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
         if codec is not None:

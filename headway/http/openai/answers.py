@@ -1,7 +1,7 @@
 """Answers of completions and chats: one choice for each output, as a JSON object or as server-sent events.
 
-Models give whole outputs, so a stream has one event for each choice. An output is a text, or an object with `text` and perhaps
-`usage` and `finish_reason`.
+Models return complete outputs, so a stream has only one event for each choice. An output is a text, or an object with `text` and
+optionally `usage` and `finish_reason`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TEXT = "text_completion"
 CHAT = "chat.completion"
 _Tokens = Sequence[TokenCount | None]
 _Head = tuple[str, str, int, str]
-"""First members of an answer: id, object, created, model."""
+"""The first members of an answer: id, object, created, model."""
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Number of tokens of one or several answers."""
+    """Number of tokens in one or more answers."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -36,7 +36,7 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class RichText(msgspec.Struct, gc=False):
-    """Output of a target: its text, and perhaps its usage and the reason why it ends."""
+    """A target's output: its text, and optionally its usage and the reason why it ended."""
 
     text: str
     usage: Usage | None = None
@@ -93,8 +93,8 @@ _decode = msgspec.json.Decoder(RichText).decode
 
 
 class ChoicesWriter(msgspec.Struct):
-    """Writer of the answer to one request. `model` is the name that the client sent. With `stream`, the answer is server-sent
-    events; with `usage`, they end with the usage. A prompt's tokens count once for all of its `choices`."""
+    """Writes the answer to one request. `model` is the name that the client sent. If `stream`, the answer is server-sent events; if
+    `usage`, they end with the usage. A prompt's tokens are counted once for all of its `choices`."""
 
     model: str
     chat: bool
@@ -130,11 +130,11 @@ class ChoicesWriter(msgspec.Struct):
             yield from self._choice(index, answer)
         usage = _sum(used, self.choices)
         if usage is None and not self.chat:
-            usage = Usage()  # Some clients, LangChain among them, fail without it.
+            usage = Usage()  # Some clients, including LangChain, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def usual(self, read: ReadText) -> Usual | None:
-        """Return the fast path for requests with one choice, which `read` reads, or None if a stream ends with its usage."""
+        """Return the fast path for requests with one choice, which `read` decodes, or None if a stream ends with its usage."""
         write = self._text_writer(msgspec.UNSET if self.chat or self.stream else Usage())
         if not self.stream:
             return Usual(read, write, JSON, self)
@@ -185,8 +185,8 @@ class ChoicesWriter(msgspec.Struct):
 
 
 def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
-    """Return the text of an output, with its usage and its reason to end. `tokens` is the usage if the target reports it beside
-    the output. Raises RequestError for tensors that JSON can't hold."""
+    """Return the text of an output, with its usage and the reason why it ended. `tokens` is the usage if the target reports it
+    separately. Raises RequestError for tensors that JSON can't represent."""
     usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
     if isinstance(output, str):
         return RichText(output, usage)
@@ -203,7 +203,7 @@ def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
 
 
 def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:
-    """Return the sum of the known usages, or None if none is known. A prompt's tokens count once for all of its choices."""
+    """Return the sum of the known usages, or None if none is known. A prompt's tokens are counted once for all of its choices."""
     known = [usage for usage in each if usage is not None]
     if not known:
         return None

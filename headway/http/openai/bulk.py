@@ -1,4 +1,4 @@
-"""OpenAI's API for bulk jobs: /v1/files, uploaded and downloaded piece by piece, and /v1/batches."""
+"""OpenAI's API for bulk jobs: /v1/files, with uploads and downloads in pieces, and /v1/batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class FormPart(NamedTuple):
-    """One part of a form. `filename` is None if the part isn't a file. Reading `content` may raise BadRequest."""
+    """A part of a form. `filename` is None if the part isn't a file. Reading `content` may raise BadRequest."""
 
     name: str
     filename: str | None
@@ -75,7 +75,7 @@ class FormPart(NamedTuple):
 
 
 async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> AsyncIterator[FormPart]:
-    """Yield the parts of a form. The rest of a part is dropped before the next one. Raises BadRequest."""
+    """Yield the parts of a form. If a part isn't read to its end, the rest is discarded before the next one. Raises BadRequest."""
     kind = headers.get("content-type", "")
     if (match := _KIND.match(kind)) is None:
         raise BadRequest(f"expected a form with a file, multipart/form-data with a boundary; got {kind[:60]!r}")
@@ -90,7 +90,9 @@ async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> Asy
         yield part
         async for _ in part.content:
             pass
-        await asyncio.sleep(0)  # Let others run: a part's header may take 3 ms, and all parts may have arrived.
+        await asyncio.sleep(
+            0
+        )  # Let other tasks run: a part's header may take 3 ms, and all parts may have arrived already.
     raise BadRequest(f"the form has more than {MOST_PARTS} parts")
 
 
@@ -109,7 +111,7 @@ def _names(head: bytes) -> tuple[str, str | None]:
 
 
 class _Body:
-    """Body of a form. A line break in front makes the first boundary like all others."""
+    """The body of a form. A line break is added in front, so that the first boundary looks like all others."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces, self._buffer = pieces, b"\r\n"
@@ -121,7 +123,8 @@ class _Body:
         self._buffer += piece
 
     async def until(self, end: bytes, other: bytes = b"") -> bytes:
-        """Return the bytes before `end`, at most `_MOST_HEAD`, and drop `end`. If the body continues with `other`, return `other`."""
+        """Return the bytes before `end` (at most `_MOST_HEAD`), and skip `end`. If the body continues with `other`, return `other`
+        instead."""
         while (at := self._buffer.find(end, 0, _MOST_HEAD)) < 0:
             if other and self._buffer.startswith(other):
                 return other
@@ -172,7 +175,7 @@ _decode = msgspec.json.Decoder(_BatchRequest).decode
 
 
 def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> list[Route]:
-    """Return the routes of files and batches."""
+    """Return the routes for files and batches."""
     files, batches = _Files(jobs, new_id), _Batches(jobs, new_id)
 
     def route(path: str, handler: Handler, *methods: str, counts: bool = True) -> Route:
@@ -183,13 +186,13 @@ def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> 
         route(f"{FILES}/{{id}}", files.get_or_delete, "GET", "DELETE"),
         route(f"{FILES}/{{id}}/content", files.download, "GET"),
         route(BATCHES, batches.list_or_create, "GET", "POST"),
-        route(f"{BATCHES}/{{id}}", batches.get, "GET", counts=False),  # Clients poll it, so it counts as a poll.
+        route(f"{BATCHES}/{{id}}", batches.get, "GET", counts=False),  # Clients poll this route.
         route(f"{BATCHES}/{{id}}/cancel", batches.cancel, "POST"),
     ]
 
 
 def _openai_errors(handler: Handler) -> Handler:
-    """Wrap a handler to answer errors in OpenAI's form. The log has the details of storage that is out of reach."""
+    """Wrap a handler so that it answers errors in OpenAI's format. If storage is unreachable, the details go to the log."""
 
     async def answer(request: Request) -> RouteAnswer:
         try:
@@ -197,9 +200,9 @@ def _openai_errors(handler: Handler) -> Handler:
         except RequestError as exc:
             return refusal(request.id, without_reason(exc), _encode_error)
         except StoreUnavailable as exc:
-            log.warning("bulk jobs are out of reach", error=str(exc), request_id=request.id)
+            log.warning("the bulk job storage is unreachable", error=str(exc), request_id=request.id)
             part = "folder" if isinstance(exc, FolderUnavailable) else "database"
-            message = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
+            message = f"bulk jobs are not available right now, because their {part} is unreachable; try again"
             return refusal(request.id, Failure(SERVICE_OVERLOADED, message, 1.0, "ledger"), _encode_error)
 
     return answer
@@ -210,9 +213,9 @@ def _encode_error(error: AnyError, shown: str) -> Encoded:
 
 
 def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[str, int]:
-    """Return the cursor, which may name a deleted object, and the page size of a list request. Raises BadRequest."""
+    """Return the cursor of a list request, which may name a deleted object, and the page size. Raises BadRequest."""
     if request.param("order") not in (None, "desc"):
-        raise BadRequest("`order` must be desc or left out: lists are always newest first - at `$.order`")
+        raise BadRequest("`order` must be desc or left out, because lists are always newest first - at `$.order`")
     after = request.param("after") or ""
     if after and not (after.startswith(prefix) and _HEX.fullmatch(after, len(prefix))):
         raise BadRequest(f"expected an id, `{prefix}` and 32 hexadecimal digits - at `$.after`")
@@ -225,11 +228,11 @@ def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[st
 
 
 def _not_kept(member: str) -> BadRequest:
-    return BadRequest(f"files are kept for as long as the service says (keep_days); leave it out - at `$.{member}`")
+    return BadRequest(f"the service determines how long files are kept (keep_days); leave this out - at `$.{member}`")
 
 
 def _listed(objects: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
-    """Return a page of `limit` objects. A further object says that there is another page."""
+    """Return a page of up to `limit` objects. An additional object means that there is another page."""
     data = objects[:limit]
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     more = {"first_id": ends[0], "last_id": ends[1], "has_more": len(objects) > limit}
@@ -253,7 +256,7 @@ class _Files:
         if request.method != "DELETE":
             return as_json(_file_object(file))
         if not await self._jobs.store.remove_file(file.tenant, file.id):
-            raise BadRequest("a batch that has not ended reads this file; cancel the batch, or wait for its end")
+            raise BadRequest("a batch that has not ended still uses this file; cancel the batch, or wait until it ends")
         await self._jobs.folder.remove_file(file.id)
         return as_json({"id": file.id, "object": "file", "deleted": True})
 
@@ -270,7 +273,7 @@ class _Files:
                         left -= len(piece)
                         yield piece
             except FolderUnavailable as exc:
-                log.warning("a file cannot be sent to its end", file=file.id, error=why(exc), request_id=request.id)
+                log.warning("sending a file failed", file=file.id, error=why(exc), request_id=request.id)
             if left:
                 request.cut()
 
@@ -305,9 +308,9 @@ class _Files:
                         text = await part.text(_MOST_FIELD)
                         purpose = text if part.name == "purpose" else purpose
                 if purpose != PURPOSE:
-                    raise BadRequest(f"expected `{PURPOSE}`, the only purpose that is served - at `$.purpose`")
+                    raise BadRequest(f"expected `{PURPOSE}`, the only supported purpose - at `$.purpose`")
                 if name is None or not writer.size:
-                    raise BadRequest("the form has no file, or an empty one - at `$.file`")
+                    raise BadRequest("the form has no file, or the file is empty - at `$.file`")
                 name = _UNSAFE.sub("", name)[:255]
                 file = BulkFile(id, tenant, name, writer.size, purpose, self._jobs.wall())
                 await writer.commit()
@@ -351,7 +354,7 @@ class _Batches:
         id = request.params["id"]
         job = await self._jobs.store.cancel(request.principal.tenant, id)
         if job is not None and job.status.ended and job.status is not JobStatus.CANCELLED:
-            raise BadRequest(f"the batch has ended already; its status is {job.status.value}")
+            raise BadRequest(f"the batch has already ended with the status {job.status.value}")
         self._jobs.feeder.hurry(id)
         return self._answer(job, id)
 
@@ -380,7 +383,7 @@ class _Batches:
         )
         limit = self._jobs.settings.bulk_max_jobs
         if not await self._jobs.store.add_job(job, limit):
-            message = f"{limit} of your batches have not ended (one is allowed per 100 MiB of bulk_max_bytes); wait for one, or cancel one"
+            message = f"{limit} of your batches have not ended (one is allowed for each 100 MiB of bulk_max_bytes); wait for one to end, or cancel one"
             raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
         self._jobs.feeder.tell()
         return as_json(_batch_object(job, wall))
@@ -407,7 +410,7 @@ async def _read_batch(request: Request) -> _BatchRequest:
         len(batch.metadata) > _MOST_METADATA
         or any(len(name) > 64 or len(text) > 512 for name, text in batch.metadata.items())
     ):
-        reason = f"expected at most {_MOST_METADATA} names of at most 64 characters, with texts of at most 512"
+        reason = f"expected at most {_MOST_METADATA} names of at most 64 characters, with values of at most 512"
         raise BadRequest(f"{reason} - at `$.metadata`")
     return batch
 
@@ -417,20 +420,20 @@ def _seconds(window: str) -> int:
     seconds = int(match[1]) * _UNITS[match[2]] if match is not None else 0
     if not 0 < seconds <= _LONGEST:
         raise BadRequest(
-            "expected 24h, or another time from 1h to 30d, in whole hours or days, such as 2h or 7d - at `$.completion_window`"
+            "expected 24h, or another time from 1h to 30d in whole hours or days, such as 2h or 7d - at `$.completion_window`"
         )
     return seconds
 
 
 def _batch_object(job: BulkJob, now: float) -> dict[str, Any]:
-    """Return a job as OpenAI's batch object. `now` is Unix time in seconds."""
+    """Convert a job to OpenAI's batch object. `now` is Unix time in seconds."""
     status = job.status.value
     if job.cancelling_at is not None and not job.status.ended:
         status = "cancelling"
     errors = [{"code": fault.code, "message": fault.message, "line": fault.line, "param": None} for fault in job.faults]
-    left = math.ceil(job.waits_until - now)
+    left = math.ceil(job.delay.until - now)
     more = f"; {left} seconds more" if left > 0 else ""
-    for code, reason in (("paused", job.paused), ("waiting", job.waits)):
+    for code, reason in (("paused", job.delay.paused), ("waiting", job.delay.waits)):
         if reason and not job.status.ended:
             errors.append({"code": code, "message": reason + more, "line": None, "param": None})
     reached = {f"{name}_at": _whole(job.reached.get(name)) for name in _TIMES}

@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files. Each line is a request, and becomes a record with the answer of its route.
+"""Lines of OpenAI's batch files. Each line is a request. Its record contains the answer that the request's route would give.
 
     {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {…}}
     {"id": "batch_req_…", "custom_id": "1", "response": {"status_code": 200, "request_id": "req_…", "body": {…}}, "error": null}
@@ -46,7 +46,7 @@ _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _HERE = msgspec.Raw(b"null")
-"""Placeholder for the body. A large body is copied only once, into its place."""
+"""Placeholder for the body. A large body is copied only once, directly into its place."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -81,7 +81,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenAILines(LineForm):
-    """Reader and writer of lines; see `headway.bulk.lines.LineForm`. Raises SettingError if a chat template can't be used."""
+    """Reads and writes lines; see `headway.bulk.lines.LineForm`. Raises SettingError if a chat template can't be used."""
 
     def __init__(self, settings: Settings, served: ServedModels, new_id: Callable[[], str]) -> None:
         self._readers = {path: make(settings) for path, make in READERS.items()}
@@ -126,8 +126,8 @@ class OpenAILines(LineForm):
             raise PayloadTooLarge(f"the line is larger than {self._max_body} bytes (max_body_bytes)")
         if text.startswith(_UTF_16):
             raise BadRequest("the file is UTF-16; expected UTF-8")
-        if text.startswith(b"\0"):  # In UTF-16, the second octet of the last line break.
-            raise BadRequest("the line begins with a zero octet, as in UTF-16; expected JSON in UTF-8")
+        if text.startswith(b"\0"):  # The second octet of a UTF-16 line break.
+            raise BadRequest("the line starts with a zero byte, as in UTF-16; expected JSON in UTF-8")
         try:
             line: _Line = _take((yield from members_in_steps(text))) if len(text) > SHORT else _decode(text)
         except BadRequest as exc:
@@ -135,13 +135,13 @@ class OpenAILines(LineForm):
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(decode_problem(exc, text).replace("the body", "the line")) from None
         if not 0 < len(line.custom_id) <= _MOST_CUSTOM_ID:
-            raise BadRequest(f"expected a text of 1 to {_MOST_CUSTOM_ID} characters - at `$.custom_id`")
+            raise BadRequest(f"expected a string of 1 to {_MOST_CUSTOM_ID} characters - at `$.custom_id`")
         if line.method != "POST":
             raise BadRequest("expected POST - at `$.method`")
         return line
 
     def _exchange(self, job: BulkJob, line: _Line) -> Steps[Exchange]:
-        """Decode the body of a line. Raises RequestError if the line can't run, and NotYet if its model is unknown so far."""
+        """Decode the body of a line. Raises RequestError if the line can't run, and NotYet if its model isn't known yet."""
         if line.url != job.endpoint:
             raise BadRequest(f"expected {job.endpoint}, the endpoint of the batch - at `$.url`")
         only = frozenset(job.models)
@@ -151,7 +151,7 @@ class OpenAILines(LineForm):
         else:
             exchange = reader.at_once(body, _OPTIONS, known)
         if isinstance(exchange.write, ChoicesWriter) and exchange.write.stream:
-            raise BadRequest("a batch has no streams; leave it out - at `$.stream`")
+            raise BadRequest("batches do not support streams; leave this out - at `$.stream`")
         model = exchange.model = exchange.model or self._served.default_of(only)
         failure: Failure | None
         if model not in self._served or (only and model not in only):
@@ -180,7 +180,7 @@ class OpenAILines(LineForm):
         try:
             _, written = exchange.write(Outcome(shown, outputs, 0.0, version, [reply.tokens for reply in replies]))
             for piece in (written,) if isinstance(written, bytes) else written:
-                pieces.append(piece.translate(None, b"\r\n"))  # JSON may contain line breaks as white space.
+                pieces.append(piece.translate(None, b"\r\n"))  # JSON may contain line breaks as whitespace.
                 size += len(piece)
                 if size >= AT_ONCE:
                     size = 0

@@ -1,8 +1,8 @@
 """Codecs of POST /v1/completions and /v1/chat/completions.
 
-Each prompt becomes `n` entries. A chat template turns messages into one text for the model. The template `plain` writes a line
-`role: content` for each message, and `assistant:` at the end. Any other template is a Jinja file, as models on the Hugging Face
-Hub have. It runs in Jinja's sandbox and sees only the messages.
+Each prompt becomes `n` entries. A chat template turns messages into a single text for the model. The template `plain` writes one line
+`role: content` for each message, then `assistant:`. Any other template is a Jinja file, such as those of models on the Hugging Face Hub.
+It runs in Jinja's sandbox, and sees only the messages.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from headway.model import RequestOptions
 MOST_CHOICES = 128
 
 _UNSERVED_WITH_PROMPT = {
-    "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
-    "echo": "echo is not served; put the prompt before the answer yourself, and leave it out",
-    "best_of": "best_of is not served; ask for n choices and choose among them, and leave it out",
+    "logprobs": "log probabilities are not supported, because the model returns only text; leave this out",
+    "echo": "echo is not supported; leave this out, and put the prompt before the answer yourself",
+    "best_of": "best_of is not supported; leave this out, request n choices, and pick the best one yourself",
 }
 
 
@@ -70,7 +70,7 @@ _take_stream_options = member(_StreamOptions)
 
 
 def completions_reader(settings: Settings) -> Reader:
-    """Make the reader of request bodies."""
+    """Return the reader of request bodies."""
     limit = min(MOST_TEXTS, settings.max_queue)
     parameters = parameters_reader(settings)
 
@@ -79,7 +79,7 @@ def completions_reader(settings: Settings) -> Reader:
         is_plain, model = members.keys() <= _PROMPT_MEMBERS, take_text(members, "model") or known.default
         prompts = take_inputs(members, "prompt", limit, check_text)
         count = choices(members, limit // len(prompts))
-        if bytes(members.get("best_of", b"")) == b"%d" % count:  # `best_of` has no effect then.
+        if bytes(members.get("best_of", b"")) == b"%d" % count:  # Then `best_of` has no effect.
             del members["best_of"]
         write = writer(members, model, False, count)
         drop_user(members, known[model])
@@ -100,7 +100,8 @@ def _read_prompt(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes
 
 
 def choices(members: Members, room: int) -> int:
-    """Take the member `n`, the number of choices for each prompt, which may be `room` at most. Raises RequestError."""
+    """Remove and return the member `n`, the number of choices for each prompt. At most `room` fit into the request. Raises
+    RequestError."""
     n: int | None = take_number(members, "n")
     count = 1 if n is None else n
     if not 1 <= count <= MOST_CHOICES:
@@ -111,21 +112,21 @@ def choices(members: Members, room: int) -> int:
 
 
 def writer(members: Members, model: str, chat: bool, count: int) -> ChoicesWriter:
-    """Take the members for streaming, and make the writer of the answer. Raises BadRequest."""
+    """Remove the members about streaming, and return the writer of the answer. Raises BadRequest."""
     stream = bool(take_flag(members, "stream"))
     options = _take_stream_options(members, "stream_options")
     if options is not None and not stream:
-        raise BadRequest("stream_options is for streams; leave it out, or set stream - at `$.stream_options`")
+        raise BadRequest("stream_options is only for streams; leave this out, or set stream - at `$.stream_options`")
     return ChoicesWriter(model, chat, stream, options is not None and bool(options.include_usage), count)
 
 
 PLAIN = "plain"
-"""Value of the setting for the built-in template."""
+"""Value of the setting that selects the built-in template."""
 
 Message = dict[str, str]
 
 Render = Callable[[Sequence[Message]], str]
-"""Render messages as one text. Raises BadRequest if the template refuses them."""
+"""Renders messages as a single text. Raises BadRequest if the template refuses them."""
 
 RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
 
@@ -136,7 +137,7 @@ _PIECES = 64
 
 
 def load_template(chosen: str) -> Render:
-    """Load the template of a setting. Raises SettingError if the file isn't a readable template, or Jinja is missing."""
+    """Load the template named by a setting. Raises SettingError if the file isn't a readable template, or Jinja isn't installed."""
     template = _load(chosen)
     if template is None:
         return _plain
@@ -151,7 +152,7 @@ def load_template(chosen: str) -> Render:
 
 
 def load_long_template(chosen: str) -> RenderInSteps:
-    """Load a template that renders long conversations in steps; see `load_template`."""
+    """Load a template as a function that renders long conversations in steps; see `load_template`."""
     template = _load(chosen)
 
     def render(messages: Sequence[Message]) -> Steps[str]:
@@ -200,7 +201,7 @@ def _load(chosen: str) -> Any:
     except SyntaxError as exc:  # Jinja leaves some errors to Python, such as a `break` outside a loop.
         raise _unusable(chosen, f"is not a Jinja template: {exc.msg}", "Fix the file.") from None
     except RecursionError:
-        raise _unusable(chosen, "nests too deep for a Jinja template", "Fix the file.") from None
+        raise _unusable(chosen, "is too deeply nested for a Jinja template", "Fix the file.") from None
 
 
 def _plain(messages: Sequence[Message]) -> str:
@@ -215,11 +216,11 @@ def _unusable(chosen: str, reason: str, hint: str) -> SettingError:
     return SettingError(_SETTING, chosen, reason, hint)
 
 
-_TOOLS = "tools are not served, as the model gives text only; describe them in a message, and leave them out"
-_AUDIO = "audio is not served, as the model gives text only; leave it out"
+_TOOLS = "tools are not supported, because the model returns only text; leave them out, and describe them in a message"
+_AUDIO = "audio is not supported, because the model returns only text; leave this out"
 _UNSERVED = {
-    "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
-    "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
+    "logprobs": "log probabilities are not supported, because the model returns only text; leave this out",
+    "top_logprobs": "log probabilities are not supported, because the model returns only text; leave this out",
     "tools": _TOOLS,
     "functions": _TOOLS,
     "tool_choice": _TOOLS,
@@ -230,7 +231,7 @@ _UNSERVED = {
 
 
 class Part(msgspec.Struct, gc=False):
-    """Part of a message."""
+    """A part of a message."""
 
     type: str
     text: str | None = None
@@ -265,7 +266,7 @@ _take_format = member(Format)
 
 
 def chat_reader(settings: Settings) -> Reader:
-    """Make the reader of request bodies. Raises SettingError if a template can't be used."""
+    """Return the reader of request bodies. Raises SettingError if a chat template can't be used."""
     limit = min(MOST_INPUTS, settings.max_queue)
     parameters = parameters_reader(settings)
     render_for = templates(settings, load_template)
@@ -320,11 +321,11 @@ def _converse(settings: Settings) -> Converse:
 
 
 def read_in_steps(sent: Sequence[Any], name: str, read: Callable[[int, Any], Message]) -> Steps[list[Message]]:
-    """Read the messages of a long conversation. Raises RequestError if one is wrong or has too many parts."""
+    """Decode the messages of a long conversation. Raises RequestError if one is invalid or has too many parts."""
     for place, message in enumerate(sent):
         if isinstance(message.content, list) and len(message.content) > MOST_PARTS:
             raise PayloadTooLarge(
-                f"{len(message.content)} parts; at most {MOST_PARTS} are allowed, so join some - at `$.{name}[{place}].content`"
+                f"{len(message.content)} parts; at most {MOST_PARTS} are allowed; join some of them - at `$.{name}[{place}].content`"
             )
     yield 0
     messages: list[Message] = []
@@ -336,7 +337,7 @@ def read_in_steps(sent: Sequence[Any], name: str, read: Callable[[int, Any], Mes
 
 
 def templates(settings: Settings, load: Callable[[str], T]) -> Callable[[str], T]:
-    """Load all models' templates, and return a function from a model's name to its template. Raises SettingError."""
+    """Load the templates of all models. Return a function from a model's name to its template. Raises SettingError."""
     default = load(settings.chat_template)
     by_model = {name: load(model.chat_template) for name, model in settings.served.items()}
     return lambda model: by_model.get(model, default)
@@ -350,7 +351,7 @@ def _messages_of(sent: Sequence[_Sent] | None) -> list[Message]:
 
 def _message(place: int, sent: _Sent) -> Message:
     if sent.content is None:
-        raise BadRequest(f"Expected text; the calls of tools are not served - at `$.messages[{place}].content`")
+        raise BadRequest(f"Expected text; tool calls are not supported - at `$.messages[{place}].content`")
     message = {"role": sent.role, "content": text_of(sent.content, f"$.messages[{place}]", ("text",))}
     if sent.name is not None:
         message["name"] = sent.name
@@ -358,7 +359,7 @@ def _message(place: int, sent: _Sent) -> Message:
 
 
 def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> str:
-    """Return the text of a message, or the texts of its parts, joined by line breaks. `where` is the message's path in the body.
+    """Return the text of a message; if it has parts, join their texts by line breaks. `where` is the message's path in the body.
     Raises BadRequest if a part's type isn't among `kinds`."""
     if isinstance(content, str):
         return content
@@ -366,7 +367,7 @@ def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> st
         place = f"`{where}.content[{at}]`"
         if part.type not in kinds:
             kind = part.type[:40]
-            raise BadRequest(f"a part of type {kind!r} is not taken, only text; send the text alone - at {place}")
+            raise BadRequest(f"a part of type {kind!r} is not supported, only text is; send only the text - at {place}")
         if part.text is None:
             raise BadRequest(f"Object missing required field `text` - at {place}")
     return "\n".join([part.text or "" for part in content])

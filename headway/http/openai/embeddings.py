@@ -1,4 +1,4 @@
-"""Codec of POST /v1/embeddings. Each input becomes an entry. An output is a list of numbers, or a tensor with one axis."""
+"""Codec of POST /v1/embeddings. Each input becomes an entry. An output is a list of numbers or a tensor with one axis."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _rich_embedding = msgspec.json.Decoder(_RichEmbedding).decode
 
 
 def embeddings_reader(settings: Settings) -> Reader:
-    """Make the reader of request bodies."""
+    """Return the reader of request bodies."""
     limit = min(MOST_TEXTS, settings.max_queue)
     parameters = parameters_reader(settings)
 
@@ -69,7 +69,7 @@ def embeddings_reader(settings: Settings) -> Reader:
         raw = members.get("dimensions")
         dimensions = take_number(members, "dimensions")
         if raw is not None and dimensions is not None:
-            members["dimensions"] = raw  # Models that can shorten their embeddings see it as a parameter.
+            members["dimensions"] = raw  # Models that can shorten their embeddings get it as a parameter.
         if "user" in members:
             drop_user(members, known[name])
         write = _Writer(name, encoding == BASE64, dimensions)
@@ -80,7 +80,7 @@ def embeddings_reader(settings: Settings) -> Reader:
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """Writer of the answer to one request. `packed` embeddings are base64 of float32 numbers. `dimensions` may be None."""
+    """Writes the answer to one request. If `packed`, embeddings are base64 of float32 numbers. `dimensions` may be None."""
 
     model: str
     packed: bool
@@ -101,7 +101,7 @@ class _Writer(msgspec.Struct, frozen=True):
                 count, embedding = len(numbers), _packed(numbers) if self.packed else numbers
             if self.dimensions is not None and self.dimensions != count:
                 raise BadRequest(
-                    f"the model gives {count} numbers, not {self.dimensions}; leave it out - at `$.dimensions`"
+                    f"the model returns {count} numbers, not {self.dimensions}; leave this out - at `$.dimensions`"
                 )
             yield b"," if index else b""
             yield _encode(_Embedding("embedding", index, embedding))
@@ -110,7 +110,7 @@ class _Writer(msgspec.Struct, frozen=True):
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
     def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
-        """Return the number of an embedding's numbers, 0 tokens, and the encoded embedding. Raises RequestError."""
+        """Return how many numbers an embedding has, 0 (for tokens), and the encoded embedding. Raises RequestError."""
         try:
             tensor = _one_embedding(output)
             if self.packed:
@@ -129,7 +129,7 @@ class _Writer(msgspec.Struct, frozen=True):
 def _read(output: Value) -> tuple[list[float], int]:
     text = octets(output)
     if isinstance(output, str) and text.lstrip()[:1] not in (b"[", b"{"):
-        raise BadRequest("the model gives texts and no embeddings (lists of numbers); ask it for a completion")
+        raise BadRequest("the model returns text, not embeddings (lists of numbers); request a completion instead")
     try:
         if text.lstrip()[:1] == b"{":
             rich = _rich_embedding(text)
@@ -137,7 +137,7 @@ def _read(output: Value) -> tuple[list[float], int]:
         else:
             numbers, tokens = _numbers(text), 0
     except (msgspec.MsgspecError, RecursionError) as exc:
-        message = f"the model's output is not an embedding, which is a list of numbers, or its JSON text: {exc}"
+        message = f"the model's output is not an embedding (a list of numbers, or its JSON text): {exc}"
         raise RequestError(message, code=BACKEND_ERROR, reason="output") from None
     if not numbers:
         raise RequestError("the model's output is an embedding without numbers", code=BACKEND_ERROR, reason="output")
@@ -148,7 +148,7 @@ def _packed(numbers: list[float]) -> str:
     try:
         return b2a_base64(struct.pack(f"<{len(numbers)}f", *numbers), newline=False).decode("ascii")
     except OverflowError:
-        message = "the model's output holds a number that four bytes cannot hold; ask with encoding_format float"
+        message = "the model's output contains a number that does not fit into four bytes; set encoding_format to float"
         raise RequestError(message, code=BACKEND_ERROR, reason="output") from None
 
 

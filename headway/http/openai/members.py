@@ -1,6 +1,6 @@
-"""Members of OpenAI's request bodies, and the header fields that OpenAI's clients send.
+"""Members of OpenAI's request bodies, and header fields that OpenAI's clients send.
 
-Members that the API knows are decoded one by one. All others become parameters.
+Members that the API defines are decoded individually. All others become parameters.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from headway.http.server.head import Head, OpenHead, RequestTarget
 from headway.model import RequestOptions
 
 MOST_TEXTS = 2048
-"""Maximum number of texts in one request. OpenAI's limit is the same, and some clients make lists of exactly this length."""
+"""Maximum number of texts in a request. OpenAI has the same limit, and some clients send lists of exactly this length."""
 
 MOST_MESSAGES = 4096
 MOST_VALUES = 1 << 15
-"""Maximum number of JSON values in all messages of a request. A message has two values, and each of its parts two more."""
+"""Maximum number of JSON values in all messages of a request. A message has two values, plus two for each of its parts."""
 
 Members = dict[str, msgspec.Raw]
 Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
-"""Return a conversation as one text, and its messages as a parameter. The members don't change. Raises RequestError."""
+"""Returns a conversation as a single text, and its messages as a parameter. Doesn't change the members. Raises RequestError."""
 
 _MOST_READ = {"metadata": SHORT, "stream_options": SHORT, "text": 1 << 16, "response_format": 1 << 16}
-"""Maximum size in bytes of long members that the API reads."""
+"""Maximum size in bytes of long members that the API decodes."""
 _STANDS_FOR = {b"[": msgspec.Raw(b"[0]"), b"{": msgspec.Raw(b'{"":0}')}
 _ONE_MESSAGE = msgspec.Raw(b'[{"role":"user","content":""}]')
 
 _read = msgspec.json.Decoder(Members).decode
 _TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
 _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'))
-"""Values that are accepted for unserved members, because they ask for nothing. `logprobs: 0` asks for something."""
+"""Values of unsupported members that are accepted because they request nothing. `logprobs: 0` does request something."""
 
 Unserved = Mapping[str, str]
-"""Unserved members, which would change the form of the answer, each with advice."""
+"""Unsupported members, which would change the format of the answer, each with advice."""
 
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
 def read_members(body: Any) -> Members:
-    """Return the members of a JSON object. Of duplicates, the last counts. A dict passes through. Raises BadRequest."""
+    """Return the members of a JSON object. If a member occurs more than once, the last one counts. A dict is returned unchanged.
+    Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()
@@ -65,14 +66,14 @@ def read_members(body: Any) -> Members:
 
 
 class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """Body with only a model, `stream`, and an input, which a subclass adds."""
+    """A body that has only a model, `stream`, and an input, which a subclass adds."""
 
     model: str | None = None
     stream: bool | None = None
 
 
 def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any:
-    """Read a Plain body with this `stream`. Raises UNUSUAL for any other body."""
+    """Decode a Plain body with this value of `stream`. Raises UNUSUAL for any other body."""
     try:
         if not body.isascii():
             body.decode()
@@ -85,7 +86,7 @@ def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any
 
 
 def member(kind: Any) -> Callable[[Members, str], Any]:
-    """Make a function that removes and returns a member of type `kind`, or None if it is missing or null."""
+    """Return a function that removes and returns a member of type `kind`, or None if it is missing or null."""
     decode = msgspec.json.Decoder(kind | None).decode
 
     def take(members: Members, name: str) -> Any:
@@ -118,7 +119,7 @@ def take_number(members: Members, name: str) -> int | None:
 
 
 def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], str]) -> list[str]:
-    """Remove and return a text, or a list of 1 to `limit` texts, which pass `check`. Raises RequestError."""
+    """Remove and return a text, or a list of 1 to `limit` texts. Each one must pass `check`. Raises RequestError."""
     raw = members.get(name)
     written = b"" if raw is None else bytes(raw)
     if written[:1] == b'"':
@@ -130,12 +131,14 @@ def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], 
         return [check(text)]
     if _TOKENS.match(written):
         raise BadRequest(
-            f"token arrays are not taken, as the model has a tokenizer of its own; send text (in LangChain: "
+            f"token arrays are not supported, because the model has its own tokenizer; send text (in LangChain: "
             f"check_embedding_ctx_length=False) - at `$.{name}`"
         )
     texts = _take_texts(members, name)
     if texts is None:
-        raise BadRequest(f"Object missing required field `{name}`; expected a text, or a list of texts - at `$.{name}`")
+        raise BadRequest(
+            f"Object missing required field `{name}`; expected a string, or a list of strings - at `$.{name}`"
+        )
     if isinstance(texts, str):
         return [check(texts)]
     if not texts:
@@ -146,7 +149,7 @@ def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], 
 
 
 def refuse(members: Members, unserved: Unserved) -> None:
-    """Remove unserved members. Raises BadRequest unless their values ask for nothing."""
+    """Remove unsupported members. Raises BadRequest unless their values request nothing."""
     for name in members.keys() & unserved.keys():
         value = bytes(members.pop(name)).translate(None, b" \t\r\n")
         if value not in _NOTHING and (name, value) != ("top_logprobs", b"0"):
@@ -154,36 +157,38 @@ def refuse(members: Members, unserved: Unserved) -> None:
 
 
 class Format(msgspec.Struct, gc=False):
-    """Requested format of the answer."""
+    """The requested format of the answer."""
 
     type: str
 
 
 def check_format(format: Format | None, model: ServedModel, name: str, place: str) -> None:
-    """Raise BadRequest for a format other than text if the model's target doesn't see the parameter `name`."""
+    """Raise BadRequest for a format other than text if the model's target doesn't receive the parameter `name`."""
     if format is not None and format.type != "text" and not model.sees(name):
-        reason = f"does not name {name} in its attribute together" if model.seen else "takes no parameters"
+        reason = f"does not list {name} in its attribute together" if model.seen else "takes no parameters"
         raise BadRequest(
-            f"the model cannot answer in the format {format.type[:40]!r}, as its target {reason} and so never sees it; ask for "
-            f"JSON in a message, and leave it out - at `{place}`"
+            f"the model cannot answer in the format {format.type[:40]!r}, as its target {reason} and so never receives it; ask for "
+            f"JSON in a message, and leave this out - at `{place}`"
         )
 
 
 def drop_user(members: Members, model: ServedModel) -> None:
-    """Drop `user` if the target doesn't see it. Then equal requests of different users share an answer."""
+    """Drop `user` if the target doesn't receive it, so that identical requests from different users share an answer."""
     if not model.sees("user"):
         members.pop("user", None)
 
 
 def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
-    """Make a function that joins the remaining members into parameters, a JSON object or b""."""
+    """Return a function that joins the remaining members into parameters (a JSON object or b"")."""
     limit = settings.max_parameters
 
     def parameters(members: Members) -> bytes:
         if not members:
             return b""
         if len(members) > limit:
-            raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are allowed")
+            raise BadRequest(
+                f"{len(members)} members are passed to the model as parameters; at most {limit} are allowed"
+            )
         text = _object(members)
         try:
             return checked_parameters(msgspec.Raw(text), limit)
@@ -200,8 +205,8 @@ def _object(members: Members) -> bytes:
 
 
 def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Converse | None = None) -> ReadInSteps:
-    """Make a reader of long bodies from `make`, the reader of short bodies, which gets placeholders for long members. The member
-    `name` has the texts or messages. `converse` renders messages."""
+    """Return a reader of long bodies based on `make`, the reader of short ones, which gets placeholders for long members. The texts
+    or messages are in the member `name`. `converse` renders messages."""
     limit, max_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
@@ -222,7 +227,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
         if conversation is not None:
             members[name] = _ONE_MESSAGE
         yield 0
-        exchange = make(cast(Any, members), options, known)  # Only parameters are left in `members` after this.
+        exchange = make(cast(Any, members), options, known)  # After this, only parameters are left in `members`.
         parameters = {member: long.get(member, raw) for member, raw in members.items()}
         if conversation is not None:
             text, parameters["messages"] = conversation
@@ -235,7 +240,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
 
 
 def _count(text: bytes, limit: int) -> Steps[int]:
-    """Return the number of elements of a long array, at most `limit` + 1, or 1 for any other value."""
+    """Return the number of elements of a long array (at most `limit` + 1), or 1 for any other value."""
     if text[:1] != b"[" or _TOKENS.match(text):  # `take_inputs` refuses token arrays.
         return 1
     elements = yield from split(text, limit)
@@ -244,7 +249,7 @@ def _count(text: bytes, limit: int) -> Steps[int]:
 
 def _joined(members: Members, limit: int) -> Steps[bytes]:
     if len(members) > limit:
-        raise BadRequest(f"{len(members)} members reach the model as parameters; at most {limit} are allowed")
+        raise BadRequest(f"{len(members)} members are passed to the model as parameters; at most {limit} are allowed")
     text = _object(members)
     yield 0
     try:
@@ -260,14 +265,14 @@ def check_messages(text: bytes, name: str) -> Steps[None]:
         return
     if (yield from split(text, MOST_MESSAGES)) is None:
         raise PayloadTooLarge(
-            f"more than {MOST_MESSAGES} messages, the limit for one request; join some - at `$.{name}`"
+            f"more than {MOST_MESSAGES} messages, the limit for one request; join some of them - at `$.{name}`"
         )
     pages = Pages(text, known=True)
     for _ in pages:
         yield 0
         if pages.commas > MOST_VALUES:
             raise PayloadTooLarge(
-                f"the messages hold more than {MOST_VALUES} values, the limit for one request; join their parts - at `$.{name}`"
+                f"the messages contain more than {MOST_VALUES} values, the limit for one request; join their parts - at `$.{name}`"
             )
 
 
@@ -280,7 +285,7 @@ def _at(name: str, exc: Exception, raw: bytes) -> str:
 
 
 def openai_codec(read: Reader) -> Codec:
-    """Make the codec of a route from the reader of its bodies."""
+    """Return the codec of a route, given the reader of its bodies."""
     return Codec(open=_opener(read), encode_error=encode_openai_error, limit_lines=RateLimitHeaders.lines_and_counts)
 
 
@@ -288,9 +293,9 @@ def _opener(read: Reader) -> OpenHead:
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
     ) -> tuple[RequestOptions, Reader]:
-        target.refuse_named("name the model in the body, and ask /v1/inference for a version")
+        target.refuse_named("name the model in the body; to choose a version, use /v1/inference")
         if options.task:
-            raise BadRequest("this API does not support `Prefer: respond-async`; ask /v1/inference for a task")
+            raise BadRequest("this API does not support `Prefer: respond-async`; use /v1/inference for tasks")
         fields = dict(head.fields)
         options = _shortened(options, fields.get(b"x-stainless-read-timeout", b""))
         if not _RETRIES.fullmatch(fields.get(b"x-stainless-retry-count", b"")):
@@ -308,6 +313,6 @@ def _opener(read: Reader) -> OpenHead:
 
 
 def _shortened(options: RequestOptions, value: bytes) -> RequestOptions:
-    """Shorten the timeout to `value`, the seconds after which the client gives up."""
+    """Limit the timeout to `value`, the seconds after which the client gives up."""
     seconds = float(value) if _SECONDS.fullmatch(value) else 0.0
     return msgspec.structs.replace(options, timeout=seconds) if 0.0 < seconds < options.timeout else options

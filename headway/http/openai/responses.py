@@ -1,6 +1,6 @@
 """Codec of POST /v1/responses. Instructions and input form a conversation, which the model answers with text.
 
-Responses are not stored. Models give whole outputs, so a stream sends all events of a response at once.
+Responses are not stored. Models return complete outputs, so a stream sends all events of a response at the same time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ from headway.http.openai.members import (
 )
 from headway.model import RequestOptions
 
-_STORED = "responses are not stored; send the whole conversation as `input`, and leave it out"
-_TOOLS = "tools are not served, as the model gives text only; describe them in `instructions`, and leave them out"
+_STORED = "responses are not stored; leave this out, and send the whole conversation as `input`"
+_TOOLS = (
+    "tools are not supported, because the model returns only text; leave them out, and describe them in `instructions`"
+)
 _UNSERVED = {
     "tools": _TOOLS,
     "tool_choice": _TOOLS,
     "previous_response_id": _STORED,
     "conversation": _STORED,
-    "background": "responses in the background are not served; ask /v1/inference for a task, or leave it out",
-    "prompt": "stored prompts are not served; send their text as `input`, and leave it out",
-    "include": "a response has only text and usage; leave it out",
-    "modalities": "the model gives text only; leave it out",
-    "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
+    "background": "background responses are not supported; leave this out, or use /v1/inference for tasks",
+    "prompt": "stored prompts are not supported; leave this out, and send their text as `input`",
+    "include": "a response has only text and usage; leave this out",
+    "modalities": "the model returns only text; leave this out",
+    "top_logprobs": "log probabilities are not supported, because the model returns only text; leave this out",
 }
 _DROPPED = ("store", "stream_options", "parallel_tool_calls", "max_tool_calls", "truncation")
 
@@ -87,7 +89,7 @@ SETTLED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     **_UNSET,
 }
-"""Members of the answer that don't depend on the model, with their defaults."""
+"""Members that the answer repeats from the request, with their defaults. Some clients don't accept null for a number."""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -109,7 +111,7 @@ _ONE_ITEM = msgspec.Raw(b'""')
 
 
 def responses_reader(settings: Settings) -> Reader:
-    """Make the reader of request bodies. Raises SettingError if a chat template can't be used."""
+    """Return the reader of request bodies. Raises SettingError if a chat template can't be used."""
     parameters = parameters_reader(settings)
     render_for = templates(settings, load_template)
 
@@ -158,7 +160,7 @@ def _messages(members: Members) -> list[Message]:
     if isinstance(sent, str):
         return [*messages, {"role": "user", "content": sent}]
     if not sent:
-        raise BadRequest("Expected a text, or at least one message with `role` and `content` - at `$.input`")
+        raise BadRequest("Expected a string, or at least one message with `role` and `content` - at `$.input`")
     return [*messages, *[_message(place, item) for place, item in enumerate(sent)]]
 
 
@@ -174,7 +176,9 @@ def _message(place: int, item: _Item) -> Message:
     where = f"$.input[{place}]"
     if item.type != "message":
         kind = item.type[:40]
-        raise BadRequest(f"an item of type {kind!r} is not taken, only messages; send its text in one - at `{where}`")
+        raise BadRequest(
+            f"an item of type {kind!r} is not supported, only messages are; send its text in a message - at `{where}`"
+        )
     if item.role is None or item.content is None:
         missing = "role" if item.role is None else "content"
         raise BadRequest(f"Object missing required field `{missing}` - at `{where}`")
@@ -182,7 +186,7 @@ def _message(place: int, item: _Item) -> Message:
 
 
 def _text_options(members: Members, model: ServedModel) -> Any:
-    """Check the member `text`, which stays a parameter, and return the answer's copy of it. Raises BadRequest."""
+    """Check the member `text`, which remains a parameter, and return the copy of it for the answer. Raises BadRequest."""
     raw = members["text"]
     options = _take_text_options(members, "text")
     members["text"] = raw
@@ -193,8 +197,8 @@ def _text_options(members: Members, model: ServedModel) -> Any:
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """Writer of the answer to one request. `model` is the name that the client sent. With `stream`, the answer is server-sent
-    events. `echoed` are the members that depend only on the request."""
+    """Writes the answer to one request. `model` is the name that the client sent. If `stream`, the answer is server-sent events.
+    `echoed` has the members that depend only on the request."""
 
     model: str
     stream: bool
@@ -223,7 +227,7 @@ class _Writer(msgspec.Struct, frozen=True):
 
 
 def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any], text: str) -> Iterator[bytes]:
-    """Yield the server-sent events of a response in pieces. In them, HOLE may stand for a large `text`."""
+    """Yield the server-sent events of a response in pieces. They may contain HOLE in place of a large `text`."""
     open_members = dict.fromkeys(("completed_at", "incomplete_details", "usage"))
     begun = {**head, "status": "in_progress", **open_members, "output": []}
     (part,) = message["content"]

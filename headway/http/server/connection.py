@@ -1,16 +1,16 @@
-"""Connection of one client: an asyncio protocol around a reader, the request in hand, and a writer.
+"""The connection of one client: an asyncio protocol that combines a reader, the current request, and a writer.
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED ──▶ IDLE
-    DROP       answered before the whole body arrived; the rest of the body is dropped
+    DROP       answered before the whole body arrived; the rest of the body is discarded
     BLOCKED    answered, but the client has not read the whole answer yet
     WAITING    answered enough requests in this turn of the event loop; continues in a later turn
-    LINGERING  refused for good; all further bytes are dropped
+    LINGERING  refused for good; all further bytes are discarded
 
-- A connection handles one request at a time. Bytes of later requests are buffered until its answer is written, so answers
-  leave in the order of the requests.
-- There are no timers. The listener calls `inspect` on every connection from time to time, which enforces all time-outs.
-- A client that closes its sending side counts as gone. Only a write could distinguish a closed connection from a half-closed
-  one, and by then a GPU would have worked in vain.
+- A connection handles one request at a time. Bytes of later requests are buffered until its answer is written, so answers are sent in
+  the order of the requests.
+- There are no timers. The listener calls `inspect` on every connection from time to time, which enforces all timeouts.
+- A client that closes its sending side counts as gone. Only a write could tell a closed connection from a half-closed one, and by then a
+  GPU would have done the work for nothing.
 """
 
 from __future__ import annotations
@@ -42,54 +42,55 @@ log = get_logger(__name__)
 IDLE, HEAD, BODY, ASKED, DROP, BLOCKED, WAITING, LINGERING, CLOSED = range(9)
 
 REQUESTS_PER_TURN = 4
-"""Requests that a connection may start in one turn of the event loop. Further pipelined requests wait for later turns."""
+"""Number of requests that a connection may start in one turn of the event loop. Further pipelined requests wait for later turns."""
 
 FAR = 4 << 20
-"""Bytes that a client with a quota may send ahead of its answers. Only while they are read does a hang-up show."""
+"""Number of bytes that a client with a quota may send ahead of its answers. A hang-up is only noticed while these are being
+read."""
 
 UNCOUNTED = 4_096
-"""Bytes that a client may send ahead of its answers before they count towards its quota."""
+"""Number of bytes that a client may send ahead of its answers before they count towards its quota."""
 
 TURNED_AWAY = 64
-"""Number of refused connections beyond the limit that may linger. Further connections close right after their answer."""
+"""Number of connections refused over the limit that may linger. Others close right after their answer."""
 
 
 class InHand(Protocol):
-    """Request that its connection has yet to answer."""
+    """A request that its connection has yet to answer."""
 
     @property
     def shown(self) -> str:
-        """Public request id, `req_…`."""
+        """The public request id, `req_…`."""
 
     @property
     def tier(self) -> str:
-        """Tier under which a refusal is counted. It is `none` until the principal is known."""
+        """The tier under which a refusal is counted. It is `none` until the principal is known."""
 
     def take(self, content: bytes) -> None:
-        """Take a piece of the body."""
+        """Accept a piece of the body."""
 
     def complete(self) -> None:
-        """Process the request, whose body is complete."""
+        """Process the request, now that its body is complete."""
 
     def resume(self) -> None:
-        """Continue the answer. The client has read everything written so far."""
+        """Continue the answer, because the client has read everything written so far."""
 
     def leave(self) -> None:
-        """Drop the request, whose client has left."""
+        """Drop the request, because its client has left."""
 
     def reject(self, error: RequestError) -> bool:
-        """Drop the request, which is refused. Return False if part of its answer is written already."""
+        """Drop the request, because it is refused. Return False if part of its answer has already been written."""
 
     def write_error(self, error: AnyError) -> None:
         """Answer with an error."""
 
 
 class Connection(asyncio.Protocol):
-    """Connection with ordinary routes only. `FastPathConnection` adds the inference routes.
+    """A connection that has only ordinary routes. `FastPathConnection` adds the inference routes.
 
-    `far` is the number of bytes that a client may send ahead of its answers. `since` is the monotonic start of the current
-    time-out. A `brief` connection closes right after a refusal, because too many linger. `unsent` counts the bytes of a large
-    answer that are made but not yet written. For `owner`, `reserved` and `unfetched` see CountedConnection."""
+    `far` is the number of bytes that a client may send ahead of its answers. `since` is the monotonic time at which the current
+    timeout started. A `brief` connection closes right after a refusal, because too many are lingering. `unsent` is the number of
+    bytes of a large answer that are made but not yet written. For `owner`, `reserved` and `unfetched` see CountedConnection."""
 
     far = MOST_BUFFERED
 
@@ -120,7 +121,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        # Call `pause_writing` as soon as the kernel's buffer is full. Then nothing more is read from the client.
+        # Call `pause_writing` as soon as the kernel's buffer is full, so that nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
         context = self.context
@@ -170,7 +171,7 @@ class Connection(asyncio.Protocol):
     # Requests.
 
     def advance(self) -> None:
-        """Process the received bytes, as far as the request in hand allows."""
+        """Process the received bytes, as far as the current request allows."""
         left = REQUESTS_PER_TURN
         reader = self.reader
         try:
@@ -205,7 +206,7 @@ class Connection(asyncio.Protocol):
             self.advance()
 
     def _take_head(self) -> bool:
-        """Start the next request if its head is complete. Return False if the head is incomplete."""
+        """Start the next request. Return False if its head is still incomplete."""
         reader = self.reader
         try:
             complete = reader.read_head()
@@ -227,7 +228,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def serve(self, head: Head, raw: bytes, id: str) -> None:
-        """Start request `id`. `raw` is its head as it arrived."""
+        """Start request `id`. `raw` is its head as received."""
         request = self.in_hand = RouteInHand(self, id, self.context.encode_error)
         request.begin(head)
 
@@ -236,7 +237,7 @@ class Connection(asyncio.Protocol):
         try:
             content = reader.read_body()
         except RequestError as exc:
-            if request is None:  # The request is answered already.
+            if request is None:  # The request has already been answered.
                 self.linger()
             else:
                 self.reject(exc)
@@ -251,7 +252,7 @@ class Connection(asyncio.Protocol):
             request.complete()
 
     def finish(self) -> None:
-        """End the request in hand, which is answered. Wait for the next request, or close."""
+        """Finish the current request, which has been answered. Then wait for the next one, or close."""
         self.in_hand = None
         if self.writer.last or self.context.closing:
             if self.reader.buffer:
@@ -266,7 +267,7 @@ class Connection(asyncio.Protocol):
             self.since = monotonic()
 
     def finish_before_body(self) -> None:
-        """End the request in hand, which is answered. Drop the rest of its body."""
+        """Finish the current request, which has been answered, and discard the rest of its body."""
         self.in_hand = None
         self.context.quotas.reserve(self, 0)
         self.phase = DROP
@@ -275,7 +276,7 @@ class Connection(asyncio.Protocol):
     # Refusals.
 
     def refuse(self, error: RequestError, head: Head, counted: bool = False) -> None:
-        """Refuse the request in hand before reading its body. `counted` is True if the refusal is counted already."""
+        """Refuse the current request before reading its body. `counted` is True if the refusal has already been counted."""
         request = _owed(self)
         self.context.trace_head(head, request.shown, error, self.since)
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
@@ -313,8 +314,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def linger(self) -> None:
-        """Close the sending side, but read on for a moment. Closing with unread bytes would reset the connection, and a client
-        that is still sending could lose the answer (RFC 9112, section 9.6)."""
+        """Close the sending side, but continue to read for a moment. Closing with unread bytes would reset the connection, and a
+        client that is still sending might lose the answer (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
         self.reader.close()
@@ -329,8 +330,8 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def drop(self) -> None:
-        """Drop the bytes that arrived after the last answer, and read more in the connection's next turn. Without turns, a client
-        that sends megabytes would keep the event loop from all others."""
+        """Discard the bytes received since the last answer, and read more in the connection's next turn. Without turns, a client
+        that sends megabytes would block the event loop for everyone else."""
         self.reader.drop()
         if self.phase == LINGERING:
             self.gate.hold()
@@ -339,7 +340,7 @@ class Connection(asyncio.Protocol):
     # Called by the listener.
 
     def inspect(self, now: float) -> None:
-        """Enforce the time-outs. `now` is monotonic seconds."""
+        """Enforce the timeouts. `now` is the monotonic time."""
         context, phase, waited, unread = self.context, self.phase, now - self.since, self.unread
         late = waited > context.read_timeout
         if unread.since:
@@ -354,7 +355,7 @@ class Connection(asyncio.Protocol):
                 self.transport.close()
         elif phase == DROP:
             if late:
-                self.linger()  # The request is answered, so there is no error to send.
+                self.linger()  # The request has been answered, so there is no error to send.
         elif phase == HEAD or self.reader.open:
             if late:
                 part, limit = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
@@ -364,10 +365,10 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def retire(self) -> None:
-        """Make the next answer the last, because the listener is closing."""
+        """Make the next answer the last one, because the listener is closing."""
 
     def shutdown(self) -> None:
-        """Close at once. The socket closes in the next turn of the event loop, but doesn't count as open any more."""
+        """Close immediately. The socket is closed in the next turn of the event loop, but no longer counts as open."""
         self.context.connections.discard(self)
         self.transport.abort()
 
@@ -378,16 +379,17 @@ class Connection(asyncio.Protocol):
         self.context.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _keep_ahead(self) -> None:
-        """Buffer bytes that were sent ahead of the answer in hand, and read on to notice a hang-up.
+        """Buffer bytes that were sent ahead of the current answer, and continue to read so that a hang-up is noticed.
 
-        A connection with too many such bytes stops reading. If its owner has too many, it drops them, and will close."""
+        If there are too many such bytes, the connection stops reading. If its owner has too many, it discards them, and will
+        close."""
         ahead = self.reader.waiting
         quotas = self.context.quotas
         if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):
             if self.phase == WAITING:
                 self.reject(quotas.no_room(self))
                 return
-            self.reader.drop(keep=1)  # One byte makes `finish` linger, because more bytes are on their way.
+            self.reader.drop(keep=1)  # One byte makes `finish` linger, because more bytes are in transit.
             self.writer.last = True
             self.retire()
             self.gate.read_on()
@@ -398,11 +400,12 @@ class Connection(asyncio.Protocol):
 
 
 class RouteInHand(msgspec.Struct, eq=False):
-    """Request to an ordinary route, or bytes that aren't a valid request; see InHand.
+    """A request to an ordinary route, or bytes that aren't a valid request; see InHand.
 
-    Each answer gets the header lines `marks`, which end with a line break. `request` is None if no route gets the request.
-    `upload` is the maximum size of the body in bytes if the route allows more than usual, or 0. `expects` is True while the
-    client waits for `100 Continue`, and `sending` once a streamed answer has begun. `written` is set when the client has read all."""
+    Each answer gets the header lines `marks`, which end with a line break. `request` is None if no route receives the request.
+    `upload` is the maximum size of the body in bytes if the route allows more than usual, otherwise 0. `expects` is True while the
+    client waits for `100 Continue`, and `sending` once a streamed answer has started. `written` is set when the client has read
+    everything."""
 
     connection: Connection
     id: str
@@ -449,7 +452,7 @@ class RouteInHand(msgspec.Struct, eq=False):
         if self.request is None:
             return
         connection = self.connection
-        if self.upload:  # An upload may take long at a minimum rate.
+        if self.upload:  # An upload may take long, as long as it keeps a minimum rate.
             connection.since = min(monotonic(), connection.since + len(content) / SLOWEST)
         if self.request.feed(content) > MOST_BUFFERED:
             connection.gate.hold()
@@ -524,7 +527,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             return refuse(request, Failure(INTERNAL, UNFORESEEN))
 
     async def _stream(self, request: Request, response: StreamedAnswer) -> None:
-        """Write an answer piece by piece. Each piece waits until the client has read all earlier pieces."""
+        """Write an answer piece by piece. Each piece is written only after the client has read all previous pieces."""
         connection, empty = self.connection, request.method == "HEAD"
         transport, writer = connection.transport, connection.writer
         chunked = not writer.last and "content-length" not in response.headers
@@ -547,7 +550,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             transport.write(b"0\r\n\r\n")
 
     def _leaves_body(self) -> bool:
-        """Return True if the connection must close, because the rest of the body may be long or never arrive."""
+        """Return True if the connection must close because the rest of the body may be long or never arrive."""
         reader = self.connection.reader
         return reader.open and (self.expects or not 0 <= reader.missing <= MOST_BUFFERED)
 
@@ -564,14 +567,16 @@ class RouteInHand(msgspec.Struct, eq=False):
             connection.linger()
         else:
             connection.finish_before_body()
-        if connection.phase == IDLE and connection.reader.buffer:  # An ordinary route may be slow: let others run.
+        if (
+            connection.phase == IDLE and connection.reader.buffer
+        ):  # Let other tasks run, because an ordinary route may be slow.
             connection.wait_turn()
         else:
             connection.advance()
 
 
 def _owed(connection: Connection) -> InHand:
-    """Return the request in hand, or a new one if the client sent no valid request."""
+    """Return the current request, or a new one if the client didn't send a valid request."""
     if connection.in_hand is None:
         connection.in_hand = RouteInHand(connection, connection.context.new_id(), connection.context.encode_error)
     return connection.in_hand

@@ -1,4 +1,4 @@
-"""State that all connections of one listener share, and the watch on clients that don't read or hang up."""
+"""State shared by all connections of a listener, and detection of clients that don't read or hang up."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from headway.runtime.protocol_hints import ProtocolHints
 from headway.runtime.request_id import NewId
 
 STREAM_BYTES = 64 * 1024
-"""Kernel send buffer of a stream in bytes. The default is megabytes, which is hours of a quiet stream."""
+"""Size in bytes of the kernel's send buffer for a stream. The default is megabytes, which can hold hours of a quiet stream."""
 STREAM_SILENCE = 30.0
-"""Seconds without an acknowledgement after which a stream ends, because the client's host or network is gone."""
+"""Seconds without an acknowledgement after which a stream ends, because the client's host or network must be gone."""
 
 
 class Hangups:
-    """Watches sockets of one listener for hang-ups while reading is paused."""
+    """Watches sockets of a listener for hang-ups while reading is paused."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -38,7 +38,7 @@ class Hangups:
         self._poll: select.epoll | None = None
 
     def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
-        """Call `gone` once when the peer of a socket hangs up."""
+        """Call `gone` once if the peer of a socket hangs up."""
         if sys.platform != "linux":
             return
         if self._poll is None:
@@ -49,7 +49,7 @@ class Hangups:
 
     def forget(self, descriptor: int) -> None:
         if self._watched.pop(descriptor, None) is not None and self._poll is not None:
-            with contextlib.suppress(OSError):  # It is closed.
+            with contextlib.suppress(OSError):  # It is already closed.
                 self._poll.unregister(descriptor)
 
     def close(self) -> None:
@@ -70,8 +70,8 @@ class Hangups:
 
 
 class ReadGate:
-    """Pauses and resumes reading from one client. `descriptor` is the socket's, or -1. `held` is True while reading is paused,
-    and `paused` while the client is also watched for a hang-up."""
+    """Pauses and resumes reading from a client. `descriptor` is the socket's, or -1. `held` is True while reading is paused, and
+    `paused` while the client is also being watched for a hang-up."""
 
     __slots__ = ("_hangups", "_transport", "descriptor", "held", "paused")
 
@@ -92,7 +92,7 @@ class ReadGate:
                 self._transport.resume_reading()
 
     def watch(self, gone: Callable[[], None]) -> None:
-        """Pause reading, and call `gone` when the client hangs up."""
+        """Pause reading, and call `gone` if the client hangs up."""
         if not self.paused:
             self.paused = True
             self._hangups.watch(self.descriptor, gone)
@@ -110,7 +110,7 @@ class ReadGate:
 
 
 def bound(transport: asyncio.BaseTransport) -> None:
-    """Limit the bytes that the kernel buffers for a stream, and the time it waits for an acknowledgement."""
+    """Limit how many bytes the kernel buffers for a stream, and how long it waits for an acknowledgement."""
     connected = transport.get_extra_info("socket")
     if connected is None:
         return
@@ -121,7 +121,7 @@ def bound(transport: asyncio.BaseTransport) -> None:
 
 
 class Unread:
-    """Written bytes that the client hasn't read. `since` is the monotonic time of the oldest byte, or 0.0."""
+    """Written bytes that the client hasn't read yet. `since` is the monotonic time of the oldest byte, or 0.0."""
 
     __slots__ = ("_left", "_moved", "_total", "since")
 
@@ -135,11 +135,11 @@ class Unread:
         self._total = self._left = transport.get_write_buffer_size()
 
     def count_whole(self, since: float, total: int) -> None:
-        """Measure the speed over an answer of `total` bytes that is sent in pieces and unread since `since`."""
+        """Measure the speed over an answer of `total` bytes that is sent in pieces and has been unread since `since`."""
         self.since, self._total = since, total
 
     def overdue(self, transport: asyncio.WriteTransport, now: float, timeout: float, slowest: float) -> bool:
-        """Return True if the client has read nothing for `timeout` seconds, or less than `slowest` bytes per second."""
+        """Return True if the client has read nothing for `timeout` seconds, or fewer than `slowest` bytes per second."""
         left = transport.get_write_buffer_size()
         if left < self._left:
             self._left, self._moved = left, now
@@ -150,20 +150,20 @@ LINGER = 1.0
 """Seconds for which a refused client may continue to send."""
 
 GRACE = 1.0
-"""Idle seconds after which a closing listener closes a connection."""
+"""Number of idle seconds after which a closing listener closes a connection."""
 
 LARGE = 1 << 16
-"""Size in bytes from which a body or an answer is processed in turns, because it may take tens of milliseconds."""
+"""Minimum size in bytes of a body or answer that is processed in turns, because it may take tens of milliseconds."""
 SLOWEST = 16_384
-"""Minimum bytes per second at which a client must read its answer or send an upload."""
+"""Minimum rate in bytes per second at which a client must read its answer or send an upload."""
 
 
 class ConnectionContext:
-    """State shared by a listener's connections.
+    """State shared by the connections of a listener.
 
-    Connections leave `spare` file descriptors for other uses: from the descriptor number `fd_ceiling` on, new connections are
-    refused, and from `fd_brief_at` on, they close at once instead of lingering. Connections that pipeline many requests wait for
-    `turns`; lingering connections, whose bytes are dropped, wait for `drops`. If `closing`, each answer is its connection's last.
+    Connections leave `spare` file descriptors for other uses. From descriptor number `fd_ceiling` on, new connections are refused;
+    from `fd_brief_at` on, they close immediately instead of lingering. Connections that pipeline many requests wait for `turns`.
+    Lingering connections, whose bytes are discarded, wait for `drops`. If `closing`, each connection closes after its next answer.
     `shut` is set once the port has closed: idle connections close, and long polls are answered. `tasks` run ordinary routes."""
 
     label = "admin"
@@ -196,7 +196,7 @@ class ConnectionContext:
         self.refresh()
 
     def fit(self, connections: int) -> None:
-        """Limit the number of connections, because there are no more descriptors."""
+        """Limit the number of connections to the number of available descriptors."""
 
     def max_body_of(self, head: Head) -> int:
         return self.max_body
@@ -208,7 +208,7 @@ class ConnectionContext:
         self.closing = True
 
     def close(self) -> None:
-        """Close idle connections too, because the port closes."""
+        """Retire the connections and, because the port is closing, also close the idle ones."""
         self.retire()
         self.shut.set()
 
@@ -222,7 +222,7 @@ class ConnectionContext:
             await self._left.wait()
 
     def refused(self, error: RequestError, tier: str | None) -> None:
-        """Count a refusal under a tier. `tier` is None if the refusal is counted already."""
+        """Count a refusal under a tier. `tier` is None if the refusal has already been counted."""
         if isinstance(error, OtherProtocol):
             self._hints.tell(error.kind)
         if tier is not None:
@@ -237,4 +237,4 @@ class ConnectionContext:
         """Record the span of a request that is refused before its body is read."""
 
     def trace_answer(self, request: Request, status: int, begun: float) -> None:
-        """Record the span of an ordinary route that answers with an error."""
+        """Record the span of a request to an ordinary route that answered with an error."""

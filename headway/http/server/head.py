@@ -1,8 +1,8 @@
-"""Strict parser of request heads: request line and header. A head is parsed as a whole.
+"""Strict parser for request heads, which consist of the request line and the header. It parses a head as a whole.
 
-llhttp (through httptools) checks the syntax. This module also rejects everything that a proxy in front could understand
-differently: no or several Host headers, a request line that isn't three words, transfer codings other than `chunked`, repeated
-headers that must be unique, and a slash in the path written as %2F.
+llhttp (through httptools) checks the syntax. This module also rejects everything that a proxy in front might interpret differently: no
+Host header or several, a request line that isn't three words, transfer codings other than `chunked`, repeated headers that must be
+unique, and a slash in the path written as %2F.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
 _HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
-"""Start of a TLS handshake: type and version of its record."""
+"""Start of a TLS handshake: the type and version of its record."""
 _HTTP2 = b"PRI * HTTP/2"
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
 MOST_MEMBERS = 100
-"""Maximum number of members of a query. Parsing a header full of them takes several milliseconds, which no quota covers."""
+"""Maximum number of members in a query. Parsing a query that fills the header takes several milliseconds, which no quota covers."""
 _MOST_DIGITS = 20
-"""Maximum number of digits of a 64-bit Content-Length."""
+"""Maximum number of digits in a 64-bit Content-Length."""
 
 _NAMES = b"/v1/models/", b"/v2/models/"
-"""Prefixes of paths with a model's name, which may contain %2F because it is never used as a path."""
+"""Prefixes of paths that contain a model's name. The name may contain %2F, because it is never used as a path."""
 
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _LOOKED_AT = _LISTS | {
@@ -50,10 +50,10 @@ _LOOKED_AT = _LISTS | {
 
 
 class Head:
-    """Head of one request.
+    """The head of one request.
 
-    `target` is exactly as in the request line. Names in `fields` are lower case. `single` has the values of the fields in
-    `_LOOKED_AT`, with the lines of a list joined by commas. `length` is the size of the body in bytes, or -1 for a chunked body.
+    `target` is exactly as in the request line. The names in `fields` are lower case. `single` has the values of the fields in
+    `_LOOKED_AT`; repeated list fields are joined by commas. `length` is the size of the body in bytes, or -1 for a chunked body.
     `keep` is True if the connection may serve another request. `expects` is True if the client waits for `100 Continue`."""
 
     __slots__ = ("expects", "fields", "keep", "length", "method", "single", "target", "version")
@@ -70,7 +70,7 @@ class Head:
 
 
 class OtherProtocol(BadRequest):
-    """The client speaks another protocol than the port. For `kind` see `protocol_hints`."""
+    """The client speaks a different protocol from the port. For `kind` see `protocol_hints`."""
 
     def __init__(self, message: str, kind: tuple[str, str]) -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ class _HeaderEvents(msgspec.Struct, eq=False):
 
 
 def read_head(raw: bytes) -> Head:
-    """Parse one complete head, with its empty line. Raises RequestError if it is malformed or ambiguous."""
+    """Parse a complete head, including its empty line. Raises RequestError if it is malformed or ambiguous."""
     line = _REQUEST_LINE.match(raw)
     if line is None:
         raise _bad_line(raw)
@@ -105,11 +105,11 @@ def read_head(raw: bytes) -> Head:
     except httptools.HttpParserError as exc:
         raise BadRequest(f"the header is malformed: {exc}") from None
     if not events.complete:
-        raise BadRequest("the header is malformed: it does not end at its empty line")
+        raise BadRequest("the header is malformed: it is still incomplete at the empty line that should end it")
     if b"#" in target:
-        raise BadRequest(f"the target {shorten(target)} has a fragment; leave out # and everything after it")
+        raise BadRequest(f"the target {shorten(target)} has a fragment; remove # and everything after it")
     if b"%2f" in target.partition(b"?")[0].lower() and not target.startswith(_NAMES):
-        raise BadRequest("the path contains %2F, which only some servers take for a slash; write / instead")
+        raise BadRequest("the path contains %2F, which only some servers treat as a slash; write / instead")
     head = Head(method, target, version.decode(), events.fields)
     _check_fields(head)
     return head
@@ -138,34 +138,34 @@ def _check_fields(head: Head) -> None:
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
-    """Return an error if an incomplete head can't become valid, or None. An earlier call has accepted the first `seen` bytes.
-    Without this check, a client that speaks another protocol would wait for the header time-out."""
+    """Return an error if an incomplete head can't become valid, otherwise None. The first `seen` bytes were accepted by an earlier
+    call. Without this check, a client that speaks another protocol would wait for the header timeout."""
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
         good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)
         if good is None:
             return _bad_line(partial)
     if _STRAY.search(partial, max(seen - 1, 0)):
-        return BadRequest("the header is malformed: a CR or LF stands alone, or there is a NUL in it")
+        return BadRequest("the header is malformed: it contains a bare CR, a bare LF or a NUL")
     return None
 
 
 def _bad_line(raw: bytes) -> BadRequest:
     if _HANDSHAKE.match(raw):
-        message = "a TLS handshake came to a port that speaks plain HTTP; ask http:// instead of https://"
+        message = "received a TLS handshake on a port that speaks plain HTTP; use http:// instead of https://"
         return OtherProtocol(message, protocol_hints.TLS)
     if raw.startswith(_HTTP2):
-        message = "HTTP/2 came to a port that speaks HTTP/1.1; gRPC has a port of its own, if it is on (grpc_port)"
+        message = "received HTTP/2 on a port that speaks HTTP/1.1; gRPC has its own port, if it is enabled (grpc_port)"
         return OtherProtocol(message, protocol_hints.HTTP2)
     line, newline, _ = raw.partition(b"\n")
     shown = line[:80].decode("ascii", "backslashreplace")
     if newline and _REQUEST_LINE.match(line + b"\r\n"):
-        return BadRequest(f"the request line {shown!r} ends in LF alone; end it, and each line of the header, in CR LF")
+        return BadRequest(f"the request line {shown!r} ends with a bare LF; end it, and every header line, with CR LF")
     return BadRequest(f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1")
 
 
 def past_blank(buffer: bytes) -> bytes:
-    """Skip the blank lines before a request."""
+    """Skip blank lines before a request."""
     blank = _BLANK.match(buffer)
     return buffer[blank.end() if blank else 0 :]
 
@@ -176,22 +176,22 @@ def too_large(limit: int) -> PayloadTooLarge:
 
 
 def too_many_members(query: bytes) -> BadRequest | None:
-    """Return an error if a query (or whole target) has more than MOST_MEMBERS members, or None."""
+    """Return an error if a query (or a whole target) has more than MOST_MEMBERS members, otherwise None."""
     if (members := query.count(b"&") + 1) <= MOST_MEMBERS:
         return None
-    return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
+    return BadRequest(f"the query has {members} members; the limit is {MOST_MEMBERS}; send the rest in the body")
 
 
 def too_long(limit: int) -> RequestError:
     """Return the error for a head of more than `limit` bytes."""
-    return RequestError(f"request line and header exceed {limit} bytes", code=HEADERS_TOO_LARGE)
+    return RequestError(f"the request line and header exceed {limit} bytes", code=HEADERS_TOO_LARGE)
 
 
 _NAMED = ("model", "model_id", "version")
 
 
 class RequestTarget(NamedTuple):
-    """Variable parts of an inference request's target: the decoded placeholders of the path, and the raw query."""
+    """The variable parts of an inference request's target: the decoded placeholders of the path, and the raw query."""
 
     names: Mapping[str, str]
     query: bytes
@@ -204,8 +204,10 @@ class RequestTarget(NamedTuple):
             raise error
         for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
             if name in _NAMED:
-                raise BadRequest(f"the query names `{name}`, which only octets for /v1/predict may do; {instead}")
+                raise BadRequest(
+                    f"the query names `{name}`, which is allowed only for /v1/predict with a body of octets; {instead}"
+                )
 
 
 OpenHead = Callable[[Head, RequestTarget, RequestOptions, "CodecContext"], "tuple[RequestOptions, Reader | None]"]
-"""Return a request's final options, and the reader of its body (None for `Codec.read_json`). Raises RequestError."""
+"""Returns a request's final options, and the reader of its body (None for `Codec.read_json`). Raises RequestError."""

@@ -1,4 +1,4 @@
-"""Listener: one port, its connections, and the order in which it closes.
+"""Listener: a port, its connections, and the order in which it closes.
 
     bind     reserve the address; clients are still refused
     open     accept connections, and inspect them from time to time
@@ -6,8 +6,8 @@
     drain    stop accepting, say `Connection: close`, close idle connections, and wait for the others
     close    cut the remaining connections
 
-A listener survives when the process runs out of file descriptors: while a few are left, it answers new connections with 503.
-`headway.runtime.listening` has the part that deals with sockets.
+A listener survives when the process runs out of file descriptors: while a few are left, it answers new connections with 503. The code
+that deals with sockets is in `headway.runtime.listening`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
 
 SWEEP = 0.5
-"""Seconds between two inspections of all connections, unless a configured time-out is shorter."""
+"""Seconds between two inspections of all connections, unless a configured timeout is shorter."""
 REST = 1.0
 """Seconds between two inspections while there are no connections."""
 
@@ -42,8 +42,8 @@ REST = 1.0
 class Listener(ListeningPort):
     """A listening port. Port 0 lets the system choose.
 
-    `prefix` begins the names of the settings of host and port, for error messages. `make_context` is called within the event
-    loop and makes the context that all connections share. `connect` makes a connection from it."""
+    `prefix` is the prefix of the host and port settings' names, for error messages. `make_context` is called within the event loop,
+    and makes the context shared by all connections. `connect` makes a connection from this context."""
 
     takes_address = True
     """True if this kind of listener binds an address."""
@@ -65,7 +65,7 @@ class Listener(ListeningPort):
 
     @classmethod
     def public(cls, entrance: Entrance, answer: Handler, certificates: Certificates | None = None) -> Listener:
-        """Make the listener for clients. The fast path serves inference routes, and `answer` all other routes."""
+        """Return the listener for clients. The fast path serves inference routes, and `answer` all other routes."""
         from headway.http.inference.context import InferenceContext
         from headway.http.inference.fast_path import FastPathConnection
 
@@ -111,14 +111,14 @@ class Listener(ListeningPort):
             self._context.fit(descriptor_ceiling(self._context.spare) - open_descriptors())
 
     def retire(self) -> None:
-        """Close each open connection with its next answer. Idle connections stay open: a request may be on its way."""
+        """Close each open connection after its next answer. Idle connections stay open, because a request may be in transit."""
         if self._context is not None:
             self._context.retire()
         for connection in self._connections():
             connection.retire()
 
     async def drain(self) -> None:
-        """Stop accepting, close idle connections, and others after their next answer. Return once all are closed."""
+        """Stop accepting, close idle connections, and close the others after their next answer. Return once all are closed."""
         context = self._context
         if context is None:
             return
@@ -155,7 +155,7 @@ class Listener(ListeningPort):
         return [] if self._context is None else cast(list[Connection], list(self._context.connections))
 
     def look(self) -> float:
-        """Schedule an inspection of all connections, and return the seconds until the next call."""
+        """Schedule an inspection of all connections, and return how many seconds remain until the next call."""
         context = self._context
         if context is None:
             return REST
@@ -163,12 +163,12 @@ class Listener(ListeningPort):
         context.fd_ceiling = descriptor_ceiling(context.spare)
         context.fd_brief_at = descriptor_ceiling(context.spare // 2)
         if context.connections:
-            # After a pause of this process, all clients look silent. Timers run before reads, so wait for two turns of the
-            # loop: then everything that has arrived is read.
+            # After this process was paused, all clients look unresponsive. Timers run before reads, so wait for two turns of the
+            # loop, so that everything that has arrived is read first.
             context.loop.call_soon(context.loop.call_soon, self.sweep, monotonic())
         longest = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
         return max(0.01, min(longest, context.read_timeout / 2, context.keep_alive / 2))
 
 
 def _refuse_plain(connection: Connection) -> None:
-    connection.reject(BadRequest("plain HTTP came to a port that speaks TLS; ask https:// instead of http://"))
+    connection.reject(BadRequest("received plain HTTP on a port that speaks TLS; use https:// instead of http://"))

@@ -1,4 +1,4 @@
-"""Listener without a port, for tests of targets. Requests and answers are the same bytes as on a socket."""
+"""A listener without a port, for tests of targets. Requests and answers are the same bytes as on a socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.http.server.listener import Listener
 
 
 class MemoryListener(Listener):
-    """Listener that binds no address. Requests come through `ask`."""
+    """A listener that doesn't bind an address. Requests are sent with `ask`."""
 
     takes_address = False
 
@@ -41,7 +41,7 @@ class MemoryListener(Listener):
 
 
 class MemoryExchange:
-    """Answer to one request. Names in `header` are lower case."""
+    """The answer to a request. The names in `header` are lower case."""
 
     def __init__(self, received: bytes) -> None:
         head, _, self.body = received.partition(END)
@@ -52,7 +52,7 @@ class MemoryExchange:
 
 
 class _MemoryTransport(asyncio.Transport):
-    """Transport that collects the written bytes. When the connection closes, they become the `answer`."""
+    """A transport that collects the written bytes. When the connection closes, they become the `answer`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__({"peername": ("127.0.0.1", 0)})
@@ -86,16 +86,16 @@ class _MemoryTransport(asyncio.Transport):
         return self._closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Do nothing: every byte is taken at once."""
+        """Do nothing, because every byte is accepted immediately."""
 
     def get_write_buffer_size(self) -> int:
         return 0
 
     def pause_reading(self) -> None:
-        """Do nothing: the whole request has been read."""
+        """Do nothing, because the whole request has been read."""
 
     def resume_reading(self) -> None:
-        """Do nothing: the whole request has been read."""
+        """Do nothing, because the whole request has been read."""
 
     def _end(self) -> None:
         self._protocol.connection_lost(None)

@@ -1,9 +1,9 @@
-"""Reader of a connection's requests: bytes in, heads and pieces of bodies out. It does no I/O and reads no clock.
+"""Reader of a connection's requests: bytes in, heads and pieces of bodies out. It does no I/O, and doesn't read the clock.
 
     receive(bytes) ─▶ read_head() ─▶ expect(length) ─▶ read_body() … until `open` is False ─▶ read_head() …
 
 Each request gets new parsers, so nothing can leak from one request into the next. Bytes that a client sends after a request are
-buffered here until the request is answered.
+buffered here until the request has been answered.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from headway.http.server.head import END, Head, past_blank, read_head, suspect, 
 
 _OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _WRAPPING = 8
-"""Maximum number of bytes on the wire per byte of content. A chunk of one byte needs six."""
+"""Maximum number of bytes on the wire per byte of content. A one-byte chunk needs six."""
 
 FREE_PIECES = 2_048
 """Number of pieces of any size that a body may have."""
 PIECE_BYTES = 64
-"""Minimum average size of further pieces in bytes. Real clients send hundreds of bytes and more."""
+"""Minimum average size in bytes of additional pieces. Real clients send hundreds of bytes or more."""
 _CUT_PIECES = 16
-"""Number of pieces that a cut at an empty line counts for."""
+"""Number of pieces that a cut at an empty line counts as."""
 _STRETCH = 8_192
-"""Bytes to feed to the parser between two checks. They may contain a thousand pieces."""
+"""Number of bytes to feed to the parser between two checks. They may contain a thousand pieces."""
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
 class Chunks:
-    """Decoder of a chunked body with at most `limit` bytes of content. It bounds the overhead on the wire, and the work for tiny
-    pieces. A body may have `slack` bytes of chunk extensions and trailers."""
+    """Decoder for a chunked body with up to `limit` bytes of content. It limits the overhead on the wire, and the work caused by
+    tiny pieces. A body may have `slack` bytes of chunk extensions and trailers."""
 
     __slots__ = ("_events", "_limit", "_parser", "_raw", "_slack", "_tail")
 
@@ -51,9 +51,9 @@ class Chunks:
         return self._events.complete
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the content in the next bytes of the body, and the bytes after the body's end. Raises RequestError if the body is
-        malformed or too large, or has too much overhead or too many small pieces."""
-        # A body ends with an empty line. Cut there, so that the parser never sees the next request.
+        """Decode the next bytes of the body. Return their content, and any bytes after the end of the body. Raises RequestError if
+        the body is malformed or too large, or has too much overhead or too many small pieces."""
+        # A body ends with an empty line. Cut there, so that the parser never receives the next request.
         whole, events = self._tail + data, self._events
         cut = len(self._tail)
         try:
@@ -90,7 +90,8 @@ class Chunks:
             )
 
     def _check_announced(self, head: bytes) -> None:
-        """Refuse a chunk that announces too many bytes. `head` ends with its size, or (after several reads) the last digits."""
+        """Refuse a chunk that announces too many bytes. `head` ends with its size or, if it was split between reads, with the last
+        digits."""
         events = self._events
         events.begun = False
         digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
@@ -99,10 +100,11 @@ class Chunks:
 
 
 class _BodyEvents(msgspec.Struct, eq=False):
-    """Parser callbacks. They don't refer to their Chunks: such a cycle would keep a body alive.
+    """Parser callbacks. They don't refer to their Chunks, because such a cycle would keep a body alive.
 
-    `pieces` are the content since the last `feed`. `size` and `count` are the total bytes and pieces of work. `begun` is True
-    until the announced size of the current chunk is checked. `begun_with` counts the bytes of that chunk so far."""
+    `pieces` has the content since the last `feed`. `size` and `count` are the total number of bytes and of pieces that cause work.
+    `begun` is True until the announced size of the current chunk has been checked. `begun_with` is how many bytes of that chunk
+    have arrived."""
 
     pieces: list[bytes] = []
     size: int = 0
@@ -128,14 +130,15 @@ class _BodyEvents(msgspec.Struct, eq=False):
 
 
 MOST_BUFFERED = 65_536
-"""Bytes that a client may send ahead of its answers. A refused body up to this size is read, to keep the connection open."""
+"""Number of bytes that a client may send ahead of its answers. A refused body up to this size is read, so that the connection stays
+open."""
 CHUNKED = -1
-"""Stands for the length of a chunked body."""
+"""Placeholder for the length of a chunked body."""
 _END = len(END)
 
 
 class HttpReader:
-    """Reader of one connection's requests. A head may have `max_header` bytes.
+    """Reader of one connection's requests. A head may have up to `max_header` bytes.
 
     `buffer` is read next; `ahead` has the bytes that arrived while `buffer` was full. `missing` is the number of unread bytes of
     the current body, or CHUNKED. `open` is True while that body is incomplete."""
@@ -156,7 +159,7 @@ class HttpReader:
         return len(self.buffer) + (len(self.ahead) if self.ahead else 0)
 
     def receive(self, data: bytes, answering: bool) -> bool:
-        """Buffer received bytes. Return False if they wait in `ahead`, because the buffer is full while `answering` a request."""
+        """Buffer received bytes. Return False if they went into `ahead`, because the buffer is full while `answering` a request."""
         buffer = self.buffer
         if self.ahead or (len(buffer) > MOST_BUFFERED and answering and not self.open):
             self.ahead = self.ahead or bytearray()
@@ -175,7 +178,7 @@ class HttpReader:
 
     def read_head(self) -> tuple[Head, bytes] | None:
         """Return the next head and its raw bytes, or None if the head is incomplete. Raises RequestError if the head is malformed,
-        ambiguous or too long; then the connection has to close."""
+        ambiguous or too long; the connection must then close."""
         buffer = self.buffer
         if buffer.startswith(b"\r"):
             buffer = self.buffer = past_blank(buffer)
@@ -200,7 +203,7 @@ class HttpReader:
         return read_head(raw), raw
 
     def expect(self, length: int, limit: int = 0) -> bool:
-        """Prepare to read a body of `length` bytes, or a CHUNKED body of at most `limit` bytes. Return False if it is empty."""
+        """Prepare to read a body of `length` bytes, or a CHUNKED body of up to `limit` bytes. Return False if it is empty."""
         self.open = length != 0
         self.missing = length
         self._chunks = Chunks(limit, self._max_header) if length < 0 else None

@@ -15,11 +15,11 @@ from headway.http.server.connection_context import LARGE, ConnectionContext
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""Characters that no header value may contain."""
+"""Characters that must not appear in a header value."""
 
 
 class Writer:
-    """Writer of one connection's answers. The next answer is the last if `last`."""
+    """Writes one connection's answers. If `last`, the next answer is the last one."""
 
     __slots__ = ("_context", "_transport", "last")
 
@@ -37,7 +37,7 @@ class Writer:
         self._transport.write(head + body)
 
     def write_answer(self, response: RouteAnswer, shown: str, marks: bytes, method: str) -> None:
-        """Write the answer of an ordinary route. `method` is the request's. For `marks` see `frame`."""
+        """Write the answer of an ordinary route. `method` is the method of the request. For `marks` see `frame`."""
         empty = response.status in (204, 304)
         fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
         head = self.frame(response.status, fields, shown, marks)
@@ -46,12 +46,12 @@ class Writer:
             self._transport.write(part)
 
     def frame(self, status: int, fields: Mapping[str, str], shown: str, marks: bytes) -> bytes:
-        """Return the head of an answer. `marks` are further header lines, with line ends."""
+        """Return the head of an answer. `marks` has additional header lines, with line endings."""
         date = self._context.date.decode()
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date}\r\nx-request-id: {shown}"]
         for name, value in fields.items():
             if _UNSAFE.search(value):
-                raise ValueError(f"the header field {name} has a control character in it")
+                raise ValueError(f"the header field {name} contains a control character")
             lines.append(f"{name}: {value}")
         if self.ends:
             lines.append("connection: close")

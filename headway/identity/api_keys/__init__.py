@@ -1,1 +1,1 @@
-"""API keys: their text, a file of keys, and the cache for keys of any store."""
+"""API keys: their format, a store in a file, and a cache for any store."""

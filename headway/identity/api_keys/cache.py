@@ -1,14 +1,14 @@
-"""Cache of a key store, so that requests are authenticated from memory and never wait for the store.
+"""Cache for a key store, so that requests are authenticated from memory and never wait for the store.
 
-    store ──changes, each second──▶ cache ◀──identify── each request
+    store ──changes, every second──▶ cache ◀──identify── every request
           ──all keys, in pages────▶
 
-A new or revoked key takes effect at the next refresh. An expiring key ends on time. While the store is out of reach, the cached
-keys stay valid. If the store is damaged, every key is refused, because a revoked key might look valid.
+New and revoked keys take effect at the next refresh. Keys expire on time. While the store is unreachable, the cached keys stay
+valid. If the store is damaged, all keys are refused, because a revoked key might look valid.
 
-Changes never wait for a reading of all keys. All keys are read again at once if the history of the store has changed, for example
-after a failover that lost the last changes. They are also read every minute, because the change log doesn't show rows that somebody
-deleted by hand. Ended keys leave the cache at once, and the store after `Settings.keys_retention_s`.
+Changes never wait until all keys have been read. All keys are reread immediately if the store has a different history, for example
+after a failover that lost the last changes. They are also reread every minute, because the change log doesn't include rows that
+were deleted by hand. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-
 BUCKETS = 1024
 _READINGS = 256
 _ENDS = struct.Struct(">d")
 
 
 class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Fields of an `ApiKey` that requests need."""
+    """The fields of an `ApiKey` that requests need."""
 
     digest: bytes
     user: str
@@ -61,19 +60,19 @@ _decode = msgspec.msgpack.Decoder(Rights).decode
 
 
 def pack(key: ApiKey, reading: int = 0) -> bytes:
-    """Pack a key. Packed keys sort by their ends, if these are after 1970."""
+    """Pack a key. Packed keys sort by their expiry times, if these are after 1970."""
     ends = inf if key.expires_at is None else key.expires_at
     rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst, key.model_limits)
     return _ENDS.pack(ends) + bytes((reading,)) + _encode(rights)
 
 
 def unpack(packed: bytes) -> tuple[float, Rights]:
-    """Return the end (Unix time in seconds, or infinity) and the rights of a packed key."""
+    """Return when a packed key expires (Unix time in seconds, or infinity), and its rights."""
     return _ENDS.unpack_from(packed)[0], _decode(memoryview(packed)[9:])
 
 
 class KeyTable:
-    """Packed keys by id. `changes` grows whenever a result of `find` may have changed."""
+    """Packed keys by id. `changes` is incremented whenever results of `find` may have changed."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -85,11 +84,11 @@ class KeyTable:
         return sum(map(len, self._buckets))
 
     def find(self, id: str) -> bytes | None:
-        """Return a packed key. It stays the same object until the store reports the key again."""
+        """Return a packed key. It remains the same object until the store reports the key again."""
         return self._buckets[hash(id) % BUCKETS].get(id)
 
     def put(self, key: ApiKey, now: float) -> None:
-        """Store a key, or drop it if it has ended by Unix time `now`."""
+        """Store a key, or drop it if it has expired by Unix time `now`."""
         self.changes += 1
         bucket = self._buckets[hash(key.id) % BUCKETS]
         if key.expires_at is not None and key.expires_at <= now:
@@ -98,7 +97,7 @@ class KeyTable:
             bucket[key.id] = pack(key, self._reading)
 
     def drop_ended(self, now: float, buckets: int) -> None:
-        """Drop keys that have ended by Unix time `now` from the next `buckets` buckets."""
+        """Drop keys that have expired by Unix time `now` from the next `buckets` buckets."""
         self.changes += 1
         limit = _ENDS.pack(now)
         for _ in range(buckets):
@@ -108,11 +107,11 @@ class KeyTable:
                 del bucket[id]
 
     def begin_reading(self) -> None:
-        """Begin a reading of all keys. Keys that are put from now on count as read."""
+        """Start reading all keys. Keys that are put from now on count as read."""
         self._reading = (self._reading + 1) % _READINGS
 
     def end_reading(self) -> Iterator[None]:
-        """Drop the keys that weren't read. Yield wherever the caller may pause. Stop if another reading begins."""
+        """Drop the keys that weren't read. Yield whenever the caller may pause. Stop if all keys are being read again."""
         reading = self._reading
         for bucket in self._buckets:
             if reading != self._reading:
@@ -125,25 +124,24 @@ class KeyTable:
 
 T = TypeVar("T")
 
-
-ANSWER_WITHIN = 2.0  # Seconds that a call to the store may take.
-PAGE = 500  # Keys in a page. A page takes the event loop some milliseconds.
-OPEN_PAGE = 4 * PAGE  # Keys in a page before the first request is served.
-SEEN = 10_000  # Maximum number of valid header values to remember, so as not to parse them again.
-AFRESH_EVERY = 60.0  # Seconds between two readings of all keys.
-PAGE_PAUSE = 0.25  # Seconds between two pages while nobody waits for the reading.
-TRY_AGAIN = 1.0  # Seconds until a failed page is tried again.
-ENDED_SHARE = BUCKETS // 64  # Buckets that each refresh searches for ended keys. All buckets take about a minute.
-RETIRE_EVERY = 600.0  # Seconds between two removals of long-ended keys from the store.
+ANSWER_WITHIN = 2.0  # Maximum seconds for a call to the store.
+PAGE = 500  # Keys per page. A page blocks the event loop for a few milliseconds.
+OPEN_PAGE = 4 * PAGE  # Keys per page before the first request is served.
+SEEN = 10_000  # Maximum number of valid header values to remember, so that they needn't be parsed again.
+REREAD_EVERY = 60.0  # Seconds between readings of all keys.
+PAGE_PAUSE = 0.25  # Seconds between pages while nobody is waiting for them.
+TRY_AGAIN = 1.0  # Seconds before a failed page is retried.
+ENDED_SHARE = BUCKETS // 64  # Buckets that each refresh searches for expired keys. All of them take about a minute.
+RETIRE_EVERY = 600.0  # Seconds between removals of old expired keys from the store.
 RETIRE_PAGE = 1000
-RETRY_AFTER = 5.0  # Seconds until a client should try again while keys cannot be checked.
+RETRY_AFTER = 5.0  # Seconds after which clients should try again while keys cannot be checked.
 TIERS_LOGGED = 100
-_DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
+_DAMAGED = "API keys cannot be checked, because their store is damaged"
 
 
 class _Good(msgspec.Struct, eq=False):
-    """Cached result for a valid header value. `packed` is the key in the table. Compare them again once the table's `changes`
-    exceed `upto`."""
+    """Cached result for a valid header value. `packed` is the key as found in the table. If the table's `changes` exceed `upto`,
+    check whether it is still there."""
 
     id: str
     packed: bytes
@@ -153,8 +151,8 @@ class _Good(msgspec.Struct, eq=False):
 
 
 class _Reading:
-    """Reading of all keys. With `hurry`, somebody waits for it. `upto` is the revision of the last key read. The keys in `newer`
-    have changed meanwhile, so pages may have older data about them."""
+    """State of reading all keys. If `hurry`, requests are waiting for it. `upto` is the revision of the last key read. The keys in
+    `newer` have changed since the start, so pages may contain outdated versions of them."""
 
     def __init__(self, hurry: bool) -> None:
         self.hurry = hurry
@@ -163,7 +161,7 @@ class _Reading:
 
 
 class ApiKeyCache(WatchedIdentity, KeyIdentity):
-    """Identity by API keys, and a `lifecycle.Resource`. `counters` get the age of the cached keys. `wall` returns Unix time."""
+    """Identity for API keys, and a `lifecycle.Resource`. Sets the age of the cached keys in `counters`. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -176,10 +174,10 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._store, self._settings, self._counters, self._clock, self._wall = store, settings, counters, clock, wall
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
-        self._seen: dict[bytes, _Good] = {}  # Recent valid header values, by their BLAKE2b digest.
-        self._turn = asyncio.Lock()  # Held while asking for changes: a late answer must not undo newer ones.
+        self._seen: dict[bytes, _Good] = {}  # Recent valid header values by BLAKE2b digest.
+        self._turn = asyncio.Lock()  # Held while reading changes, so that a late answer doesn't undo newer ones.
         self._upto = KeyMark()
-        self._fresh: float | None = None  # Monotonic instant at which all changes were last known; None at first.
+        self._fresh: float | None = None  # Monotonic time when the cache was last up to date; None at first.
         self._reading: _Reading | None = None
         self._hurry = asyncio.Event()
         self._looked = -inf  # Unix time of the last refresh.
@@ -194,7 +192,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         if not self._reached:
             await self._store.open()
             self._reached = True
-        await self._begin_anew()
+        await self._start_over()
         while self._reading is not None:
             await self._read_on(self._reading, OPEN_PAGE)
         await self.refresh()
@@ -210,7 +208,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header.
+        """Return the principal of an `Authorization` header (`Bearer KEY`), or None if there is none.
 
         Raises RequestError if the store is damaged."""
         if self._damaged:
@@ -236,7 +234,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         return self._principal(key, rights) if self._wall() < ends else None
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a check of a known header value that skips its digest, the most expensive step."""
+        """Return a function that checks a known header value again without computing its digest, the most expensive step."""
         seen = blake2b(authorization).digest()
         if seen not in self._seen:
             return None
@@ -265,7 +263,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         if parsed is None:
             return None
         id, secret = parsed
-        # An unknown id takes the same time, so that nobody can find out which ids exist.
+        # Unknown ids take the same time, so that nobody can find out which ids exist.
         packed = self._table.find(id)
         ends, rights = (inf, self._nobody) if packed is None else unpack(packed)
         if not compare_digest(digest(secret), rights.digest) or packed is None:
@@ -298,8 +296,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._begin(hurry=True)
 
     async def refresh(self) -> None:
-        """Ask the store which keys have changed, and take over the changes. Raises StoreUnavailable if the store does
-        not answer."""
+        """Read the changes from the store. Raises StoreUnavailable."""
         async with self._turn:
             await self._refresh()
 
@@ -312,8 +309,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         while more:
             changes = await self._asked(self._store.changes(self._upto, PAGE))
             if changes is None:
-                log.warning("the store of keys has another history than before; all keys are read again")
-                await self._begin_anew()
+                log.warning("the key store's history has changed; reading all keys again")
+                await self._start_over()
                 break
             for key in changes.keys:
                 self._learn(key)
@@ -331,22 +328,22 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             return
         if key.expires_at is None or key.expires_at > now:
             self._misfits.add(key.id)
-            log.error("a key is refused, as there is no such tier", key=key.id, tier=key.tier)
+            log.error("a key is refused, because its tier does not exist", key=key.id, tier=key.tier)
 
     def _forget_ended(self) -> None:
         now = self._wall()
-        if now < self._looked - 1.0:  # The clock went back, so keys may have been dropped too early.
+        if now < self._looked - 1.0:  # The clock was set back, so keys may have been dropped too early.
             self._begin(hurry=True)
         self._looked = now
         self._table.drop_ended(now, ENDED_SHARE)
 
     async def _asked(self, call: Awaitable[T]) -> T:
-        """Await a call to the store. Raises StoreUnavailable if the store doesn't answer in time."""
+        """Await a call to the store. Raises StoreUnavailable if the store doesn't respond in time."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await call
         except TimeoutError:
-            raise StoreUnavailable(f"the store of keys did not answer within {ANSWER_WITHIN:g} s") from None
+            raise StoreUnavailable(f"the key store did not respond within {ANSWER_WITHIN:g} s") from None
         except StoreCorrupted:
             self._damaged, self._whole = True, False
             self._begin(hurry=True)
@@ -354,8 +351,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
 
     # All keys.
 
-    async def _begin_anew(self) -> None:
-        """Start to read all keys again, and follow changes from the present mark."""
+    async def _start_over(self) -> None:
+        """Start reading all keys again, and read changes from the current mark on."""
         self._whole = False
         self._upto = await self._asked(self._store.latest())
         self._begin(hurry=True)
@@ -396,12 +393,12 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             except StoreUnavailable as exc:
                 pause, failed = TRY_AGAIN, failed + 1
                 if failed == 3 and self._whole:
-                    log.warning("not all keys can be read again; their changes are", error=str(exc))
+                    log.warning("cannot reread all keys; their changes are still being read", error=str(exc))
             await asyncio.sleep(pause)
 
     async def _wait_for_turn(self) -> None:
         try:
-            async with asyncio.timeout(AFRESH_EVERY):
+            async with asyncio.timeout(REREAD_EVERY):
                 await self._hurry.wait()
         except TimeoutError:
             if self._reading is None:
@@ -418,6 +415,6 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
                     removed = await self._store.remove_ended(before, RETIRE_PAGE)
                     await asyncio.sleep(PAGE_PAUSE)
             except StoreUnavailable as exc:
-                if not logged:  # A service with read-only access leaves this to `headway keys`.
-                    log.info("ended keys stay in their store", error=str(exc))
+                if not logged:  # With read-only access, this is left to `headway keys`.
+                    log.info("expired keys cannot be removed from their store", error=str(exc))
                 logged = True

@@ -1,13 +1,13 @@
-"""Text of an API key, and of a service token.
+"""Format of API keys and service tokens.
 
     hw_live_<id>_<secret><checksum>     a client's key, for the public port
     hw_svc_<id>_<secret><checksum>      a service token, for the admin port
 
-All three parts are letters and digits (base 62). The id, of 12 characters, finds the key in its store. The secret, of 22
-characters, has 131 random bits. The checksum, of 6 characters, is the CRC-32 of all characters before it. It protects nothing, but
-it tells a typing error from a wrong key without a lookup, and lets scanners for leaked secrets recognise a key.
+All three parts consist of letters and digits (base 62). The id (12 characters) identifies the key in its store. The secret (22
+characters) has 131 random bits. The checksum (6 characters) is the CRC-32 of everything before it. It provides no protection, but
+distinguishes a typo from a wrong key without a lookup, and lets secret scanners recognise leaked keys.
 
-Stores keep the SHA-256 of a secret. A slow hash would add nothing, because nobody guesses 131 bits.
+Stores keep the SHA-256 of a secret. A slow hash would add nothing, because 131 bits can't be guessed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zlib import crc32
 
 LIVE = b"hw_live_"
 SERVICE = b"hw_svc_"
-NOISE = 32  # Random bytes to make a key from, enough for all secrets to be equally likely.
+NOISE = 32  # Random bytes for creating a key, enough to make all secrets equally likely.
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS = [(first + second).encode() for first in _DIGITS for second in _DIGITS]
@@ -31,7 +31,7 @@ _ID_FORM = re.compile(rf"[0-9A-Za-z]{{{_ID}}}")
 
 
 def generate(prefix: bytes, noise: bytes) -> str:
-    """Return the text of a new key with the prefix LIVE or SERVICE. `noise`: at least NOISE unpredictable bytes."""
+    """Create a key with the prefix LIVE or SERVICE. `noise` must be at least NOISE unpredictable bytes."""
     if len(noise) < NOISE:
         raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
     parts = _base62(int.from_bytes(noise), _ID + _SECRET)
@@ -40,7 +40,7 @@ def generate(prefix: bytes, noise: bytes) -> str:
 
 
 def parse(text: bytes) -> tuple[str, bytes] | None:
-    """Return the id and secret of a client's key; None for any other text, including a key with a typing error."""
+    """Return the id and secret of a client's key. None for anything else, including a key with a typo."""
     key = _FORM.fullmatch(text)
     if key is None or _checksum(text[:-_CHECKSUM]) != key[3]:
         return None
@@ -48,17 +48,17 @@ def parse(text: bytes) -> tuple[str, bytes] | None:
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the digest of a secret, as stores keep it."""
+    """Return the digest of a secret, which stores keep."""
     return hashlib.sha256(secret).digest()
 
 
 def is_id(text: str) -> bool:
-    """Return True if `text` has the form of a key's id."""
+    """Return True if a string has the format of a key id."""
     return _ID_FORM.fullmatch(text) is not None
 
 
 def _checksum(text: bytes) -> bytes:
-    """Return a checksum of six digits. Making two digits at a time is faster, and every request needs a checksum."""
+    """Return a checksum of six digits. Two digits at a time are faster, which matters because every request needs one."""
     high, last = divmod(crc32(text), 3844)
     first, middle = divmod(high, 3844)
     return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]

@@ -1,21 +1,21 @@
-"""API keys in a TOML file, for setups without a database.
+"""API keys in a TOML file, for services without a database.
 
     [[keys]]
-    id = "4hT9bLq2XwZ0"      # the part of the key's text after hw_live_
+    id = "4hT9bLq2XwZ0"      # the part of the key after hw_live_
     sha256 = "9f86d081…"     # hex digest of its secret
     user = "alice"
     tenant = "acme"
     tier = "paid"
-    models = ["minilm"]      # the only models it may use; left out: all
-    rate = 1000              # requests per minute of this key; left out: it counts towards its user's limit; 0: no limit
-    burst = 50               # requests at once; left out: ten seconds' worth of the rate
+    models = ["minilm"]      # the only models that it may use; by default all
+    rate = 1000              # requests per minute, 0 for no limit; by default, its user's limit applies
+    burst = 50               # requests at a time; by default, as many as the rate allows in ten seconds
     created_at = 2026-11-01T12:00:00Z
     expires_at = 2027-02-01T12:00:00Z
-    replaces = "…"           # id of the key that it was made to replace
-    model_limits = {minilm = {rate = 60, burst = 5}}    # requests for one model, besides the overall limit; burst may be left out
+    replaces = "…"           # id of the key that it replaces
+    model_limits = {minilm = {rate = 60, burst = 5}}    # additional limits for a model; burst is optional
 
-All fields from `models` on are optional. Write the file by hand or with `headway keys`, which drops comments. Readers never see
-half a file, because the new file replaces the old file atomically. Writers lock the folder.
+All fields from `models` on are optional. The file can be written by hand, or by `headway keys`, which drops comments. Readers never
+see a partial file, because a new file replaces the old one atomically. Writers lock the folder.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(KeyStore):
-    """Key store in a TOML file. If somebody deletes a key from the file, the key expires. With `create`, the file need not exist
-    before the first key is added."""
+    """Key store in a TOML file. Deleting a key from the file makes it expire. If `create`, the file is created when the first key
+    is added."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._path, self._create = path, create
@@ -78,10 +78,10 @@ class KeysFile(KeyStore):
         self._known: dict[str, ApiKey] = {}
         self._changed: dict[str, int] = {}
         self._revision = 0
-        self._turn = threading.Lock()  # Held by the thread that checks the file for changes.
+        self._turn = threading.Lock()  # Held by the thread that is checking the file for changes.
 
     async def open(self) -> None:
-        """Read the file. Raises SettingError if the file is unreadable, or a key in it is wrong."""
+        """Read the file. Raises SettingError if the file can't be read, or contains an invalid key."""
         await asyncio.to_thread(self._read, self._create)
 
     async def add(self, key: ApiKey) -> None:
@@ -109,27 +109,27 @@ class KeysFile(KeyStore):
         return _in_order((await self._load()).values())
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Return the changes after a mark. Revisions count the changes since the creation of this object."""
+        """Return the changes after a mark. Revisions count the changes since this object was created."""
         return await asyncio.to_thread(self._changes, since, limit)
 
     async def latest(self) -> KeyMark:
         return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove nothing, because the owner may have written comments into the file."""
+        """Do nothing: rewriting the file would drop its owner's comments."""
         return 0
 
     async def close(self) -> None:
-        """Do nothing, as the file isn't held open."""
+        """Do nothing: the file isn't kept open."""
 
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
-        """Return the changes after `since`. A limit of 0 returns only the mark of the last change."""
+        """Return the changes after `since`. If the limit is 0, only their mark is useful."""
         with self._turn:
             seen = stamp(self._path)
             if seen is None or seen != self._stamp:
                 if seen is not None and not seen[1] and self._known:
-                    # Some editors empty a file before they write it. The bulk jobs of a deleted key would end for good.
-                    reason = "is empty, as if it were being written; the keys known before hold"
+                    # Some editors empty a file before they write it. If that deleted keys, their bulk jobs would end for good.
+                    reason = "is empty, possibly because it is being written; the keys read before stay valid"
                     raise StoreUnavailable(f"{self._path} {reason}")
                 self._note(seen, self._read_in_use())
             later = [id for id, revision in self._changed.items() if revision > since.revision]
@@ -144,7 +144,7 @@ class KeysFile(KeyStore):
         for key in (*changed, *(msgspec.structs.replace(key, expires_at=0.0) for key in gone)):
             self._revision += 1
             self._known[key.id] = key
-            self._changed.pop(key.id, None)  # Keeps them in the order of their revisions.
+            self._changed.pop(key.id, None)  # Keeps them ordered by revision.
             self._changed[key.id] = self._revision
         self._stamp = seen
 
@@ -152,7 +152,7 @@ class KeysFile(KeyStore):
         return await asyncio.to_thread(self._read_in_use)
 
     def _read_in_use(self) -> dict[str, ApiKey]:
-        """Read the keys of the file. Raises StoreUnavailable if the file is wrong by now."""
+        """Read the keys in the file. Raises StoreUnavailable if the file has become invalid."""
         try:
             return self._read(self._create)
         except SettingError as exc:
@@ -186,7 +186,7 @@ def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically. Only the owner can read a new file. An existing file keeps its permissions."""
+    """Replace a file atomically. It keeps its permissions; a new file is readable only by its owner."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -232,7 +232,7 @@ def _model_limits(limits: Sequence[ModelLimit]) -> str:
 
 
 def _text(text: str) -> str:
-    return msgspec.json.encode(text).decode()  # TOML knows all of JSON's escapes.
+    return msgspec.json.encode(text).decode()  # TOML supports all JSON escapes.
 
 
 def _instant(seconds: float) -> str:
@@ -243,13 +243,13 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
     keys: dict[str, ApiKey] = {}
     positions: dict[str, int] = {}
     mistyped = nearest(str(path), ("ledger",))
-    hint = f"Did you mean {mistyped[0]}? Else name" if mistyped else "Name"
-    rows = read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create makes one.")
+    hint = f"Did you mean {mistyped[0]}? Otherwise, name" if mistyped else "Name"
+    rows = read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create creates one.")
     for position, row in enumerate(rows, start=1):
         where = f"{path}: keys[{position}]"
         key = _key(where, row)
         if key.id in keys:
-            reason = f"is the same as of keys[{positions[key.id]}]"
+            reason = f"is also the id of keys[{positions[key.id]}]"
             raise SettingError(f"{where}.id", key.id, reason, "Remove one of them.")
         keys[key.id], positions[key.id] = key, position
     return keys
@@ -259,13 +259,13 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
     try:
         fields = msgspec.convert(row, _Row)
     except msgspec.ValidationError as exc:
-        # A key may have been pasted into the wrong place, so only names are shown.
+        # A key may have been pasted into the wrong field, so only field names are shown.
         raise SettingError(where, sorted(row), str(exc), _FIELDS) from None
     if not is_id(fields.id):
         reason, hint = "is not 12 letters and digits", "Write the part of the key between hw_live_ and the next _."
         raise SettingError(f"{where}.id", "…", reason, hint)
     if _DIGEST.fullmatch(fields.sha256) is None:
-        hint = "Let headway keys create make the key, and write down its digest."
+        hint = "Create the key with headway keys create, which also writes its digest."
         raise SettingError(f"{where}.sha256", "…", "is not 64 hexadecimal digits", hint)
     for name in ("user", "tenant", "tier"):
         text = getattr(fields, name)
@@ -277,7 +277,7 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
             raise SettingError(f"{where}.{name}", number, "must lie between 0 and 1e9", "Choose a value in that range.")
     for model in fields.models:
         if not is_name(model):
-            raise SettingError(f"{where}.models", model, "must be names of models", 'For example ["minilm"].')
+            raise SettingError(f"{where}.models", model, "must be model names", 'For example ["minilm"].')
     limits = [ModelLimit(model, row.rate, row.burst) for model, row in fields.model_limits.items()]
     return ApiKey(
         id=fields.id,
@@ -298,9 +298,9 @@ def _key(where: str, row: dict[str, object]) -> ApiKey:
 def _seconds(where: str, name: str, value: float | datetime) -> float:
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            hint = "Say in which time zone, for example 2027-02-01T12:00:00Z."
+            hint = "Add one, for example 2027-02-01T12:00:00Z."
             raise SettingError(f"{where}.{name}", str(value), "has no time zone", hint)
         return value.timestamp()
     if not 0 <= value <= 2e11:
-        raise SettingError(f"{where}.{name}", value, "is no Unix time", "For example 2027-02-01T12:00:00Z.")
+        raise SettingError(f"{where}.{name}", value, "is not a Unix time", "For example 2027-02-01T12:00:00Z.")
     return value

@@ -1,1 +1,1 @@
-"""JSON Web Tokens: their issuers, the issuers' keys, and the checks of a token."""
+"""JSON Web Tokens: their issuers, the issuers' keys, and token verification."""

@@ -1,7 +1,7 @@
-"""Issuers whose tokens are accepted, from a TOML file that docs/security.md describes.
+"""Issuers whose tokens are accepted. They are read from a TOML file, which docs/security.md describes.
 
-If two issuers could name the same tenant, each could impersonate the other's users. So each issuer has a tenant of its own, or a
-prefix that doesn't begin another issuer's prefix, unless both issuers set `shared_tenants = true`.
+If two issuers could name the same tenant, each could impersonate the other's users. So unless both set `shared_tenants = true`,
+each must have its own tenant, or a tenant prefix that another issuer's tenants can't start with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LEEWAY = 300.0
 
 
 class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Signer of tokens, and the names of its claims. See docs/security.md for the attributes."""
+    """Issuer of tokens, and the names of its claims. docs/security.md describes the attributes."""
 
     issuer: str
     audience: str
@@ -45,7 +45,7 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def exposed(self) -> bool:
-        """True if the keys come over a network without TLS, so that somebody could replace them on the way."""
+        """True if the keys are fetched over a network without TLS, where they could be replaced in transit."""
         url = urlsplit(self.jwks) if self.remote else None
         return url is not None and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1")
 
@@ -55,17 +55,17 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
-    """Read the issuers in a file. Raises SettingError if the file is unreadable, or an issuer is wrong."""
+    """Read the issuers in a file. Raises SettingError if the file can't be read, or an issuer is invalid."""
     rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
     if not rows:
-        raise SettingError("jwt", str(path), "names no issuer", "Write every issuer as a table [[issuers]].")
+        raise SettingError("jwt", str(path), "contains no issuers", "Write every issuer as a table [[issuers]].")
     issuers: list[Issuer] = []
     for position, row in enumerate(rows, start=1):
         where = f"{path}: issuers[{position}]"
         issuer = _checked(where, row, tiers)
         for other, known in enumerate(issuers, start=1):
             if known.issuer == issuer.issuer:
-                reason = f"is the same as of issuers[{other}]"
+                reason = f"is also the name of issuers[{other}]"
                 raise SettingError(f"{where}.issuer", issuer.issuer, reason, "Remove one of them.")
         if not issuer.remote:
             issuer = msgspec.structs.replace(issuer, jwks=str(path.parent / issuer.jwks))
@@ -77,8 +77,8 @@ def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
                 f"{path}: issuers[{second}].{field}",
                 getattr(other_issuer, field),
                 f"lets it name tenants of issuers[{first}]",
-                "Give each a tenant, or a tenant_prefix that no other begins with; "
-                "or write shared_tenants = true in both, if they are to share tenants.",
+                "Give each its own tenant, or a tenant_prefix that isn't the start of another one; "
+                "or write shared_tenants = true in both if they should share tenants.",
             )
     return issuers
 
@@ -90,7 +90,7 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
         hint = f"An issuer has {', '.join(Issuer.__struct_fields__)}."
         raise SettingError(where, row.get("issuer", "…"), str(exc), hint) from None
     if issuer.algorithm not in ALGORITHMS:
-        hint = f"Use {' or '.join(ALGORITHMS)}: what it signs with."
+        hint = f"Use {' or '.join(ALGORITHMS)}, whichever the issuer signs with."
         raise SettingError(f"{where}.algorithm", issuer.algorithm, "is not supported", hint)
     if not 0 <= issuer.leeway_s <= MAX_LEEWAY:
         hint = "Choose a value in that range."
@@ -106,10 +106,10 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
         reason, hint = f"must be at most {MOST_NAME // 2} printable characters", "Choose a shorter one."
         raise SettingError(f"{where}.tenant_prefix", issuer.tenant_prefix, reason, hint)
     if issuer.tenant is not None and (issuer.tenant_prefix or "tenant_claim" in row):
-        reason, hint = "leaves nothing for tenant_claim or tenant_prefix to say", "Remove it, or those."
+        reason, hint = "excludes tenant_claim and tenant_prefix", "Remove either it or those."
         raise SettingError(f"{where}.tenant", issuer.tenant, reason, hint)
     if issuer.default_tier is not None and issuer.default_tier not in tiers:
-        raise SettingError(f"{where}.default_tier", issuer.default_tier, "is no tier", f"Use {' or '.join(tiers)}.")
+        raise SettingError(f"{where}.default_tier", issuer.default_tier, "is not a tier", f"Use {' or '.join(tiers)}.")
     _check_source(where, issuer)
     return issuer
 
@@ -117,7 +117,7 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
 def _check_source(where: str, issuer: Issuer) -> None:
     hint = "Write an http or https URL without a password in it, or the path of a file."
     if not issuer.jwks.strip() or "\0" in issuer.jwks:
-        raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", hint)
+        raise SettingError(f"{where}.jwks", issuer.jwks, "is empty or contains a NUL", hint)
     if not issuer.remote:
         return
     try:
@@ -126,7 +126,7 @@ def _check_source(where: str, issuer: Issuer) -> None:
     except ValueError:
         valid = False
     if not valid:
-        raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is no URL that keys can be fetched from", hint)
+        raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is not a URL from which keys can be fetched", hint)
 
 
 def _may_meet(issuer: Issuer, other: Issuer) -> bool:

@@ -1,7 +1,7 @@
-"""Public keys of an issuer, kept up to date.
+"""The public keys of an issuer, which are kept up to date.
 
-A key set is read every few minutes, and at once if a token names an unknown key, though at most every AGAIN seconds. If the
-issuer is out of reach, or answers anything but a key set, the last known keys stay valid. But an empty key set revokes them.
+A key set is read every few minutes. It is also read as soon as a token names an unknown key, but at most every AGAIN seconds. If
+the issuer is unreachable, or returns something other than a key set, the last known keys stay valid. An empty key set revokes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from headway.version import __version__
 
 log = get_logger(__name__)
 
-
 MAX_BYTES = 256 * 1024
 TIMEOUT = 5.0
 MAX_REDIRECTS = 3
@@ -37,7 +36,7 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class Unreadable(Exception):
-    """The key set can't be read now. The text gives the reason."""
+    """The key set can't be read now. The message says why."""
 
 
 class Source(Protocol):
@@ -45,14 +44,14 @@ class Source(Protocol):
 
     @property
     def every(self) -> float:
-        """Seconds between two reads."""
+        """Seconds between reads."""
 
     async def read(self) -> bytes | None:
         """Return the key set, or None if it hasn't changed. Raises Unreadable."""
 
 
 class UrlSource:
-    """A key set behind an http or https URL. Redirects to another scheme are not followed."""
+    """A key set at an http or https URL. Redirects to another scheme aren't followed."""
 
     every = 300.0
 
@@ -129,21 +128,21 @@ class FileSource:
         return content
 
 
-AGAIN = 10.0  # Minimum seconds between reads for unknown keys, and maximum between reads after a failure.
-SOON = 1.0  # Seconds from the first failure to the next read. Each further failure doubles them.
+AGAIN = 10.0  # Minimum seconds between reads for unknown keys, and maximum seconds between reads after a failure.
+SOON = 1.0  # Seconds between the first failure and the next read. They double with each further failure.
 MAX_KEYS = 100
-RSA_BITS = range(2048, 8193)  # Sizes of RSA keys that are neither too weak nor too slow.
+RSA_BITS = range(2048, 8193)  # Sizes at which RSA keys are neither too weak nor too slow.
 
 _FORMS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "RS256": ({"kty": "RSA"}, ("n", "e")),
     "ES256": ({"kty": "EC", "crv": "P-256"}, ("x", "y")),
     "EdDSA": ({"kty": "OKP", "crv": "Ed25519"}, ("x",)),
 }
-"""Members of a key for each algorithm: members with the same value in all keys, and the names of other members."""
+"""Fields of a key for each algorithm: those with the same value in all keys, and the names of the others."""
 
 
 class Key(msgspec.Struct, eq=False):
-    """Public key for one algorithm. `material` is equal for equal keys. `live` is False once the key has left its key set."""
+    """Public key for one algorithm. Identical keys have the same `material`. `live` is False once its key set no longer contains it."""
 
     jwk: jwt.PyJWK
     material: tuple[str, ...]
@@ -167,7 +166,7 @@ class KeySet:
         return self._keys is not None
 
     def find(self, kid: str | None) -> Key | None:
-        """Return the key with an id, or the only key if `kid` is None; None without such a key."""
+        """Return the key with an id, or the only key if `kid` is None. None if there is no such key."""
         keys = self._keys or {}
         if kid is None:
             return next(iter(keys.values())) if len(keys) == 1 else None
@@ -178,19 +177,19 @@ class KeySet:
         return max(1.0, self._asked_at + self._pause() - self._clock())
 
     def want(self) -> bool:
-        """Ask for a reading of the key set, unless the last one is recent. Return True while a reading is due or under way."""
+        """Request that the key set be read, unless it was read recently. Return True if reading it is due or in progress."""
         if not self._reading and not self._wanted.is_set() and self._clock() - self._asked_at >= AGAIN:
             self._wanted.set()
         return self._reading or self._wanted.is_set()
 
     async def open(self) -> None:
-        """Read the key set. Raises SettingError if a file has none. A URL may still answer later."""
+        """Read the key set. Raises SettingError if a file contains none. A URL may still return one later."""
         if self.issuer.exposed:
-            event = "the issuer's keys are fetched without TLS, so anyone on the way can forge tokens"
+            event = "the issuer's keys are fetched without TLS, so anyone on the network path can forge tokens"
             log.warning(event, **self._about())
         await self.refresh()
         if not self.there and not self.issuer.remote:
-            reason, hint = "there is no key set in it", 'Name a file with {"keys": […]} in it, a JWK set.'
+            reason, hint = "contains no key set", 'Name a file that contains a JWK set, {"keys": […]}.'
             raise SettingError(f"jwks of {self.issuer.issuer}", self.issuer.jwks, reason, hint)
 
     async def run(self) -> None:
@@ -202,7 +201,7 @@ class KeySet:
                 await self.refresh()
 
     def retire(self) -> None:
-        """Stop accepting signatures of these keys, and end `run`."""
+        """Stop accepting signatures by these keys, and end `run`."""
         self._retired = True
         for key in (self._keys or {}).values():
             key.live = False
@@ -237,7 +236,7 @@ class KeySet:
             if keys.get(kid) is not old:
                 old.live = False
         if not keys:
-            log.warning("the issuer has no key that can be used", **self._about())
+            log.warning("the issuer has no usable key", **self._about())
         elif self._failures:
             log.info("the issuer's keys can be read again", keys=len(keys), **self._about())
         self._keys = keys
@@ -257,16 +256,16 @@ class KeySet:
 
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
-    """Return the keys of a JWK set for signatures of `algorithm`, by id. Raises Unreadable if the text is no JWK set.
+    """Return the keys in a JWK set for signatures with `algorithm`, by id. Raises Unreadable if it isn't a JWK set.
 
-    Skips keys for other uses, and keys with a repeated id. Reads only the public part of a private key."""
+    Keys for other uses and keys with a repeated id are skipped. Only the public part of a private key is used."""
     try:
         document = json.loads(text.decode())
     except (ValueError, RecursionError):
         raise Unreadable("it is not JSON") from None
     rows = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(rows, list):
-        raise Unreadable('it is no JWK set: it has no list "keys"')
+        raise Unreadable('it is not a JWK set: it has no list "keys"')
     if len(rows) > MAX_KEYS:
         raise Unreadable(f"it has more than {MAX_KEYS} keys")
     keys: dict[str, Key] = {}

@@ -1,11 +1,11 @@
 """Authentication by JSON Web Token.
 
-A token only chooses its issuer. The issuer's configuration determines the algorithm, with which `alg` must agree, and the source
-of keys. Keys in the token, or links to keys (jku, x5u, jwk), are ignored. Tokens with critical extensions (crit) are refused, as
-RFC 7515 requires of a receiver that doesn't understand them.
+A token only selects its issuer. The issuer's configuration determines the source of keys, and the algorithm, which `alg` must match.
+Keys in the token and links to keys (jku, x5u, jwk) are ignored. Tokens with critical extensions (crit) are refused, as RFC 7515
+requires of a receiver that doesn't understand them.
 
-A valid token is remembered by its SHA-256. So it costs one lookup, until it expires or its key leaves the issuer's key set.
-Clients only learn that a token is invalid or has expired. The debug log has the reason, but no part of the token.
+Valid tokens are remembered by their SHA-256. They then cost only a lookup, until they expire or their key is removed from the
+issuer's key set. Clients are only told that a token is invalid or expired. The debug log says why, but contains no part of it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 MAX_TOKEN = 8192  # Maximum size in bytes of a header value to parse.
-REMEMBERED = 10_000  # Maximum number of tokens to remember. The least recently used token goes first.
-LATEST = 1e12  # Latest instant that a claim may name, in Unix seconds.
+REMEMBERED = 10_000  # Maximum number of tokens to remember. The least recently used are dropped first.
+LATEST = 1e12  # Latest time in a claim, in Unix seconds.
 
 _FORM = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 _VERIFIERS = {algorithm: jwt.PyJWS(algorithms=[algorithm]) for algorithm in ALGORITHMS}
@@ -44,7 +44,7 @@ _sha256 = hashlib.sha256
 
 
 class _TokenRefused(Exception):
-    """The token is invalid. The text gives the reason, and quotes no part of the token."""
+    """The token is invalid. The message says why, and contains no part of the token."""
 
 
 class _Expired(_TokenRefused):
@@ -57,7 +57,7 @@ class _ModelLimit(msgspec.Struct):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Valid token. It is valid `until` a Unix time in seconds, and while its key is live."""
+    """A token that is valid `until` a Unix time in seconds, as long as its key is live."""
 
     principal: Principal
     key: Key
@@ -65,8 +65,8 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Tokens:
-    """Identity by JSON Web Tokens. `now` returns Unix time. At most `most` tokens are remembered. `again` rereads the issuers,
-    and may raise SettingError."""
+    """Identity for JSON Web Tokens. `now` returns Unix time. At most `most` tokens are remembered. `again` rereads the issuers, and
+    may raise SettingError."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Tokens:
         return len(self._known)
 
     async def open(self) -> None:
-        """Read the key sets. Raises SettingError if a file holds none. A URL may answer later, and tokens of its issuer get 503
-        until then."""
+        """Read the key sets. Raises SettingError if a file contains none. A URL may return one later; until then, the issuer's
+        tokens get 503."""
         await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
 
     def start(self, supervisor: Supervisor) -> None:
@@ -100,7 +100,7 @@ class Tokens:
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
-        """Read the issuers and all their keys again. Tokens of an issuer that is gone or has changed become invalid. Raises
+        """Reread the issuers and all their keys. Tokens of an issuer that was removed or changed become invalid. Raises
         SettingError."""
         if self._again is None:
             return
@@ -126,7 +126,7 @@ class Tokens:
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer TOKEN`); None if the token is invalid.
+        """Return the principal of an `Authorization` header (`Bearer TOKEN`), or None if the token is invalid.
 
         Raises RequestError if the token has expired, or its issuer's keys are being read."""
         if len(authorization) > MAX_TOKEN or authorization[:7].lower() != b"bearer ":
@@ -154,7 +154,7 @@ class Tokens:
         return known.principal
 
     def _verified(self, token: bytes, now: float) -> _Known:
-        """Check the form, issuer, key and signature of a token, and finally its claims."""
+        """Verify the format, issuer, key and signature of a token, and then its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
             raise _TokenRefused("it does not have the form of a signed token")
@@ -165,7 +165,7 @@ class Tokens:
             raise _TokenRefused("its issuer is not in the file of issuers")
         issuer = keyset.issuer
         if header.get("alg") != issuer.algorithm:
-            raise _TokenRefused(f"it is not signed with {issuer.algorithm}, as this issuer's tokens are")
+            raise _TokenRefused(f"it is not signed with {issuer.algorithm}, unlike this issuer's tokens")
         if "crit" in header:
             raise _TokenRefused("it has critical extensions")
         key = _key(keyset, header)
@@ -179,7 +179,7 @@ class Tokens:
     def _principal(self, issuer: Issuer, claims: dict[str, Any]) -> Principal:
         tenant = issuer.tenant or issuer.tenant_prefix + _name(claims, issuer.tenant_claim)
         if not is_name(tenant):
-            raise _TokenRefused("its tenant's name is too long")
+            raise _TokenRefused("its tenant name is too long")
         tier = issuer.default_tier
         if tier is None or issuer.tier_claim in claims:
             tier = _name(claims, issuer.tier_claim)
@@ -195,16 +195,16 @@ def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
     """Return the key that a token names. Raises RequestError while the issuer's keys are being read."""
     kid = header.get("kid")
     if kid is not None and not isinstance(kid, str):
-        raise _TokenRefused("the id of its key is no text")
+        raise _TokenRefused("its key id is not a string")
     if not keyset.there:
-        text = "the credential cannot be checked yet: its issuer does not answer"
+        text = "the credential cannot be checked yet: its issuer does not respond"
         raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=keyset.due())
     key = keyset.find(kid)
     if key is None:
         if keyset.want():
-            text = "the credential cannot be checked yet: its issuer is being asked"
+            text = "the credential cannot be checked yet: its issuer's keys are being read"
             raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=1.0)
-        raise _TokenRefused("its key is not its issuer's")
+        raise _TokenRefused("its key does not belong to its issuer")
     return key
 
 
@@ -215,29 +215,29 @@ def _table(part: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _TokenRefused(f"its {name} is not JSON") from None
     if not isinstance(table, dict):
-        raise _TokenRefused(f"its {name} is no object")
+        raise _TokenRefused(f"its {name} is not an object")
     return table
 
 
 _TO_BASE64 = bytes.maketrans(b"-_", b"+/")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise ValueError("a member is there twice")
+        raise ValueError("a member occurs twice")
     return table
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
 
 
 def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
-    """Return the Unix time at which a token expires. Raises _TokenRefused if it is invalid now, or for this audience."""
+    """Return the Unix time at which a token expires. Raises _TokenRefused if it is not valid now, or not for this audience."""
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
         raise _TokenRefused("it is for another audience")
@@ -254,20 +254,20 @@ def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
 
 
 def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
-    """Return the models that the principal is limited to; empty for all. A configured claim must name at least one."""
+    """Return the only models that the principal may use, or [] for all. If a claim is configured, it must name at least one."""
     if issuer.models_claim is None:
         return []
     named = claims.get(issuer.models_claim)
     if not isinstance(named, list) or not named:
-        raise _TokenRefused("its claim of models is missing, or no list of names")
+        raise _TokenRefused("its models claim is missing, or not a list of names")
     models = [name for name in named if isinstance(name, str) and is_name(name)]
     if len(models) < len(named):
-        raise _TokenRefused("its claim of models holds something that is no name")
+        raise _TokenRefused("its models claim contains something that is not a valid model name")
     return models
 
 
 def _model_limits(issuer: Issuer, claims: dict[str, Any]) -> list[ModelLimit]:
-    """Return the user's limits for single models. A configured claim must exist, but may be empty."""
+    """Return the user's limits for individual models. If a claim is configured, it must exist, but may be empty."""
     if issuer.model_limits_claim is None:
         return []
     try:
@@ -275,20 +275,20 @@ def _model_limits(issuer: Issuer, claims: dict[str, Any]) -> list[ModelLimit]:
         limits = [ModelLimit(model, limit.rate, limit.burst) for model, limit in claim.items()]
         return [check_model_limit("model_limits", limit, ()) for limit in limits]
     except msgspec.ValidationError:
-        raise _TokenRefused("its claim of model limits is missing, or isn't a table of rates and bursts") from None
+        raise _TokenRefused("its model limits claim is missing, or not an object of rates and bursts") from None
     except SettingError as exc:
-        raise _TokenRefused(f"its claim of model limits cannot be used: {exc}") from None
+        raise _TokenRefused(f"its model limits claim cannot be used: {exc}") from None
 
 
 def _instant(claims: dict[str, Any], name: str) -> float:
     value = claims.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LATEST <= value <= LATEST:
-        raise _TokenRefused(f"its claim {name} is no instant")
+        raise _TokenRefused(f"its claim {name} is not a time")
     return float(value)
 
 
 def _name(claims: dict[str, Any], claim: str) -> str:
     value = claims.get(claim)
     if not isinstance(value, str) or not is_name(value):
-        raise _TokenRefused(f"its claim {claim} is missing, or no name")
+        raise _TokenRefused(f"its claim {claim} is missing, or not a name")
     return value

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over gRPC. Imported only if the gRPC port is on: protobuf is an extra."""
+"""The Open Inference Protocol over gRPC. Imported only if the gRPC port is enabled, because protobuf is an extra."""

@@ -1,8 +1,8 @@
-"""ModelInfer and ModelStreamInfer messages: requests to exchanges, and outcomes to answers.
+"""ModelInfer and ModelStreamInfer messages: converts requests to exchanges, and outcomes to answers.
 
-Inputs are in `contents` or `raw_input_contents`, and outputs in `raw_output_contents`. A model that takes texts, JSON values or
-octets has one input, of which each element becomes an entry. A model that takes tensors may have several inputs, which together
-are one entry. Raw data have the binary form. So have typed booleans and floats of 32 or 64 bits. Integers are converted.
+Inputs are in `contents` or `raw_input_contents`, and outputs in `raw_output_contents`. A model that takes text, JSON values or octets has
+one input, each element of which becomes an entry. A model that takes tensors may have several inputs, which together form one entry. Raw
+data, typed booleans, and typed floats of 32 or 64 bits are already in binary form. Integers are converted.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].num
 _MOST_INTEGERS = 1 << 18
 """Maximum number of integers in a request's `contents`. Each takes about 20 ns. A 224 × 224 RGB image has fewer."""
 _LONGEST_FRONT = 1024
-"""Maximum size in bytes of the start of a message to remember. Clients often send the same start."""
+"""Maximum size in bytes of the start of a message that is remembered. Clients often send the same start."""
 _MOST_FORMS = 256
 _MOST_TEXT = 1 << 18
 """Maximum number of characters in a request's parameters. Each may take six bytes in JSON."""
 _MOST_AT_ONCE = 1 << 20
-"""Maximum size in bytes of an answer with tensors to join at once."""
+"""Maximum size in bytes of an answer with tensors that is joined in one go."""
 _REGION = "shared_memory_region"
 """Parameter of an input or output whose data are in shared memory."""
 _TENSORS = ValueKind.TENSORS
 
 _AS_THEY_ARE = ("BOOL", "FP32", "FP64")
-"""Datatypes whose typed data have the binary form."""
+"""Datatypes whose typed data are already in binary form."""
 
 
 def infer_reader(settings: Settings) -> Reader:
-    """Make the reader of ModelInfer and ModelStreamInfer messages."""
+    """Return the reader of ModelInfer and ModelStreamInfer messages."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     forms: dict[int, _Form] = {}
 
@@ -129,7 +129,9 @@ def infer_reader(settings: Settings) -> Reader:
         return request.exchange(model, options, takes, write)
 
     def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        decoded = len(message_parts.split(body)[0])  # Before `read`, which may overwrite the message with the value.
+        decoded = len(
+            message_parts.split(body)[0]
+        )  # Before `read`, because it may overwrite the message with the value.
         exchange = read(body, options, known)
         yield _charged_for(decoded, exchange.input)
         return exchange
@@ -138,7 +140,7 @@ def infer_reader(settings: Settings) -> Reader:
 
 
 def _charged_for(decoded: int, input: Value | list[Value]) -> int:
-    """Return the bytes of JSON that cost as much to decode as the integers and BYTES elements."""
+    """Return the number of JSON bytes that would cost as much to decode as the input's integers and BYTES elements."""
     if not isinstance(input, Tensors):
         return 0
     heads = header_of(input).heads
@@ -147,9 +149,9 @@ def _charged_for(decoded: int, input: Value | list[Value]) -> int:
 
 
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
-    """Writer of the answer to one request. It doesn't refer to the inputs.
+    """Writes the answer to one request. It doesn't refer to the inputs.
 
-    `shape` is the shape of an output that isn't tensors. `wanted` are the requested outputs; empty means all."""
+    `shape` is the shape of an output that isn't tensors. `wanted` has the requested outputs; empty means all."""
 
     model: str
     id: str
@@ -185,10 +187,10 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Form(NamedTuple):
-    """Form of a request with one tensor: the whole message except the data at its end.
+    """The form of a request with one tensor: the whole message except the data at its end.
 
-    `front` is the message up to the data, `opening` the packed value up to the data, and `model` the name in the message or "".
-    `inputs`, `outputs` and `settings` are the model's at the time when the message was checked."""
+    `front` is the message up to the data, `opening` the packed value up to the data, and `model` the model's name in the message,
+    or "". `inputs`, `outputs` and `settings` are those that the model had when the message was checked."""
 
     front: bytes
     model: str
@@ -209,7 +211,7 @@ class _Form(NamedTuple):
 def _form_of(
     body: bytes, model: str, request: TensorsRequest, wanted: tuple[WantedOutput, ...], served: ServedModel
 ) -> _Form | None:
-    """Return the form of a message, or None if its front is too long, or it doesn't end with raw data of a fixed size."""
+    """Return the form of a message, or None if its front is too long or it doesn't end with raw data of a fixed size."""
     opening = opening_of(request.value.content)
     [head] = header_of(request.value).heads
     if not opening or head.datatype == BYTES:
@@ -226,7 +228,8 @@ def _form_of(
 
 
 class _KnownAnswer(NamedTuple):
-    """Form of an answer: for each tensor the bytes before its data and their place in the output's value; the value's length."""
+    """The form of an answer: for each tensor, the bytes before its data and where these are in the output's value; and the value's
+    length."""
 
     parts: Sequence[tuple[bytes, slice]]
     length: int
@@ -269,13 +272,13 @@ def _with_tensors(answer: Any, outputs: Sequence[OutputTensor]) -> bytes | Itera
 
 
 def front_of(body: bytes) -> Any:
-    """Return the message of a request without its inputs. Raises BadRequest."""
+    """Return a request's message without its inputs. Raises BadRequest."""
     return protos.read(_REQUEST, message_parts.front_of(body))
 
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Return the message of a request, and its raw contents. The message of a large request lacks them. Raises BadRequest if the
-    bytes are no such message, or take too long to decode."""
+    """Return a request's message, and its raw contents. For a large request, the message doesn't contain them. Raises BadRequest if
+    the bytes aren't such a message, or would take too long to decode."""
     if len(body) <= SHORT:
         message = protos.read(_REQUEST, body)
         return message, message.raw_input_contents
@@ -293,25 +296,27 @@ def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int,
     count = tensors.count_elements(tensor.name, tensor.datatype, shape, limit)
     if raw:
         if tensor.HasField("contents"):
-            raise BadRequest("the input has both `contents` and `raw_input_contents`; expected one of them")
+            raise BadRequest("the input has both `contents` and `raw_input_contents`; send only one of them")
         if len(raw) != 1:
             raise BadRequest(f"`raw_input_contents` has {len(raw)} members for one input; expected one")
         return shape, [*tensors.unpack(tensor.name, raw[0], count)]
     contents = tensor.contents
     for field, _ in contents.ListFields():
         if field.name != "bytes_contents":
-            raise BadRequest(f"the input has `{field.name}`; expected `bytes_contents`, as its datatype is {BYTES}")
+            raise BadRequest(
+                f"the input has `{field.name}`; expected `bytes_contents`, because its datatype is {BYTES}"
+            )
     elements = contents.bytes_contents
     if len(elements) != count:
-        raise BadRequest(f"`bytes_contents` has {len(elements)} elements, and the shape says {count}")
+        raise BadRequest(f"`bytes_contents` has {len(elements)} elements, but the shape says {count}")
     return shape, list(elements)
 
 
 def _tensors_of(
     message: Any, raw: Sequence[Data], served: ServedModel, limit: int, wishes: Wishes, text: bytes
 ) -> TensorsRequest:
-    """Read a request for a model that takes tensors, or perhaps does. Its data may have `limit` bytes. `text` is the target's
-    parameters in JSON. Raises RequestError if the inputs are too large, or the model doesn't take them."""
+    """Decode a request for a model that takes tensors, or may take them. Its data may have up to `limit` bytes. `text` has the
+    target's parameters as JSON. Raises RequestError if the inputs are too large, or if the model doesn't take them."""
     inputs = message.inputs
     if len(inputs) > MOST_TENSORS:
         raise BadRequest(f"the request has {len(inputs)} inputs; expected 1 to {MOST_TENSORS}")
@@ -334,12 +339,12 @@ def _shape_of(tensor: Any) -> tuple[int, ...]:
 
 def _wanted(outputs: Sequence[Any], served: ServedModel) -> tuple[WantedOutput, ...]:
     if len(outputs) > MOST_TENSORS:
-        raise BadRequest(f"the request asks for {len(outputs)} outputs; at most {MOST_TENSORS} are allowed")
+        raise BadRequest(f"the request lists {len(outputs)} outputs; at most {MOST_TENSORS} are allowed")
     for output in outputs:
         if _REGION in output.parameters:
             raise _no_shared_memory()
         if "classification" in output.parameters:
-            raise BadRequest("classification is not served here; leave the parameter out")
+            raise BadRequest("classification is not supported; leave the parameter out")
     names = [output.name for output in outputs]
     if served.gives in (None, _TENSORS):
         check_names(names, names_of(served.outputs))
@@ -349,7 +354,7 @@ def _wanted(outputs: Sequence[Any], served: ServedModel) -> tuple[WantedOutput, 
 
 
 def _no_shared_memory() -> BadRequest:
-    return BadRequest("shared memory is not served here; send the data of the input in the message")
+    return BadRequest("shared memory is not supported; send the input's data in the message")
 
 
 def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
@@ -363,22 +368,23 @@ def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
             raise BadRequest(f"the parameter `{excerpt(name)}` is not a finite number")
         values[name] = value
     if (size := sum(len(value) for value in values.values() if isinstance(value, str))) > _MOST_TEXT:
-        raise BadRequest(f"the texts in `parameters` have {size} characters; at most {_MOST_TEXT} are allowed")
+        raise BadRequest(f"the strings in `parameters` have {size} characters; at most {_MOST_TEXT} are allowed")
     return values
 
 
 def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], limit: int) -> list[Data]:
-    """Return the data of each input in the binary form. `heads` are the checked heads. Typed data may have `limit` bytes. Raises
-    BadRequest or PayloadTooLarge if data are missing, given in both forms, too large, or don't match datatype and shape."""
+    """Return the data of each input in binary form. `heads` are the checked heads. Typed data may have up to `limit` bytes. Raises
+    BadRequest or PayloadTooLarge if data are missing, are given in both forms, are too large, or don't match the datatype and
+    shape."""
     if raw:
         return _raw(inputs, raw)
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
     if size > limit:
-        raise PayloadTooLarge(f"the data of the inputs are {size} bytes; the limit is {limit} (max_body_bytes)")
+        raise PayloadTooLarge(f"the inputs have {size} bytes of data; the limit is {limit} (max_body_bytes)")
     integers = sum(count_of(head.shape) for head in heads if "INT" in head.datatype)
     if integers > _MOST_INTEGERS:
         raise BadRequest(
-            f"`contents` have {integers} integers; at most {_MOST_INTEGERS} are allowed: send the data in `raw_input_contents`"
+            f"`contents` contains {integers} integers, but at most {_MOST_INTEGERS} are allowed; send the data in `raw_input_contents` instead"
         )
     return [_typed(tensor, head) for tensor, head in zip(inputs, heads, strict=True)]
 
@@ -386,12 +392,12 @@ def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHe
 def _raw(inputs: Sequence[Any], raw: Sequence[Data]) -> list[Data]:
     if len(raw) != len(inputs):
         raise BadRequest(
-            f"`raw_input_contents` has {len(raw)} members, and the request has {len(inputs)} inputs; expected one for each input"
+            f"`raw_input_contents` has {len(raw)} members, but the request has {len(inputs)} inputs; expected one for each input"
         )
     for tensor in inputs:
         if tensor.HasField("contents"):
             raise BadRequest(
-                f"the input {quoted(tensor.name)} has `contents`, and the request has `raw_input_contents`; expected one of these "
+                f"the input {quoted(tensor.name)} has `contents`, but the request has `raw_input_contents`; use one of these "
                 "forms for all inputs"
             )
     return list(raw)
@@ -402,11 +408,13 @@ def _typed(tensor: Any, head: TensorHead) -> Data:
     member, typecode = tensors.CONTENTS.get(datatype, ("", ""))
     if not member:
         raise BadRequest(
-            f"the input {name} is {datatype}, for which the protocol has no `contents`; send its data in `raw_input_contents`"
+            f"the input {name} is {datatype}, for which the protocol does not define `contents`; send its data in `raw_input_contents`"
         )
     for field, _ in contents.ListFields():
         if field.name != member:
-            raise BadRequest(f"the input {name} has `{field.name}`; expected `{member}`, as its datatype is {datatype}")
+            raise BadRequest(
+                f"the input {name} has `{field.name}`; expected `{member}`, because its datatype is {datatype}"
+            )
     elements, count = getattr(contents, member), count_of(head.shape)
     if len(elements) != count:
         raise BadRequest(
@@ -422,7 +430,7 @@ def _typed(tensor: Any, head: TensorHead) -> Data:
 
 
 def _numbers(elements: Any, name: str, datatype: str, typecode: str) -> bytes:
-    """Pack numbers in pages, which is twice as fast as one by one. Raises BadRequest."""
+    """Pack numbers in pages, which is twice as fast as one at a time. Raises BadRequest."""
     pages: list[bytes] = []
     for begin in range(0, len(elements), PAGE):
         page = elements[begin : begin + PAGE]

@@ -1,12 +1,12 @@
-"""Inference over a stream: each message is a request, and answers come in the order of the requests.
+"""Inference over a stream: each message is a request, and answers are sent in the order of the requests.
 
     client ──▶ read ──▶ its turn ──▶ a task for each request, at most MOST_ITEMS ──▶ answers, in the order of the requests
 
-The next message is read once the one before has had its turn and there is room for it. A message's bytes count for its tenant
-until its answer has left. If the tenant would hold too many bytes, the message uses the room that the stream reserved for reading,
-and nothing is read until its answer has left. So a client that writes too fast is slowed down and never refused.
+The next message is read once the previous one has had its turn and there is room for it. A message's bytes are charged to its tenant
+until its answer has been sent. If that would be too many bytes for the tenant, the message uses the room that the stream reserved for
+reading, and nothing more is read until its answer has been sent. So a client that writes too fast is slowed down but never refused.
 
-A failed request is answered with its error. The answer's parameters have what a unary call reports in trailing metadata.
+A failed request is answered with its error. The answer's parameters contain what a unary call reports in its trailing metadata.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _INFERRED = protos.message("inference.ModelInferResponse")
 
 
 class Item:
-    """One request of a stream, with `call` as its unary call.
+    """One request on a stream. `call` is the unary call that runs it.
 
-    `error` says why the request wasn't submitted. The last answer gets a mark if `final`. `held` bytes count for the request. If it
-    is `alone`, none do, and it uses the stream's room for reading. `left` is set once the answer is sent."""
+    `error` is why the request wasn't submitted. If `final`, its last answer is marked as such. `held` is the number of bytes
+    charged for the request. An `alone` request is charged nothing: it uses the stream's room for reading, and nothing more is read
+    until its answer is sent. `left` is set once the answer is sent."""
 
     __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
 
@@ -51,26 +52,26 @@ class Item:
 
 
 Items = asyncio.Queue[Item | None]
-"""Requests of a stream in order, and None at the end."""
+"""The requests of a stream in order, and None at the end."""
 Begun = dict[asyncio.Task[bytes], Item]
 
 _TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
 
 _FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToString())
-"""Parameter that marks a request's last answer. It is appended to the answer."""
+"""The parameter that marks a request's last answer. It is appended to the answer."""
 
 MOST_ITEMS = 256
-"""Maximum number of requests of a stream in progress. With so many, nothing is read."""
+"""Maximum number of a stream's requests in progress. Once it is reached, nothing more is read."""
 
 
 class InferStreamCall(StreamCall):
-    """Call of ModelStreamInfer. `read` reads its messages. The call's metadata, except an id, apply to each request."""
+    """A ModelStreamInfer call. `read` decodes its messages. The call's metadata, except an id, apply to every request."""
 
     __slots__ = ("_read",)
 
     def __init__(self, port: PortContext, stream: CallStream, read: Reader, way: str = "") -> None:
         super().__init__(port, stream, way)
-        # A proxy may give every call an id. Each request still gets its own.
+        # A proxy may give every call an id, but each request gets its own.
         self.headers = [field for field in stream.head.headers if field[0] != b"x-request-id"]
         self._read = read
 
@@ -78,7 +79,9 @@ class InferStreamCall(StreamCall):
         fields = read_fields(self.headers)
         self.identify(fields.get(b"authorization", b""))
         if b"idempotency-key" in fields:
-            raise BadRequest("the metadata idempotency-key is for one request, and a stream has many; leave it out")
+            raise BadRequest(
+                "the metadata idempotency-key is for a single request, but a stream has many; leave it out"
+            )
         self.hold_room()
         items: Items = asyncio.Queue(MOST_ITEMS)
         begun: Begun = {}
@@ -118,7 +121,7 @@ class InferStreamCall(StreamCall):
             try:
                 if len(body) <= SHORT:
                     work = partial(self._begin, item, body)
-                    del body  # Only the entry remains.
+                    del body  # Only the entry holds a reference now.
                     await self.port.turns.take(self.owner, work)
                     del work
                 else:
@@ -178,7 +181,7 @@ class InferStreamCall(StreamCall):
         return _failed(item, error)
 
     def _hold_answer(self, item: Item, amount: int) -> None:
-        """Count the bytes of an answer instead of its request. Raises RequestError if the owner holds too many bytes."""
+        """Charge the bytes of an answer instead of those of its request. Raises RequestError if the owner holds too many bytes."""
         room = self.port.settings.max_body_bytes if item.alone else item.held
         if amount > room:
             item.held += self.keep(amount - room)
@@ -209,7 +212,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 
 
 def _id_and_final(body: bytes) -> tuple[str, bool]:
-    """Return a request's own id, and True if it wants its last answer marked. Return ("", False) for an unreadable message."""
+    """Return a request's own id, and True if its last answer must be marked. Return ("", False) if the message is unreadable."""
     try:
         request = front_of(body)
     except BadRequest:

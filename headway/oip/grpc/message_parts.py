@@ -1,8 +1,8 @@
-"""Split a large ModelInfer message before it is decoded.
+"""Splits a large ModelInfer message before it is decoded.
 
-Protobuf decodes a message in one call. A message of tiny members may block the event loop for 30 ns per byte. So the members of a
-large message are first counted by their lengths. There may be at most MOST_MEMBERS, and only data and parameters may be long. Raw
-contents are neither decoded nor copied.
+Protobuf decodes a message in a single call. A message of tiny members would block the event loop for up to 30 ns per byte. So the
+members of a large message are first counted, by skipping over their lengths. There may be at most MOST_MEMBERS of them, and only data and
+parameters may be long. Raw contents are neither decoded nor copied.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ def _tag(kind: Any, name: str) -> int:
 
 _PARAMETERS, _INPUTS, RAW = (_tag(_REQUEST, name) for name in ("parameters", "inputs", "raw_input_contents"))
 _NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_version", "id"))
-"""Members that are texts, which decode fast at any length."""
+"""Members that are strings, which decode fast at any length."""
 _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
-"""Typed data that protobuf copies unchanged, so their length hardly matters."""
+"""Typed data that protobuf copies unchanged, so that their length hardly matters."""
 _VALUE = 2 << 3 | 2
 
 _FIXED = {1: 8, 5: 4}
-"""Size of members without a length, by wire type."""
+"""Size of members that have no length prefix, by wire type."""
 
 MOST_MEMBERS = 1024
-"""Maximum number of members of a large message with its inputs and parameters. 64 inputs and outputs have about 600."""
+"""Maximum number of members in a large message, including those of its inputs and parameters. 64 inputs and outputs have about
+600."""
 _MOST_FRONT = 1 << 15
-"""Maximum size in bytes of a large message without its data and parameters."""
+"""Maximum size in bytes of a large message, not counting its data and parameters."""
 MOST_TYPED = 1 << 20
-"""Maximum size in bytes of `contents` that are not copied unchanged."""
+"""Maximum size in bytes of `contents` that aren't copied unchanged."""
 
 Data = bytes | memoryview
 
 
 _Member = tuple[int, int, int, int]
-"""Member of a message: its tag, and the positions of its start, of its content, and of its end."""
+"""A member of a message: its tag, and the positions of its start, content and end."""
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of them. Raises BadRequest if it would take long to decode."""
+    """Return a message without its raw contents, and views of these. Raises BadRequest if the message would take long to decode."""
     walk = _Walk(body)
     others: list[Data] = []
     raw: list[Data] = []
@@ -71,7 +72,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
             typed += contents
     if front > _MOST_FRONT:
         raise BadRequest(
-            f"names, shapes and parameters of inputs and outputs take {front} bytes; the limit is {_MOST_FRONT}"
+            f"the names, shapes and parameters of inputs and outputs take {front} bytes; the limit is {_MOST_FRONT}"
         )
     _check_typed(walk, typed)
     return b"".join(others), raw
@@ -97,7 +98,7 @@ def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
         return
     if any(tag not in _COPIED for _, _, content, end in typed for tag, *_ in walk.members(content, end)):
         raise BadRequest(
-            f"`contents` of integers or booleans are {size} bytes; the limit is {MOST_TYPED}: send the data in `raw_input_contents`"
+            f"`contents` with integers or booleans take {size} bytes; the limit is {MOST_TYPED}; send the data in `raw_input_contents`"
         )
 
 
@@ -112,8 +113,8 @@ class _Walk:
         while at < end:
             if len(walked) == limit:
                 raise BadRequest(
-                    f"the message has more than {MOST_MEMBERS} members, which take long to decode; send at most {MOST_TENSORS} inputs and "
-                    f"outputs, and the elements of large ones in `raw_input_contents`"
+                    f"the message has more than {MOST_MEMBERS} members, which would take long to decode; send at most {MOST_TENSORS} inputs and "
+                    f"outputs, and put the elements of large ones into `raw_input_contents`"
                 )
             tag, content = body[at], at + 1
             if tag > 0x7F:

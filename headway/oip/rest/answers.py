@@ -26,7 +26,7 @@ CODE_FIELD = "x-headway-error"
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _Unset = msgspec.UnsetType
 _SMALL = 1 << 13
-"""Maximum size in bytes of numbers to write as JSON at once."""
+"""Maximum size in bytes of numbers that are converted to JSON in one go."""
 _LARGEST = 10**12
 """Placeholder for an unknown size. No size has more digits."""
 
@@ -61,10 +61,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Answerer(msgspec.Struct, frozen=True, gc=False):
-    """Writer of the answer to one request.
+    """Writes the answer to one request.
 
-    `shape` is the shape of the input, and of the output. `gives` is the kind of value that the model gives, or None if unknown.
-    `wanted` are the requested tensors; empty means all."""
+    `shape` is the shape of the input, and also of the output. `gives` is the kind of value that the model returns, or None if
+    unknown. `wanted` has the requested tensors; empty means all."""
 
     model: str
     shape: tuple[int, ...] = (1,)
@@ -119,11 +119,11 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         pieces = array_within(self._document(version, tokens, ()), "outputs", map(_described, tensors))
         if not binary:
             return JSON, pieces
-        document = b"".join(pieces)  # The header tells its length.
+        document = b"".join(pieces)  # Its length is in the header.
         return _BINARY % len(document), _with_data(document, binary)
 
     def _check_names(self) -> None:
-        """Check the requested outputs, if the request's reader could not do so. Raises BadRequest."""
+        """Check the requested outputs, if the request's reader was unable to. Raises BadRequest."""
         if self.gives is None:
             check_outputs([output.name for output in self.wanted])
 
@@ -137,7 +137,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _encode(_Answer(self.model, version, outputs, id, tokens))
 
     def _packed(self, version: str, tokens: _Tokens, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
-        """Yield the JSON object and the data. The object is padded to `length` bytes, because its length is announced first."""
+        """Yield the JSON object and the data. The object's length is announced first, so the object is padded to `length` bytes."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))
@@ -154,7 +154,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
                 yield element_of(output, self.gives).decode()
             except UnicodeDecodeError:
                 raise BadRequest(
-                    f"output {index} is not UTF-8, so JSON cannot hold it; ask for `binary_data`"
+                    f"output {index} is not UTF-8, so JSON cannot represent it; request `binary_data`"
                 ) from None
 
 
@@ -185,7 +185,7 @@ def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[byt
 
 
 class _Form(NamedTuple):
-    """Form of a small binary answer. `places` are those of the data in the output's value, which has `length` bytes."""
+    """The form of a small binary answer. `places` are the places of the data in the output's value, which has `length` bytes."""
 
     fields: bytes
     document: bytes
@@ -209,7 +209,7 @@ class _Error(msgspec.Struct, gc=False):
 
 
 def encode_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error in the protocol's form; see `headway.http.problem.EncodeError`."""
+    """Encode an error in the protocol's format; see `headway.http.problem.EncodeError`."""
     code = SHOWN.get(error.code, error.code)
     fields = problem_header(error) | {"content-type": "application/json", CODE_FIELD: code}
     try:

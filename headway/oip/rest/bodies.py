@@ -1,7 +1,7 @@
 """Members of the JSON object of an inference request, and bodies for models that take tensors.
 
-Such a model takes inputs of any datatype, each in JSON or in binary data. Binary data follow the JSON object, in the order of the
-inputs with a `binary_data_size`. All heads are checked before any data.
+Such a model accepts inputs of any datatype, each as JSON or as binary data. The binary data follow the JSON object, in the order of the
+inputs that have a `binary_data_size`. All heads are checked before any data.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from headway.oip.model_tensors import (
 from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
 
 LENGTH_FIELD = "Inference-Header-Content-Length"
-"""Header field with the length of the JSON object in bytes, in requests and answers."""
+"""Header field with the length in bytes of the JSON object, in requests and answers."""
 
 _SHORT = 200
-"""Maximum size in bytes of parameters or a shape to cache."""
+"""Maximum size in bytes of parameters or of a shape that is cached."""
 _LONGEST_SHAPE = 24 * MOST_AXES
 
 _LONGEST_OUTPUTS = 1 << 15
@@ -69,14 +69,14 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class InputParameters(msgspec.Struct, gc=False):
-    """Parameters of an input that Headway reads."""
+    """The parameters of an input that Headway reads."""
 
     binary_data_size: _Size | None = None
     shared_memory_region: msgspec.Raw = ABSENT
 
 
 class AskedInput(msgspec.Struct, gc=False):
-    """Input of a request. How to read its shape and data depends on the model."""
+    """An input of a request. How its shape and data are decoded depends on the model."""
 
     name: str
     datatype: str
@@ -86,7 +86,7 @@ class AskedInput(msgspec.Struct, gc=False):
 
 
 class LongRequest(msgspec.Struct, gc=False):
-    """Long JSON object of a request, whose members are decoded later."""
+    """The long JSON object of a request, whose members are decoded later."""
 
     inputs: msgspec.Raw
     id: str | None = None
@@ -95,7 +95,7 @@ class LongRequest(msgspec.Struct, gc=False):
 
 
 class OutputParameters(msgspec.Struct, gc=False):
-    """Parameters of a requested output."""
+    """The parameters of a requested output."""
 
     binary_data: bool | None = None
     classification: msgspec.Raw = ABSENT
@@ -103,7 +103,7 @@ class OutputParameters(msgspec.Struct, gc=False):
 
 
 class AskedOutput(msgspec.Struct, gc=False):
-    """Requested output."""
+    """A requested output."""
 
     name: str
     parameters: OutputParameters | None = None
@@ -111,11 +111,11 @@ class AskedOutput(msgspec.Struct, gc=False):
 
 _take_input = struct_reader(AskedInput, ("shape", "data"))
 take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))
-"""Make a LongRequest from the members of a JSON object. Raises BadRequest."""
+"""Converts the members of a JSON object to a LongRequest. Raises BadRequest."""
 
 
 def array_of(kind: Any) -> Any:
-    """Make a struct for an array, of which only MOST_TENSORS + 1 elements are decoded."""
+    """Return a struct for an array, of which at most MOST_TENSORS + 1 elements are decoded."""
     fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_TENSORS + 1)]
     return msgspec.defstruct("Members", fields, array_like=True, gc=False)
 
@@ -136,14 +136,14 @@ _decode_figure = msgspec.json.Decoder(int | float | bool).decode
 def cut(body: bytes, length: int) -> tuple[bytes, memoryview]:
     """Split a body into its JSON object and the binary data. Raises BadRequest if the body is too short."""
     if length > len(body):
-        raise BadRequest(f"{LENGTH_FIELD} is {length}, and the body has {len(body)} bytes")
+        raise BadRequest(f"{LENGTH_FIELD} is {length}, but the body has {len(body)} bytes")
     return bytes(body[:length]), memoryview(body)[length:]
 
 
 def refuse_shared_memory(parameters: InputParameters) -> None:
     """Raise BadRequest if an input's data are in shared memory."""
     if parameters.shared_memory_region is not ABSENT:
-        raise BadRequest("shared memory is not served here; send the data of the input in the body")
+        raise BadRequest("shared memory is not supported; send the input's data in the body")
 
 
 def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
@@ -158,10 +158,10 @@ def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
 
 
 def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...]:
-    """Read the member `outputs`: the requested outputs, or () for all. `binary` is the default form. Raises BadRequest if the
-    member is malformed, or asks for an unserved feature."""
+    """Decode the member `outputs`: the requested outputs, or () for all. `binary` is the default form. Raises BadRequest if the
+    member is malformed, or requests an unsupported feature."""
     if (size := len(bytes(raw))) > _LONGEST_OUTPUTS:
-        raise BadRequest(f"the outputs are {size} bytes; the limit is {_LONGEST_OUTPUTS} - at `$.outputs`")
+        raise BadRequest(f"the list of outputs is {size} bytes long; the limit is {_LONGEST_OUTPUTS} - at `$.outputs`")
     try:
         array = _decode_outputs(raw)
     except msgspec.MsgspecError as exc:
@@ -170,18 +170,18 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
     for output in members_of(array) if array is not None else ():
         asked = output.parameters
         if asked is not None and asked.classification is not ABSENT:
-            raise BadRequest("`classification` is not served here; leave it out")
+            raise BadRequest("`classification` is not supported; leave it out")
         if asked is not None and asked.shared_memory_region is not ABSENT:
-            raise BadRequest("shared memory is not served here; the output comes in the body")
+            raise BadRequest("shared memory is not supported; outputs are sent in the body")
         form = None if asked is None else asked.binary_data
         wanted.append(WantedOutput(output.name, binary if form is None else form))
     if len(wanted) > MOST_TENSORS:
-        raise BadRequest(f"the request asks for more than {MOST_TENSORS} outputs")
+        raise BadRequest(f"the request lists more than {MOST_TENSORS} outputs")
     return tuple(wanted)
 
 
 def parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> tuple[Wishes, bytes]:
-    """Return the wishes among at most `limit` parameters, and the target's parameters in JSON. Raises BadRequest."""
+    """Return what the client requests in up to `limit` parameters, and the target's parameters as JSON. Raises BadRequest."""
     if raw is ABSENT:
         return NONE, b""
     text = bytes(raw)
@@ -189,7 +189,7 @@ def parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> tuple[Wishes, byt
 
 
 def long_parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> Steps[tuple[Wishes, bytes]]:
-    """Read long parameters, which are valid JSON, in steps; see `parameters_of`."""
+    """Decode long parameters (valid JSON) in steps; see `parameters_of`."""
     text = bytes(raw)
     if len(text) <= SHORT:
         return parameters_of(raw, limit, tiers)
@@ -197,7 +197,7 @@ def long_parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> Steps[tuple[
 
 
 def long_inputs_of(raw: msgspec.Raw, limit: int) -> Steps[list[AskedInput] | None]:
-    """Return the inputs of a request, which are valid JSON, or None for more than `limit` inputs. Raises BadRequest."""
+    """Return a request's inputs, given as valid JSON, or None if there are more than `limit`. Raises BadRequest."""
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{name_of(of_json(text))}` - at `$.inputs`")
@@ -220,7 +220,7 @@ def long_inputs_of(raw: msgspec.Raw, limit: int) -> Steps[list[AskedInput] | Non
 
 
 def placed(exc: msgspec.MsgspecError, place: str) -> str:
-    """Return the message of an error in a part of the body, with the part's path, such as `$.inputs[0].data`."""
+    """Return the message of an error in a part of the body, including the part's path, such as `$.inputs[0].data`."""
     message = str(exc)
     return message.replace("`$", f"`{place}", 1) if "`$" in message else f"{message} - at `{place}`"
 
@@ -251,7 +251,7 @@ def _figure(raw: msgspec.Raw) -> object:
 
 
 _MOST_CACHED = 1024
-"""Maximum size in bytes of a JSON object to cache, if all data follow it. Clients often send the same object."""
+"""Maximum size in bytes of a JSON object that is cached, if all data follow it. Clients often send the same object."""
 _MOST_OBJECTS = 256
 _EMPTY = msgspec.Raw(b"[]")
 Specs = tuple[TensorSpec, ...]
@@ -265,9 +265,9 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Parsed(msgspec.Struct, frozen=True, gc=False):
-    """JSON object of a request: its inputs, their checked heads, and members of the TensorsRequest.
+    """The JSON object of a request: its inputs, their checked heads, and members of the TensorsRequest.
 
-    `size` is the number of data bytes that must follow if all data follow and can be packed unchanged, or -1. `opening` is the
+    `size` is the number of data bytes that must follow, or -1 unless all data follow and can be packed unchanged. `opening` is the
     packed value up to these data."""
 
     id: str | None
@@ -281,12 +281,10 @@ class _Parsed(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorsRequest(msgspec.Struct, gc=False):
-    """Inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` has the packed
-    inputs.
+    """An inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` has the packed inputs.
 
-    The answer repeats `id`, which may be None or empty. `parameters` is a JSON text with the parameters for the target,
-    or empty. `wanted` has the requested outputs; empty means all. If the model gives no tensors, `shape` is the shape
-    of its output."""
+    The answer repeats `id`, which may be None or empty. `parameters` has the parameters for the target as JSON text, or is empty.
+    `wanted` has the requested outputs; empty means all. `shape` is the shape of the output if the model doesn't return tensors."""
 
     id: str | None
     value: Tensors
@@ -305,7 +303,7 @@ _decode: Callable[[bytes], Any] = msgspec.json.Decoder(_Request).decode
 
 
 def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], TensorsRequest]:
-    """Make a function that reads bodies; see `request_reader`."""
+    """Return a function that decodes bodies; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
 
     def parse(text: bytes, specs: Specs, outputs: Specs, max_rows: int) -> _Parsed:
@@ -337,7 +335,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
 
 
 def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], Steps[TensorsRequest]]:
-    """Make a function that reads long bodies in steps; see `request_reader`."""
+    """Return a function that decodes long bodies in steps; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
     read_short = tensors_reader(settings)
 
@@ -370,7 +368,7 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
 def _checked(
     sent: Any, inputs: list[AskedInput], wishes: Wishes, parameters: bytes, specs: Specs, outputs: Specs, rows: int
 ) -> _Parsed:
-    """Check the requested outputs, and the heads of the inputs, with at most `rows` rows. Raises RequestError."""
+    """Check the requested outputs, and the heads of the inputs, which may have up to `rows` rows. Raises RequestError."""
     wanted = () if sent.outputs is ABSENT else wanted_outputs(sent.outputs, binary=wishes.binary)
     check_names([output.name for output in wanted], names_of(outputs))
     given = [TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)]
@@ -390,8 +388,8 @@ def _checked(
 
 
 def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
-    """Return the packed value of data at the end of a body or message. `opening` is the value up to the data. A large body is
-    writable memory with only this request, so the opening is written in front of the data. Other data are copied."""
+    """Return the packed value of data at the end of a body or message. `opening` is the value up to the data. A large body is in
+    writable memory of its own, so the opening is written in front of the data. Other data are copied."""
     padding, room = -len(data) % ALIGNED, memoryview(data.obj)
     begin = len(room) - len(data) - len(opening)
     if padding or begin < 0 or room.readonly:
@@ -422,19 +420,19 @@ def _data(
             continue
         if binary is None:
             raise BadRequest(
-                f"the input {quoted(tensor.name)} has `binary_data_size`, and the header field {LENGTH_FIELD} is missing; expected "
+                f"the input {quoted(tensor.name)} has `binary_data_size`, but the header field {LENGTH_FIELD} is missing; expected "
                 "the length of the JSON object in bytes"
             )
         if size > len(binary) - end:
             raise BadRequest(
-                f"the `binary_data_size` of the input {quoted(tensor.name)} is {size}, and {len(binary) - end} bytes are left behind "
-                "the JSON object and the inputs before"
+                f"the `binary_data_size` of the input {quoted(tensor.name)} is {size}, but {len(binary) - end} bytes are left after "
+                "the JSON object and the previous inputs"
             )
         data.append(binary[end : end + size])
         end += size
     if binary is not None and end < len(binary):
         raise BadRequest(
-            f"{len(binary)} bytes follow the JSON object, and the inputs have a `binary_data_size` of {end} in all"
+            f"{len(binary)} bytes follow the JSON object, but the inputs have a total `binary_data_size` of {end}"
         )
     return data
 
@@ -443,7 +441,7 @@ def _data_in_steps(
     inputs: Sequence[AskedInput], heads: Sequence[TensorHead], binary: memoryview | None
 ) -> Steps[list[bytes | memoryview]]:
     long = [len(bytes(tensor.data)) > SHORT for tensor in inputs]
-    data = _data(  # Empty arrays stand for long arrays at first.
+    data = _data(  # Long arrays are replaced by empty ones at first.
         [replace(tensor, data=_EMPTY) if is_long else tensor for tensor, is_long in zip(inputs, long, strict=True)],
         [replace(head, shape=(0,)) if is_long else head for head, is_long in zip(heads, long, strict=True)],
         binary,

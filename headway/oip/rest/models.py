@@ -1,6 +1,6 @@
 """Metadata and statistics of the models, for HTTP and gRPC, and their HTTP routes.
 
-Principals see only models that they may use. Health and the server's metadata are for everybody.
+Principals see only the models that they may use. Health and the server's metadata are visible to everyone.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from headway.oip.rest.requests import check_version
 
 
 class ShownModels:
-    """Models of a gateway, as a port shows them. `ready` returns True if this process should get traffic.
+    """A gateway's models, as exposed on a port. `ready` returns True if this process should get traffic.
 
-    If `anonymous`, the service has no credentials, and statistics cover the whole process. Otherwise they cover a tenant."""
+    If `anonymous`, the service has no credentials, and statistics cover the whole process; otherwise they are per tenant."""
 
     def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
         self._gateway, self._served = gateway, gateway.served
@@ -44,8 +44,8 @@ class ShownModels:
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     def find(self, model: str, version: str | None, principal: Principal) -> str:
-        """Return the name of a model that the principal may use. An empty name means the default model, and None any version.
-        Raises Forbidden if the principal may not use the model, even if it doesn't exist, and RequestError if it is unknown."""
+        """Return the name of a model that the principal may use. An empty name means the default model; None means any version.
+        Raises Forbidden if the principal may not use the model, whether or not it exists, and RequestError if it is unknown."""
         served = self._served
         model = model or served.default_of(principal.models)
         if model and principal.models and model not in principal.models:
@@ -81,7 +81,7 @@ class ShownModels:
         ]
 
     async def index(self, principal: Principal, *, only_ready: bool) -> Sequence[IndexEntry]:
-        """Return all versions of the models that the principal may use. With `only_ready`, skip models without a worker."""
+        """Return all versions of the models that the principal may use. If `only_ready`, skip models that have no worker."""
         served, ready, entries = self._served, await self.ready(), list[IndexEntry]()
         for model in served.visible(principal.models):
             has_worker = ready and served.has_worker(model)
@@ -94,7 +94,7 @@ class ShownModels:
 
 
 def routes(models: ShownModels, known: Authentication) -> list[Route]:
-    """Make the routes. `known` lets only authenticated principals pass."""
+    """Return the routes. `known` admits only authenticated principals."""
     on = _Service(models)
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
@@ -113,15 +113,15 @@ def routes(models: ShownModels, known: Authentication) -> list[Route]:
 
 
 _LOADING = "clients cannot load or unload models; start a worker for a model instead"
-_TRACING = "trace settings are not offered to clients; send `traceparent` with a request that is to be traced"
-_MEMORY = "shared memory is not offered; send the data of the inputs in the body"
-_GENERATE = "generate is not offered; send the text to /v2/models/MODEL/infer, or to /v1/completions"
+_TRACING = "clients cannot change trace settings; to trace a request, send `traceparent` with it"
+_MEMORY = "shared memory is not supported; send the inputs' data in the body"
+_GENERATE = "generate is not supported; send the text to /v2/models/MODEL/infer, or to /v1/completions"
 _NOT_OFFERED = {
     "/v2/repository/models/{model:path}/load": _LOADING,
     "/v2/repository/models/{model:path}/unload": _LOADING,
     "/v2/trace/setting": _TRACING,
     "/v2/models/{model:path}/trace/setting": _TRACING,
-    "/v2/logging": "log settings are not offered to clients",
+    "/v2/logging": "clients cannot change log settings",
     "/v2/systemsharedmemory/{rest:path}": _MEMORY,
     "/v2/cudasharedmemory/{rest:path}": _MEMORY,
     "/v2/models/{model:path}/generate": _GENERATE,
@@ -187,7 +187,7 @@ class _Service:
         async for piece in request.pieces():
             body += piece
             if len(body) > MOST_INDEX:
-                raise PayloadTooLarge(f"a repository index request has at most {MOST_INDEX} bytes")
+                raise PayloadTooLarge(f"a repository index request may have at most {MOST_INDEX} bytes")
         try:
             only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

@@ -1,7 +1,7 @@
-"""Bodies of inference requests: a JSON object, perhaps followed by binary data of inputs.
+"""Bodies of inference requests: a JSON object, which may be followed by the inputs' binary data.
 
-If binary data follow, the header field Inference-Header-Content-Length has the length of the object. A length of 0 means that the
-whole body is one element without a length prefix. `bodies` reads bodies for models that take tensors.
+If binary data follow, the header field Inference-Header-Content-Length has the length of the object. A length of 0 means that the whole
+body is one element without a length prefix. Bodies for models that take tensors are decoded in `bodies`.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class InferRequest(msgspec.Struct, gc=False):
-    """Inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
+    """An inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
 
-    The answer repeats `id`, which may be None or empty. `parameters` are the target's in JSON, or empty. `wishes` include the form
-    of the output. `wanted` are the requested tensors; empty means all."""
+    The answer repeats `id`, which may be None or empty. `parameters` has the target's parameters as JSON, or is empty. `wishes`
+    includes the form of the output. `wanted` has the requested tensors; empty means all."""
 
     id: str | None
     shape: tuple[int, ...]
@@ -85,7 +85,8 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the exchange of the request. Raises RequestError if the model, which `takes` this kind, doesn't take it."""
+        """Return the request's exchange. `takes` is the kind of value that the model takes. Raises RequestError if the input isn't
+        of that kind."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)
@@ -107,7 +108,7 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
 def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], InferRequest | TensorsRequest]:
-    """Make a function that reads a body, given the length of its JSON object (None for all) and the model."""
+    """Return a function that decodes a body, given the length of its JSON object (None for the whole body) and the model."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_tensors = tensors_reader(settings)
@@ -133,7 +134,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
                 wishes, wanted = _outputs(wishes, asked.outputs, served)
                 return InferRequest(asked.id, shape, elements, wishes, parameters, wanted)
         except NoElements:
-            if served.takes is None:  # No worker has reported what the model takes: it may be tensors.
+            if served.takes is None:  # No worker has reported what the model takes, so it may take tensors.
                 return read_tensors(body, length, served)
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -146,7 +147,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
 def long_request_reader(
     settings: Settings,
 ) -> Callable[[bytes, int | None, ServedModel], Steps[InferRequest | TensorsRequest]]:
-    """Make a function that reads long bodies in steps; see `request_reader`."""
+    """Return a function that decodes long bodies in steps; see `request_reader`."""
     limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_short, read_tensors = request_reader(settings), long_tensors_reader(settings)
@@ -166,12 +167,12 @@ def long_request_reader(
             shape = shape_of(tensor)
             count = count_elements(tensor.name, tensor.datatype, shape, limit)
         except NoElements:
-            if served.takes is None:  # No worker has reported what the model takes: it may be tensors.
+            if served.takes is None:  # No worker has reported what the model takes, so it may take tensors.
                 return (yield from read_tensors(body, length, served))
             raise
         data = bytes(tensor.data)
         if data[:1] == b"[" and (yield from split(data, MOST_INPUTS)) is None:
-            raise BadRequest(f"the data of the input have over {MOST_INPUTS} elements, and its shape says {count}")
+            raise BadRequest(f"the input's data have over {MOST_INPUTS} elements, but its shape says {count}")
         yield 0
         elements = _elements(tensor, count, binary)
         yield 0
@@ -204,36 +205,36 @@ def _elements(tensor: AskedInput, count: int, binary: memoryview | None) -> list
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is None:
         if tensor.data is ABSENT:
-            raise BadRequest("the input has no data; expected `data`, or `binary_data_size` in its parameters")
+            raise BadRequest("the input has no data; send `data`, or `binary_data_size` in its parameters")
         if binary:
-            raise BadRequest(f"{len(binary)} bytes follow the JSON object, and the input has no `binary_data_size`")
+            raise BadRequest(f"{len(binary)} bytes follow the JSON object, but the input has no `binary_data_size`")
         return _texts(bytes(tensor.data), tensor.name, count)
     if tensor.data is not ABSENT:
-        raise BadRequest("the input has both `data` and `binary_data_size`; expected one of them")
+        raise BadRequest("the input has both `data` and `binary_data_size`; send only one of them")
     if binary is None:
         raise BadRequest(
-            f"the input has `binary_data_size`, and the header field {LENGTH_FIELD} is missing; expected the length of the JSON "
+            f"the input has `binary_data_size`, but the header field {LENGTH_FIELD} is missing; expected the length of the JSON "
             "object in bytes"
         )
     if size != len(binary):
-        raise BadRequest(f"`binary_data_size` is {size}, and {len(binary)} bytes follow the JSON object")
+        raise BadRequest(f"`binary_data_size` is {size}, but {len(binary)} bytes follow the JSON object")
     return [*unpack(tensor.name, binary, count)]
 
 
 def _texts(text: bytes, name: str, count: int) -> list[Element]:
-    """Return the elements in JSON. Each element may be in its own array."""
+    """Return the elements given as JSON. Each element may be in an array of its own."""
     nested = text[1:].lstrip(b" \t\r\n")[:1] == b"["
     try:
         texts: list[Any] = [element for (element,) in _decode_nested(text)] if nested else _decode_texts(text)
     except msgspec.MsgspecError as exc:
         raise BadRequest(placed(exc, "$.inputs[0].data")) from None
     if len(texts) != count:
-        raise BadRequest(f"the data of the input have {len(texts)} elements, and its shape says {count}")
+        raise BadRequest(f"the input's data have {len(texts)} elements, but its shape says {count}")
     return texts
 
 
 def _outputs(wishes: Wishes, raw: msgspec.Raw, served: ServedModel) -> tuple[Wishes, tuple[WantedOutput, ...]]:
-    """Return the requested outputs, and the wishes with the requested form of an output of BYTES."""
+    """Return the requested outputs, and the client's wishes including the requested form of a BYTES output."""
     wanted = wanted_outputs(raw, binary=wishes.binary)
     if not wanted:
         return wishes, ()
@@ -251,7 +252,7 @@ _LENGTH = re.compile(rb"[0-9]{1,19}")
 
 
 def infer(settings: Settings) -> Codec:
-    """Make the codec of the inference routes."""
+    """Return the codec of the inference routes."""
     read_request = request_reader(settings)
     read_long = long_request_reader(settings)
 
@@ -301,12 +302,13 @@ def infer(settings: Settings) -> Codec:
 
 
 def with_version(options: RequestOptions, version: str | None) -> RequestOptions:
-    """Return the options of a request, with its version if it names one."""
+    """Return a request's options, including its version if it names one."""
     return replace(options, version=version) if version else options
 
 
 def check_version(known: KnownModels, model: str, version: str | None) -> None:
-    """Raise RequestError if the model doesn't have this version, or if its versions are unknown now. None means any version."""
+    """Raise RequestError if the model doesn't have this version, or if its versions are currently unknown. None means any
+    version."""
     if version is not None and model in known and version not in known[model].reported:
         failure = known.refusal(model, version)
         if failure is not None:

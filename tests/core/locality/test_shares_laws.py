@@ -191,9 +191,7 @@ def run(turns: FairOrder, *models: str, seconds: float = 0.1) -> None:
 
 def test_a_model_that_comes_during_a_flood_runs_next() -> None:
     turns = FairOrder()
-    run(turns, *"aaaa")
-    turns.began("a")
-    turns.ended("a", 0.1)
+    run(turns, *"aaaaa")
     assert turns.order([Contender("a", 0.01, 0.1), Contender("b", 2.0, 0.1)]) == ["b", "a"]
 
 
@@ -205,8 +203,7 @@ def test_the_more_urgent_of_even_models_goes_first_by_its_own_run_time() -> None
 
 def test_urgency_overrules_no_lead_in_time() -> None:
     turns = FairOrder()
-    turns.began("late")
-    turns.ended("late", 0.1 * LEAD * 1.01)
+    run(turns, "late", seconds=0.1 * LEAD * 1.01)
     assert turns.order([Contender("late", 0.0, 0.1), Contender("early", 9.0, 0.1)]) == ["early", "late"]
 
 

@@ -1,13 +1,13 @@
-// The departure board: a lane for each GPU, batches as bars from their departure to their arrival.
+// The departure board has a lane for each GPU. A bar is a batch, from its departure to its arrival.
 
 import { el, find, status } from "./dom.js";
 import { begin, colour, still } from "./drawing.js";
 import { share, shorter } from "./format.js";
 
-const DELAY = 0.9; // Seconds by which the board runs behind, so that bars come in from the right and do not jump.
-const KEPT = 180; // Seconds of batches that are kept.
-const FRAME = 40; // Least milliseconds between two drawings.
-// Places of a batch's members, as the stream sends them.
+const DELAY = 0.9; // Seconds by which the board is delayed, so that bars move in from the right without jumping.
+const KEPT = 180; // Seconds for which batches are kept.
+const FRAME = 40; // Minimum milliseconds between redraws.
+// Indexes of a batch's fields in the stream.
 export const [WORKER, MODEL, VERSION, LEFT, SIZE, FILL, REASON, TIERS, SECONDS, OUTCOME] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 const RUNNING = "", ARRIVED = "ok";
 
@@ -23,7 +23,7 @@ export class Board {
     find("pause").addEventListener("click", (event) => {
       this.paused = this.paused === null ? this.now() : null;
       event.target.setAttribute("aria-pressed", String(this.paused !== null));
-      event.target.textContent = this.paused === null ? "Pause" : "Go on";
+      event.target.textContent = this.paused === null ? "Pause" : "Resume";
     });
     const step = () => { this.draw(false); requestAnimationFrame(step); };
     requestAnimationFrame(step);
@@ -36,7 +36,7 @@ export class Board {
     this.offset = null;
   }
 
-  // Set the clock by an instant of the broker: it never goes back by what was only late.
+  // Set the clock to a time of the broker. It never goes back just because an event was late.
   hear(now) {
     const offset = now - performance.now() / 1000;
     if (this.offset === null || Math.abs(offset - this.offset) > 5) this.offset = offset;
@@ -57,7 +57,7 @@ export class Board {
     while (this.marks.length && this.marks[0][0] < oldest) this.marks.shift();
   }
 
-  // Lanes are the workers that are there; of models that share a GPU, one lane for all.
+  // There is a lane for each worker. Models that share a GPU also share a lane.
   see(workers) {
     const wanted = new Map();
     for (const worker of workers) {
@@ -87,7 +87,7 @@ export class Board {
         lane.canvas.setAttribute("aria-label", `${name}: ${warm.status}, ${share(busy)} busy, runs ${models}; the table below lists its batches`);
       }
     }
-    if (!workers.length && !body.children.length) body.append(el("p", { class: "none" }, "No worker is there."));
+    if (!workers.length && !body.children.length) body.append(el("p", { class: "none" }, "There are no workers."));
     else body.querySelector(":scope > .none")?.remove();
   }
 
@@ -115,7 +115,7 @@ export class Board {
     for (const worker of lane.workers) {
       const batches = [...(this.batches.get(worker)?.values() ?? [])];
       for (const [index, batch] of batches.entries()) {
-        const next = batches[index + 1]?.[LEFT] ?? Infinity; // One slot runs one batch at a time: nobody told how this one ended.
+        const next = batches[index + 1]?.[LEFT] ?? Infinity; // A slot runs one batch at a time, so this one has ended, but its end was never reported.
         const end = Math.min(batch[OUTCOME] === RUNNING ? next : batch[LEFT] + batch[SECONDS], to);
         if (end < from || batch[LEFT] > to || (batch[OUTCOME] === RUNNING && to - batch[LEFT] > KEPT)) continue;
         bar(context, batch, x(batch[LEFT]), Math.max(x(end), x(batch[LEFT]) + 2), top, deep);
@@ -148,7 +148,7 @@ export class Board {
 export const cameBack = (batch) => (batch[OUTCOME] === RUNNING ? "on its way" : batch[OUTCOME] === ARRIVED ? "arrived" : batch[OUTCOME]);
 export const failed = (batch) => batch[OUTCOME] !== RUNNING && batch[OUTCOME] !== ARRIVED;
 
-// One batch: an outline as high as a full batch, filled to its fill, in the colours of its tiers.
+// Draw a batch: an outline as high as a full batch, filled as far as the batch is full, in the colours of its tiers.
 function bar(context, batch, x0, x1, top, deep) {
   const wide = Math.max(x1 - x0 - 1, 1.5), high = Math.max(deep * Math.min(batch[FILL], 1), 2);
   let low = top + deep;

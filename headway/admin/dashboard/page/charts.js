@@ -1,12 +1,12 @@
-// Half an hour in three charts: latency against the promise, arrivals against capacity, and what waits.
+// Three charts of the last half hour: latency against the promise, arrivals against capacity, and waiting requests.
 
 import { el, find } from "./dom.js";
 import { chart, colour } from "./drawing.js";
 import { milliseconds, rate } from "./format.js";
 
-const SPANS = [120, 300, 600, 1800]; // Seconds that a chart shows: the least of these in which all rows find room.
-const UNFINISHED = 4; // Seconds after which all processes have told what belongs to a row.
-// Places of a row's members, as the stream sends them.
+const SPANS = [120, 300, 600, 1800]; // Seconds that a chart can show. The smallest span that fits all rows is used.
+const UNFINISHED = 4; // Seconds after which all processes have reported their part of a row.
+// Indexes of a row's fields in the stream.
 const [ANSWERED, REFUSED, FAILED, P50, P95, P99, WAITING, CAPACITY, USABLE] = [2, 3, 4, 5, 6, 7, 8, 10, 11];
 
 export class Charts {

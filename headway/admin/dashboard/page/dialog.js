@@ -1,4 +1,4 @@
-// The dialog in which whatever changes something is asked twice.
+// The dialog that asks for confirmation of changes.
 
 import { el, find } from "./dom.js";
 
@@ -8,7 +8,7 @@ no.addEventListener("click", () => dialog.close());
 
 yes.addEventListener("click", async () => {
   const begun = act;
-  if (!begun || busy === begun) return; // It is not disabled meanwhile, which would take the focus away.
+  if (!begun || busy === begun) return; // The button stays enabled, because disabling it would lose the focus.
   busy = begun;
   trouble.textContent = "";
   try {
@@ -20,8 +20,8 @@ yes.addEventListener("click", async () => {
   if (busy === begun) busy = null;
 });
 
-// Show it. `order` is { name, danger, act }; without one there is nothing to do but to look. It closes once `act` has
-// succeeded; what that throws is said in it, and nothing of what was filled in is lost.
+// Show the dialog. `order` is { name, danger, act }; without one, the dialog only shows something. It closes once `act` has
+// succeeded. If `act` throws, the dialog shows the error, and keeps what was filled in.
 export function open(title, content, order = null) {
   find("dialog-title").textContent = title;
   find("dialog-body").replaceChildren(...content);
@@ -34,13 +34,13 @@ export function open(title, content, order = null) {
   (find("dialog-body").querySelector("select, input") ?? no).focus();
 }
 
-// Name the order otherwise.
+// Rename the order.
 export function call(name, danger) {
   yes.textContent = name;
   yes.classList.toggle("danger", danger);
 }
 
-// A label with what is filled in below it.
+// A label with an input below it.
 export const field = (label, input) => el("label", { class: "field" }, label, input);
 
 export const choice = (options, more = {}) => el("select", more, ...options.map(([value, text]) => el("option", { value }, text)));

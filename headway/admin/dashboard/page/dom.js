@@ -1,8 +1,8 @@
-// Elements, made of text only: nothing that comes from the service is ever read as markup.
+// Elements are created from text only: nothing from the service is ever interpreted as markup.
 
 export const find = (id) => document.getElementById(id);
 
-// An element with attributes and children; a child is an element or text.
+// Create an element with attributes and children, which are elements or text.
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -16,8 +16,8 @@ export function el(name, attributes = {}, ...children) {
 
 const written = new WeakMap();
 
-// Rows of a table's body. Cells are texts, elements, or [text, class]; rows that have not changed are left alone, and
-// with them the focus. `key` names a row by its data.
+// Update the rows of a table body. Cells are strings, elements, or [text, class]. Unchanged rows aren't touched, so that
+// they keep the focus. `key` returns a row's key for its data.
 export function rows(body, data, cellsOf, key = (_, index) => index, none = "Nothing.") {
   const span = body.closest("table").querySelectorAll("thead th").length;
   if (!data.length) {
@@ -51,7 +51,7 @@ function cell(value) {
   return el("td", {}, value);
 }
 
-// Cells of plain texts, whose texts are the row's mark.
+// Cells with plain text, which is also the row's mark.
 export const plain = (...cells) => ({ cells, mark: JSON.stringify(cells.map((one) => (one instanceof Node ? one.textContent : one))) });
 
 export const swatch = (tier) => {

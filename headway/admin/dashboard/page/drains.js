@@ -1,4 +1,4 @@
-// Drains: workers of a host or a process, or a single one, are had claim nothing more, and claim again.
+// Drains, which stop the workers of a host, the workers of a process or a single worker from claiming batches.
 
 import { call, choice, field, open } from "./dialog.js";
 import { el, find } from "./dom.js";
@@ -16,7 +16,7 @@ export class Drains {
     find("drain").disabled = !snapshot.workers.some((one) => one.status !== "offline");
   }
 
-  // Names that a drain may have, widest first: of hosts, of processes and of workers.
+  // Names that can be drained: hosts, then processes, then workers.
   names() {
     const { workers, members } = this.snapshot, there = workers.filter((one) => one.status !== "offline").map((one) => one.worker_id).sort();
     const homes = members.filter((one) => members.length === 1 || there.some((worker) => worker.startsWith(`${one.id}/`)));
@@ -30,14 +30,14 @@ export class Drains {
     const ease = () => { force = false; call("Drain", false); };
     which.addEventListener("change", ease);
     open("Drain workers?", [
-      field("Workers", which), el("p", {}, "They finish the batch that they run and claim nothing more, until they are undrained or their process starts anew."),
+      field("Workers", which), el("p", {}, "They finish their current batch, and claim no more until they are undrained or their process is restarted."),
     ], {
       name: "Drain",
       act: async () => {
         try {
           await this.order("start", { name: which.value, force }, `${which.value} is drained.`);
         } catch (error) {
-          if (error.status === 400) { force = true; call("Drain all the same", true); }
+          if (error.status === 400) { force = true; call("Drain anyway", true); }
           throw error;
         }
       },
@@ -49,7 +49,7 @@ export class Drains {
     try { ({ drains } = await ask("internal/drains")); } catch (error) { return this.tell(error.message); }
     if (!drains.length) return this.tell("Nothing is drained.");
     const which = choice(drains.map((one) => [one.name, one.name === one.process ? `all of process ${one.name}` : one.name]));
-    open("Undrain workers?", [field("Workers", which), el("p", {}, "They claim again.")], {
+    open("Undrain workers?", [field("Workers", which), el("p", {}, "They claim batches again.")], {
       name: "Undrain",
       act: () => this.order("end", { name: which.value }, `${which.value} is no longer drained.`),
     });

@@ -1,4 +1,4 @@
-// Drawing on canvas: sizes, colours of the theme, and line charts.
+// Drawing on canvases: sizes, theme colours and line charts.
 
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
 export const still = () => quiet.matches;
@@ -6,14 +6,14 @@ export const still = () => quiet.matches;
 let colours = null;
 export const recolour = () => { colours = null; };
 
-// Colours of the theme, by the names of their CSS variables.
+// Theme colours by CSS variable name.
 export function colour(name) {
   colours ??= new Map();
   if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
   return colours.get(name);
 }
 
-// Context of a canvas as sharp as the screen, cleared; null while it has no size.
+// Return the cleared context of a canvas in the resolution of the screen, or null while it has no size.
 export function begin(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
   if (!width || !height) return null;
@@ -27,15 +27,15 @@ export function begin(canvas) {
 }
 
 const STEPS = [1, 2, 2.5, 5, 10];
-// Round number at or above a value, for the top of an axis.
+// Return a round number at or above a value, for the top of an axis.
 export function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return power * STEPS.find((step) => step * power >= value);
 }
 
-// Chart over time. `areas` are stacked from below, `lines` lie over them; each has `of(row)`, `colour`, and lines may
-// be `dashed`. `level` is a horizontal line with a name.
+// Draw a chart over time. `areas` are stacked, and `lines` are drawn on top. Each has `of(row)` and `colour`, and lines may
+// be `dashed`. `level` is a labelled horizontal line.
 export function chart(canvas, { rows, from, to, areas = [], lines = [], level = null, show, least = 0 }) {
   const begun = begin(canvas);
   if (!begun) return;
@@ -111,7 +111,7 @@ export function chart(canvas, { rows, from, to, areas = [], lines = [], level = 
   }
 }
 
-// Rows that belong together: a gap in time or a missing value ends a run.
+// Split rows into runs, which end at a gap in time or a missing value.
 function* runs(rows, of) {
   let run = [];
   for (const row of rows) {

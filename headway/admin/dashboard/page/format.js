@@ -1,4 +1,4 @@
-// Numbers and instants as people read them.
+// Formats numbers and times for people.
 
 export const milliseconds = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 1 ? `${(seconds * 1000).toFixed(0)} ms` : `${seconds.toFixed(1)} s`);
 export const rate = (value) => (value === null || value === undefined ? "–" : value >= 100 ? value.toFixed(0) : value.toFixed(1));

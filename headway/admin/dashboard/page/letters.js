@@ -1,4 +1,4 @@
-// Dead letters: shown, replayed and purged; whatever changes something is asked twice.
+// Dead letters can be shown, replayed and purged. Changes have to be confirmed.
 
 import { open } from "./dialog.js";
 import { el, find, rows } from "./dom.js";
@@ -6,7 +6,7 @@ import { shorter } from "./format.js";
 import { ask } from "./session.js";
 
 const SHOWN = 50;
-const EVERY = 10_000; // Milliseconds after which the list is read again although its length has not changed.
+const EVERY = 10_000; // Milliseconds after which the list is reread even if its length has not changed.
 
 export class Letters {
   constructor() {
@@ -29,11 +29,11 @@ export class Letters {
 
   row(letter) {
     const button = (name, act, more = {}) => el("button", { type: "button", "aria-label": `${name} ${letter.id} of ${letter.tenant}`, on: { click: act }, ...more }, name);
-    const why = this.replays ? {} : { disabled: true, title: "This process takes no requests: replay at the admin port of a gateway." };
+    const why = this.replays ? {} : { disabled: true, title: "This process accepts no requests: replay at the admin port of a gateway." };
     const acts = el("div", { class: "acts" },
       button("Show", () => this.show(letter)),
-      button("Replay", () => this.askTwice(letter, "Replay", "It runs once more, now. If it succeeds, the dead letter is gone.", () => this.replay(letter)), why),
-      button("Purge", () => this.askTwice(letter, "Purge", "It is gone for good, with its input.", () => this.purge(letter), true), { class: "danger" }));
+      button("Replay", () => this.askTwice(letter, "Replay", "It runs once more, immediately. If it succeeds, the dead letter is removed.", () => this.replay(letter)), why),
+      button("Purge", () => this.askTwice(letter, "Purge", "It is deleted permanently, along with its input.", () => this.purge(letter), true), { class: "danger" }));
     return {
       cells: [new Date(letter.died_at).toLocaleString([], { hour12: false }), [letter.id, "name"], letter.tenant, letter.model, [shorter(letter.error, 160), "error-text"], acts],
       mark: JSON.stringify([letter, this.replays]),
@@ -55,7 +55,7 @@ export class Letters {
     ]);
   }
 
-  // It runs behind the dialog, as a replay takes as long as a request may.
+  // The dialog doesn't wait for it, because a replay may take as long as a request.
   askTwice(letter, name, what, act, danger = false) {
     const content = [el("p", {}, `Tenant ${letter.tenant}, model ${letter.model}: ${shorter(letter.error, 300)}`), el("p", {}, what)];
     open(`${name} ${letter.id}?`, content, { name, danger, act: () => { act(); } });

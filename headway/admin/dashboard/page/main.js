@@ -1,4 +1,4 @@
-// The dashboard: one stream of events, from which everything on the page follows.
+// The dashboard. Everything on the page comes from a single stream of events.
 
 import { Board } from "./board.js";
 import { Charts } from "./charts.js";
@@ -12,12 +12,12 @@ import { Rollouts } from "./rollouts.js";
 import { Scaling } from "./scaling.js";
 import { session, showSignIn, signOut } from "./session.js";
 
-const SILENT = 4_000; // Milliseconds without an event after which the page says that it is behind.
-const AGAIN = 2_000; // Milliseconds after which a stream that was refused is tried again.
+const SILENT = 4_000; // Milliseconds without an event after which the page says so.
+const AGAIN = 2_000; // Milliseconds before retrying a stream that was refused.
 
 const board = new Board(), charts = new Charts(), events = new Events(), letters = new Letters(), scaling = new Scaling(), drains = new Drains(), rollouts = new Rollouts();
-const RECENT = 180; // Seconds for which batches and changes are known.
-const HISTORY = 1_800; // Seconds for which a loss of the history is told.
+const RECENT = 180; // Seconds for which batches and changes are kept.
+const HISTORY = 1_800; // Seconds for which a loss of the history is reported.
 const NOTHING = { tiers: [], latency: [null, null, null], processes: null, refused: null, failed: {}, retries: {}, ended: null };
 let stream = null, about = null, heard = 0;
 
@@ -29,7 +29,8 @@ function say(kind, text) {
   find("state").querySelector(".dot").className = `dot ${kind}`;
 }
 
-// A line between the heading and the board; none for an empty text. It is not announced, as it changes all the time.
+// Show a line between the heading and the board, or none if the text is empty. Screen readers don't announce it, because it
+// changes all the time.
 function note(id, text) {
   const line = find(id);
   line.hidden = !text;
@@ -53,18 +54,18 @@ function start(told) {
 function take(told) {
   heard = performance.now();
   if (told.now) board.hear(told.now);
-  if (told.away) say("bad", `The broker is out of reach: ${told.away}`);
+  if (told.away) say("bad", `The broker is unreachable: ${told.away}`);
   else say("good", "Live");
   const lost = told.lost_at && board.now() - told.lost_at < HISTORY ? clock(wall(told.lost_at)) : "";
-  note("lost-note", lost && `The broker lost its data at ${lost}: what was before may be missing here.`);
+  note("lost-note", lost && `The broker lost its data at ${lost}: earlier data may be missing here.`);
   board.add(told.departures, told.changes);
   events.add(told.departures, told.changes, wall, board.now() - told.lost_at < RECENT ? lost : "");
   scaling.add(told.scalings, board.now(), wall);
   charts.add(told.rows);
-  if (told.away && told.snapshot === null) note("age-note", "Nothing is known of the fleet until the broker is back.");
+  if (told.away && told.snapshot === null) note("age-note", "Nothing is known about the fleet until the broker is back.");
   if (told.snapshot) {
     const recent = told.recent ?? NOTHING;
-    note("age-note", told.snapshot.away && `What is shown of the fleet is ${age(told.snapshot.age_seconds)} old.`);
+    note("age-note", told.snapshot.away && `The fleet is shown as it was ${age(told.snapshot.age_seconds)} ago.`);
     board.see(told.snapshot.workers.filter((worker) => worker.status !== "offline"));
     figures(recent, told.snapshot, about.promise_ms);
     tables(recent, told.snapshot, about.tiers, about.promise_ms);
@@ -85,7 +86,7 @@ function listen() {
   stream = new EventSource("internal/events");
   stream.addEventListener("start", (event) => start(JSON.parse(event.data)));
   stream.addEventListener("tick", (event) => about && take(JSON.parse(event.data)));
-  stream.addEventListener("dropped", (event) => say("warn", `Connecting again: ${JSON.parse(event.data).reason}.`));
+  stream.addEventListener("dropped", (event) => say("warn", `Reconnecting: ${JSON.parse(event.data).reason}.`));
   stream.onerror = () => {
     if (stream.readyState === EventSource.CLOSED) { stream = null; setTimeout(enter, AGAIN); }
     say("bad", "No connection; trying again …");
@@ -116,10 +117,10 @@ find("sign-out").addEventListener("click", async () => {
 
 find("batches").addEventListener("toggle", () => about && batches(board, about.tiers, wall));
 setInterval(() => {
-  if (stream && heard && performance.now() - heard > SILENT && stream.readyState === EventSource.OPEN) say("warn", "Nothing heard for some seconds …");
+  if (stream && heard && performance.now() - heard > SILENT && stream.readyState === EventSource.OPEN) say("warn", "No data for a few seconds …");
 }, 1_000);
 
-// Themes: the system's, unless another one was chosen in this browser.
+// The theme is the system's, unless another one was chosen in this browser.
 const THEMES = ["system", "light", "dark"], dark = matchMedia("(prefers-color-scheme: dark)");
 let theme = "system";
 try { theme = localStorage.getItem("headway-theme") ?? "system"; } catch { /* Storage may be forbidden. */ }
@@ -133,7 +134,7 @@ function paint() {
 
 find("theme").addEventListener("click", () => {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  try { localStorage.setItem("headway-theme", theme); } catch { /* It lasts as long as this page, then. */ }
+  try { localStorage.setItem("headway-theme", theme); } catch { /* It then only lasts as long as this page. */ }
   paint();
 });
 dark.addEventListener("change", paint);

@@ -1,10 +1,10 @@
-// The panels beside the board: figures, tables and events.
+// The other panels: stats, tables and events.
 
 import { FILL, LEFT, MODEL, REASON, SECONDS, SIZE, TIERS, WORKER, cameBack, failed } from "./board.js";
 import { el, find, plain, rows, status, swatch } from "./dom.js";
 import { age, clock, milliseconds, rate, share } from "./format.js";
 
-const STALE = 10; // Seconds after which a capacity is no longer taken for the present one.
+const STALE = 10; // Seconds after which a capacity is outdated.
 const EVENTS = 60;
 
 const body = (id) => find(id).tBodies[0];
@@ -42,7 +42,7 @@ export function tables(recent, snapshot, tiers, promise) {
   const models = [...new Set([...snapshot.capacities.map((one) => one.model), ...Object.keys(recent.ended ?? {})])].filter(Boolean).sort();
   rows(body("capacity"), models, (model) => {
     const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds - snapshot.age_seconds < STALE);
-    const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "not known";
+    const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "unknown";
     const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}${one.rollout ? `, ${one.rollout}` : ""}` : "–";
     const costs = call(snapshot.workers.find((worker) => worker.model === model && worker.status === "healthy" && worker.cost)?.cost);
     return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots + costs);
@@ -56,13 +56,13 @@ export function tables(recent, snapshot, tiers, promise) {
     .flatMap(([what, found]) => Object.entries(found).map(([reason, value]) => ({ what, reason, value })));
   const refusals = new Set(Object.keys(recent.refused ?? {}));
   rows(body("refusals"), reasons.filter((one) => one.what !== "failed" || !refusals.has(one.reason)), (one) => plain(one.what, [one.reason, "name"], [rate(one.value), "n"]),
-    (one) => JSON.stringify([one.what, one.reason]), recent.refused ? "None in the last 10 seconds." : "Not known.");
+    (one) => JSON.stringify([one.what, one.reason]), recent.refused ? "None in the last 10 seconds." : "Unknown.");
   find("workers").classList.toggle("gpus", snapshot.workers.some((one) => one.gpu_figures));
   rows(body("workers"), [...snapshot.workers].sort((one, other) => (one.worker_id < other.worker_id ? -1 : 1)), (one) => plain(
     [one.worker_id, "name"], one.version ? `${one.model} (${one.version})` : one.model,
     el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : "",
       one.failed >= 0.02 ? el("span", { class: "bad" }, ` ${share(one.failed)} of its inputs fail`) : ""), [share(one.utilisation), "n"], [one.restarts, "n"], [gpu(one.gpu_figures), "gpu"],
-  ), (one) => one.worker_id, "No worker is there.");
+  ), (one) => one.worker_id, "There are no workers.");
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
     [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, one.host, one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],
   ), (one) => one.id);
@@ -72,13 +72,13 @@ export function tables(recent, snapshot, tiers, promise) {
   ), (one) => one.id);
 }
 
-// What a call of a model takes, where its workers have told: by the number of inputs, their weight, or all filled up to the longest.
+// The run time of a call, if the workers have reported it: by the number of inputs, by weight, or with padding to the longest.
 function call(line) {
   const by = { number: "input", weight: "unit of weight", padded: "input and unit of the longest's weight" };
   return line ? `; a call takes ${Number((line.alpha * 1000).toPrecision(3))} ms and ${Number((line.beta * 1e6).toPrecision(3))} µs for each ${by[line.shape]}` : "";
 }
 
-// Figures of a worker's GPU, those that its driver tells.
+// Stats of a worker's GPU, as far as its driver reports them.
 function gpu(one) {
   if (!one) return "–";
   const told = [
@@ -89,7 +89,7 @@ function gpu(one) {
   return told.filter(Boolean).join(", ") || "–";
 }
 
-// Queues by model and tier: of a model with several versions, all together.
+// Queues by model and tier. All versions of a model are combined.
 function together(queues) {
   const found = new Map();
   for (const one of queues) {
@@ -110,13 +110,13 @@ export function batches(board, tiers, wall) {
   ), (one) => `${one[WORKER]} ${one[LEFT]}`);
 }
 
-// What went wrong, and what came back: newest first.
+// Failures and recoveries, newest first.
 export class Events {
   constructor() { this.known = new Map(); }
 
   clear() { this.known.clear(); }
 
-  // `lost`: when the broker lost its data, if that was within these minutes.
+  // `lost` is when the broker lost its data, if that was within these minutes.
   add(departures, changes, wall, lost) {
     for (const one of departures) {
       if (failed(one)) this.known.set(`b ${one[WORKER]} ${one[LEFT]}`, [one[LEFT] + one[SECONDS], `${one[WORKER]}: a batch of ${one[SIZE]} came back ${cameBack(one)}`, "bad"]);

@@ -1,11 +1,11 @@
-// Rollouts: the last one of each model with what is known of both versions, and the orders that start and end one.
+// Rollouts: the last one of each model with the results of both versions, and the orders that start and end rollouts.
 
 import { choice, field, open } from "./dialog.js";
 import { el, find, rows } from "./dom.js";
 import { milliseconds } from "./format.js";
 import { ask } from "./session.js";
 
-const OFTEN = 2_000, SELDOM = 10_000; // Milliseconds after which they are read again: while one runs, and else.
+const OFTEN = 2_000, SELDOM = 10_000; // Milliseconds after which they are reread, while one is running and otherwise.
 const ENDS = { promote: "promoted", abort: "aborted" };
 
 export class Rollouts {
@@ -16,7 +16,7 @@ export class Rollouts {
     find("rollout-start").addEventListener("click", () => this.askStart());
   }
 
-  // Read them if they may have changed.
+  // Read the rollouts if they may have changed.
   async see(snapshot) {
     this.note(snapshot.workers);
     const told = JSON.stringify(snapshot.capacities.map((one) => one.rollout));
@@ -30,10 +30,10 @@ export class Rollouts {
     let found;
     try { found = (await ask("internal/rollouts")).rollouts; } catch { return; }
     this.runs = found.some((one) => one.state === "running");
-    rows(find("rollouts").tBodies[0], found, (one) => this.row(one), (one) => one.model, "No model has had one.");
+    rows(find("rollouts").tBodies[0], found, (one) => this.row(one), (one) => one.model, "There have been no rollouts.");
   }
 
-  // Take note of the versions that could have one: of models with two of them.
+  // Remember the versions that could be rolled out: those of models with at least two.
   note(workers) {
     const found = new Map();
     for (const one of workers) {
@@ -52,8 +52,8 @@ export class Rollouts {
       on: { click: () => open(`${name} version ${one.version} of ${one.model}?`, [el("p", {}, what)], { name, danger, act: () => this.order(act, { model: one.model }, `${one.model}: ${ENDS[act]}.`) }) },
     }, name);
     const acts = el("div", { class: "acts" },
-      button("promote", "Promote", `Version ${one.version} gets all requests at once, and version ${one.beside} none.`),
-      button("abort", "Abort", `Version ${one.beside} gets all requests at once, and version ${one.version} none.`, true));
+      button("promote", "Promote", `Version ${one.version} gets all requests immediately, and version ${one.beside} gets none.`),
+      button("abort", "Abort", `Version ${one.beside} gets all requests immediately, and version ${one.version} gets none.`, true));
     const step = one.state === "running" ? `step ${one.step + 1} of ${one.steps.length}, ${one.step_seconds.toFixed(0)} of ${one.every} s` : "";
     const texts = [one.model, one.state.replace("_", " "), `${one.percent} %`, step, counts(one.version, one.new), counts(one.beside, one.old), one.reason];
     const [model, state, ...rest] = texts;
@@ -70,9 +70,9 @@ export class Rollouts {
     which.addEventListener("change", others);
     others();
     open("Start a rollout", [
-      field("New version, which workers serve already", which), field("Version to compare it with", beside),
+      field("New version (workers must already serve it)", which), field("Version to compare it with", beside),
       field("Share of the requests in each step, in percent", steps), field("Minutes of a step", minutes),
-      el("fieldset", {}, el("legend", {}, "What ends it"), ...tests.map(([, box, text]) => el("label", {}, box, text))),
+      el("fieldset", {}, el("legend", {}, "Roll back if"), ...tests.map(([, box, text]) => el("label", {}, box, text))),
       field("How much slower its P95 may be, in percent", slower),
     ], {
       name: "Start",

@@ -1,11 +1,11 @@
-// How many workers each model should have, and the decisions of half an hour with their reasons.
+// How many workers each model should have, and the decisions of the last half hour with their reasons.
 
 import { el, find, plain, rows } from "./dom.js";
 import { clock, share } from "./format.js";
 
 const KEPT = 1_800; // Seconds for which decisions are shown.
 const MOST = 60;
-// Places of a decision's members, as the stream sends them.
+// Indexes of a decision's fields in the stream.
 const [AT, MODEL, BEFORE, DESIRED, DIRECTION, REASON] = [0, 1, 2, 3, 4, 5];
 
 export class Scaling {
@@ -28,7 +28,7 @@ export class Scaling {
       [model, "name"], [one.desired, "n"], [one.current, one.current < one.desired ? "n bad" : "n"], [one.coming, "n"], [one.late, one.late ? "n bad" : "n"],
       [one.utilisation === null ? "–" : share(one.utilisation), "n"], `${one.min_workers} to ${one.max_workers || "any"}`, `${one.driver}, ${one.policy}`,
       [one.trouble || one.reason, one.trouble ? "bad" : ""],
-    ), ([model]) => model, "No controller has said how many there should be.");
+    ), ([model]) => model, "No controller has set a number of workers.");
   }
 }
 

@@ -1,4 +1,4 @@
-// Requests to the admin port, and the sign-in. The token goes into one request's body, and nowhere else.
+// Requests to the admin port, and the sign-in. The token is only sent in the body of one request, and stored nowhere.
 
 import { find } from "./dom.js";
 
@@ -6,11 +6,11 @@ export class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 
-// Answer to a request, decoded; null where it is empty.
+// Return the decoded answer to a request, or null if it is empty.
 export async function ask(path, method = "GET", body = null) {
   const options = { method, credentials: "same-origin", headers: body === null ? {} : { "content-type": "application/json" } };
   const answer = await fetch(path, body === null ? options : { ...options, body: JSON.stringify(body) }).catch(() => {
-    throw new Refused(0, "The process does not answer.");
+    throw new Refused(0, "The process does not respond.");
   });
   const text = await answer.text();
   let found = null;
@@ -24,7 +24,7 @@ const SESSION = "dashboard/session";
 export const session = () => ask(SESSION);
 export const signOut = () => ask(SESSION, "DELETE");
 
-// Show the sign-in; `done` is called once it has succeeded.
+// Show the sign-in. `done` is called once it has succeeded.
 export function showSignIn(done) {
   const form = find("sign-in-form"), field = find("token"), trouble = find("sign-in-error");
   find("dashboard").hidden = true;

@@ -1,7 +1,7 @@
 -- Outcomes without an output.
 
--- Tell the gateways of entries without an output. `kind` is late, dead or spent, and `failure` is why the batch failed. Late entries
--- are `hung` if their last run was stopped at the GPU deadline.
+-- Send entries without an output to their gateways. `kind` is late, dead or spent, and `failure` is why the batch failed. Late entries are
+-- `hung` if their last run was stopped at the GPU deadline.
 local function send_failures(s, kind, entries, attempts, left_at, size, failure, hung)
   local of, shared = {}, {}
   for _, entry in ipairs(entries) do
@@ -23,10 +23,10 @@ local function send_failures(s, kind, entries, attempts, left_at, size, failure,
   mark(s, entries)
 end
 
--- Dead letters, as `brokers.memory.dead_letters`. If there are too many, in number or bytes, the tenant with the most loses its oldest.
+-- Dead letters. See `brokers.memory.dead_letters`. If they exceed the maximum number or bytes, the tenant with the most loses its oldest.
 local dead = {}
 do
--- Letter without input and parameters, which keeps listings fast.
+-- Letter without input and parameters, to keep lists fast.
 local function cut(letter)
   local _, _, length, start = struct.unpack(LETTER_HEAD, letter)
   local payload = string.sub(letter, start + length)
@@ -55,7 +55,7 @@ local function drop_oldest(prefix, tenant)
   return oldest and dead.drop(prefix, oldest)
 end
 
--- Keep a letter, with the input stored apart under a token, if any. It replaces the letter of an earlier death, whatever the version.
+-- Store a letter, along with the input that is stored separately under a token, if any. Replaces an earlier letter of the same entry.
 function dead.keep(prefix, key, letter, token)
   local tenant = tenant_of(key)
   for _, queue in ipairs(siblings.with_letters(prefix)) do dead.drop(queue, key) end
@@ -83,7 +83,7 @@ local function bury(s, entry, attempts, failure)
   dead.keep(s.prefix, own_key(entry), letter, entry.token)
 end
 
--- Expire entries that wait apart from the tier queues.
+-- Expire entries that are waiting separately from the tier queues.
 local function expire_suspects(s)
   local q, late, gone = s.q, {}, {}
   q.suspects_due, s.touched[SELDOM] = INF, true

@@ -1,12 +1,11 @@
--- Rate limits, as `core.ratelimit`. A sorted set holds each limit's theoretical arrival time while something is owed. On one server all
--- queues share the set. In a cluster each queue has its own, because a step can't leave its node. The set also holds the negated instant
--- of the last charge, which shows if the clock was put back. Its name LATEST is so long that Redis doesn't store the set as a list, where
--- scores are text.
+-- Rate limits. See `core.ratelimit`. A sorted set contains each limit's theoretical arrival time while something is owed. On a single server
+-- all queues share the set. In a cluster each queue has its own, because a step can't access other nodes. The set also contains the negated
+-- time of the last charge, which shows if the clock was set back. Its name LATEST is so long that Redis doesn't store the set as a list of strings.
 --
--- A limit is a list: id, seconds that a request adds to the debt, most seconds of debt.
+-- A limit is a list: id, seconds that a request adds to the debt, maximum seconds of debt.
 local LATEST = '-- the instant of the last charge, which is not a limit of any request --'
 
--- Expire the book only once all debts are paid.
+-- The set must only expire once all debts are paid.
 local function renew_book(s)
   local longest = tonumber(redis.call('ZRANGE', s.limits, -1, -1, 'WITHSCORES')[2] or 0)
   redis.call('EXPIRE', s.limits, math.ceil(math.max(longest - s.now, 0)) + LIFE_SECONDS)
@@ -18,7 +17,7 @@ local function open_book(s, limits)
   local scores = call_each('ZMSCORE', s.limits, ids)
   local latest = -(scores[1] or 0)
   if s.now < latest - CLOCK_STEP then
-    shift(s.limits, latest - s.now)  -- The clock was put back, but debts stay as they are.
+    shift(s.limits, latest - s.now)  -- The clock was set back, but debts stay the same.
     redis.call('ZADD', s.limits, -s.now, LATEST)
     renew_book(s)
     scores = call_each('ZMSCORE', s.limits, ids)
@@ -46,7 +45,7 @@ local function charge(book, positions)
   end
 end
 
--- Store the debts. Returns that of each limit, in order, packed.
+-- Store the debts. Returns the debt of each limit, in order, packed.
 local function close_book(s, book)
   local tats, owed = {-s.now, LATEST}, {}
   for id in pairs(book.charged) do tats[#tats + 1], tats[#tats + 2] = s.now + book.owed[id], id end

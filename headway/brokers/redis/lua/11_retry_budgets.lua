@@ -1,8 +1,8 @@
--- Retry budgets, as `core.retry.RetryBudgets`. A tenant's spending is a debt that time and first runs pay off, stored as the instant at
--- which it is paid. A tenant without debt isn't stored.
+-- Retry budgets. See `core.retry.RetryBudgets`. What a tenant has spent is a debt, which is paid off by time and by first runs. It is stored as
+-- the time at which it will be paid. Tenants without debt aren't stored.
 local budgets = {}
 do
--- Seconds that pay for one retry, and for a whole budget.
+-- Seconds that pay for one retry, and for the entire budget.
 local function terms(q)
   local each = 1 / math.max(BUDGET_TRICKLE, BUDGET_TRICKLE_RUNS * q.max_batch)
   return each, each * math.max(BUDGET_RESERVE, BUDGET_RUNS * q.max_batch)
@@ -34,7 +34,7 @@ function budgets.earn(s, entries)
   budgets.tidy(s)
 end
 
--- Spend a tenant's retries. Returns false if the budget doesn't have them.
+-- Spend a tenant's retries. Returns false if the budget doesn't cover them.
 local function spend(s, tenant, count)
   local each, most = terms(s.q)
   local paid_at = math.max(tonumber(redis.call('ZSCORE', s.prefix .. 'rb', tenant) or s.now), s.now) + count * each

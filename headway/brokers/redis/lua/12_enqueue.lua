@@ -1,16 +1,17 @@
--- enqueue: admit entries or refuse them. Arguments after the head:
--- - what the gateway has read: its name, id of the last stream entry, number of submissions, number of outputs stored apart, names of
+-- enqueue: admit or refuse entries. Arguments after the common ones:
+-- - what the gateway has read: its name, id of the last stream entry, number of submissions, number of separately stored outputs, names of
 --   the submissions, token and reader of each output;
 -- - extras, or '': the limits; lists of their positions; for each entry the position of its list (from 0; empty if there is one list);
---   then, by the entries' positions: dedup keys, digests of chosen ids, position of the entry that pays;
--- - for each entry its head and payload. A head is the entry's kind (own length, tier, timeouts, weight, bytes if large, number of inputs
---   that come together, shape, gateway), nonce, lengths of the tenant and of the next item, token and digest of a stored-apart input, key.
--- Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed; for each refused entry its position,
--- the wait and a RefusalCode of codes.py (for MOVED, the ending of the queue replaces the wait); and the debt of each limit, packed.
+--   then, by the entries' positions: dedup keys, digests of chosen ids, position of the entry that is charged;
+-- - for each entry its header and payload. A header is the entry's kind (its own length, tier, timeouts, weight, bytes if large, number of
+--   inputs of the request, shape, gateway), nonce, lengths of the tenant and of the next item, token and digest of a separately stored
+--   input, key.
+-- Returns, packed, the time, when the queue's state was created, the headway, and the seconds until a slot is free; for each refused entry
+-- its position, the wait and a RefusalCode of codes.py (for MOVED, the ending of the queue replaces the wait); and the debt of each limit, packed.
 do
 local ENTRY = 2
 
--- Note now and then that a gateway is there, so its replies aren't swept away.
+-- Record from time to time that a gateway exists, so that its replies aren't swept.
 local function hear_of(s, gateway)
   local heard = memory_of(s).heard
   if not (heard[gateway] and heard[gateway] <= s.now and s.now < heard[gateway] + HEARD_SECONDS) then
@@ -29,7 +30,7 @@ local function forget_read(s, args, at)
       for i = 1, count do keys[i] = sub(args[at + 3 + i], 9) end
       local headers = call_each('HMGET', s.prefix .. 'e', keys)
       for i = 1, count do
-        if headers[i] == '!' .. sub(args[at + 3 + i], 1, 8) .. gateway then  -- It may have been asked anew.
+        if headers[i] == '!' .. sub(args[at + 3 + i], 1, 8) .. gateway then  -- It may have been submitted again.
           answered[#answered + 1] = keys[i]
         end
       end
@@ -56,8 +57,8 @@ local function turn_away(refused, position, wait, why)
   refused[#refused + 1], refused[#refused + 2], refused[#refused + 3] = position - 1, detail, why
 end
 
--- Return true for an entry that is known and let in as it is, false if another submission is live under its key, and nil if it is new
--- because only another submission's outcome is there.
+-- Return true if an entry is known and already admitted, false if another submission with its key is waiting or running, and nil if the entry is
+-- new: at most the outcome of another submission is stored.
 local function is_known(header, gateway, nonce)
   if not header then return nil end
   if is_answered(header) then
@@ -68,7 +69,7 @@ local function is_known(header, gateway, nonce)
   return entry.gateway == gateway and entry.nonce == nonce
 end
 
--- Let a new entry run, or share another's answer. Returns why not, and the seconds until it would be let in.
+-- Let a new entry run, or share another entry's answer. If it is refused, returns why, and the seconds until it would be admitted.
 local function admit(s, intake, entry, payload, shares)
   local flight, share, why, free
   if not large.fits(s, entry) then return ROOM, ROOM_WAIT end
@@ -113,7 +114,7 @@ local NOTHING = {}
 
 local offer = {}
 
--- Fields common to entries whose heads begin with this text.
+-- Fields that are common to entries whose headers begin with this string.
 function offer.kind(s, text)
   local _, tier, queue_timeout, timeout, weight, bytes, count, shape = struct.unpack(ENTRY_KIND, text)
   local queue_due, due, gateway = s.now + math.min(queue_timeout, timeout), s.now + timeout, string.sub(text, ENTRY_KIND_BYTES + 1)
@@ -123,7 +124,7 @@ function offer.kind(s, text)
   }
 end
 
--- Parse the heads of a call's entries: kind, key, tenant, and name of the stored-apart input of each.
+-- Parse the headers of a call's entries: kind, key, tenant, and name of the separately stored input of each.
 function offer.heads(s, args, at)
   local kinds, names, tenants, aparts, known = some(), some(), some(), nil, {}
   local text, length, kind, byte, sub, position = nil, 0, nil, string.byte, string.sub, 0
@@ -168,14 +169,14 @@ function offer.entry(call, i)
   return entry
 end
 
--- Estimate of the seconds until a slot is free; 0 while one is.
+-- Estimated seconds until a slot is free. 0 if one is free.
 local function free_in(s)
   local q = s.q
   if q.slots == 0 or q.busy < q.slots then return 0 end
   return math.max(q.last_departure + batch_seconds(q, q.running) / q.slots - s.now, 0)
 end
 
--- Last round that a tenant's entries paid for. All tenants of the call are read together.
+-- Last round that a tenant's entries have paid for. The rounds of all tenants in the call are read together.
 function offer.latest(s, call, tier, tenant)
   local of_tier = call.latest[tier]
   if not call.tenants[2] then
@@ -195,8 +196,7 @@ function offer.latest(s, call, tier, tenant)
   return of_tier[tenant]
 end
 
--- Number of waiting entries up to which `refuse` would surely admit entries of a kind. If `refuse` must be asked, it isn't above the
--- present number.
+-- Number of waiting entries up to which `refuse` would certainly admit entries of a kind. At most the current number if `refuse` must be called.
 function offer.sure_until(s, intake, kind)
   local q, tier = s.q, kind.tier
   local most, ahead = math.floor(s.max_queue * GREED / (GREED + 1)), 0
@@ -212,7 +212,7 @@ function offer.sure_until(s, intake, kind)
   return ahead < bound and math.min(most, q.fresh + math.ceil(bound - ahead)) or 0
 end
 
--- Count in `count` entries of a kind, of which the last has number `seq`.
+-- Add `count` entries of a kind to the counts. The last one has the number `seq`.
 function offer.count_in(s, kind, seq, count)
   if count == 0 then return end
   local q, tier, queue_due = s.q, kind.tier, kind.queue_due
@@ -235,8 +235,8 @@ function offer.observe(s, tier, weight, count)
   for _ = 1, count do observe_arrival(s, tier, weight) end
 end
 
--- Admit plain entries of one kind, from a position of the call on, while that is sure. It does in one go what `admit` does for each.
--- Returns the next position.
+-- Admit plain entries of one kind, beginning at a position of the call, as long as they would certainly be admitted. Does in one pass what
+-- `admit` does for each entry. Returns the next position.
 function offer.take_alike(s, call, first)
   local q, intake, kind, names, tenants, args = s.q, call.intake, call.kinds[first], call.names, call.tenants, call.args
   if kind.bytes > 0 or kind.count > 1 then return first end
@@ -334,7 +334,7 @@ function offer.judge(s, call, i, scarce)
   if (why and why ~= UNDIGESTED) or (before and is_answered(header)) then large.drop(s, entry) end
 end
 
--- Parse the extras, see above.
+-- Parse the extras; see above.
 function offer.extras(s, call, text)
   if text == '' then return end
   local limits, of_limits, charged, shares_of, digests, payers = unpack(cmsgpack.unpack(text))
@@ -353,7 +353,7 @@ function offer.extras(s, call, text)
   end
 end
 
--- Judge the entries of a call, those that are alike in one go.
+-- Judge the entries of a call. Those of the same kind are judged in one pass.
 function offer.each(s, call, extras, scarce)
   offer.extras(s, call, extras)
   local plain, i = not (scarce or s.weighed or call.aparts) and s.q.known_until <= s.now and s.q.apart == 0, 1
@@ -385,7 +385,7 @@ end
 
 redis.register_function(VERSION .. '_enqueue', function(keys, args) return enqueue(keys, args, offer.each) end)
 
--- enqueue_known: like enqueue, but only entries that are known already are let in, because memory runs out.
+-- enqueue_known: like enqueue, but only admit entries that are already known, because memory is short.
 redis.register_function{function_name = VERSION .. '_enqueue_known', flags = {'allow-oom'}, callback = function(keys, args)
   return enqueue(keys, args, offer.each, true)
 end}
@@ -411,18 +411,18 @@ function offer.bulk(s, call, i)
   if why or (before and is_answered(header)) then large.drop(s, entry) end
 end
 
--- enqueue_bulk: let bulk entries wait, or turn away too many. Arguments and result as for enqueue.
+-- enqueue_bulk: add bulk entries, or refuse them if there are too many. Arguments and result are the same as for enqueue.
 redis.register_function(VERSION .. '_enqueue_bulk', function(keys, args)
   return enqueue(keys, args, function(s, call)
     for i = 1, #call.names do offer.bulk(s, call, i) end
   end)
 end)
 
--- acknowledge: the first part of enqueue alone.
+-- acknowledge: only the first part of enqueue.
 step('acknowledge', function(s, args) forget_read(s, args, HEAD + 1) end)
 
--- Drop a live entry. If it is queued, it never reaches a GPU. If it runs, it gets no reply. It runs on for its followers, and if it
--- began a flight under a key unless it is `deleted`.
+-- Drop an entry that has no outcome yet. If it is queued, it never reaches a GPU. If it is running, it gets no reply. It still runs for its
+-- followers, or if it began a flight under a key and isn't `deleted`.
 local function let_go_of(s, entry, key, deleted)
   entry.key = key
   entry.member = member_of(entry)
@@ -437,15 +437,15 @@ local function let_go_of(s, entry, key, deleted)
   large.let_go(s, entry)
 end
 
--- withdraw: let go of submissions that nobody waits for any more. Arguments after the head: their gateway, their names. Answered entries
--- and other submissions under the same keys stay.
+-- withdraw: drop submissions that nobody is waiting for any more. Arguments after the common ones: their gateway, their names. Answered
+-- entries, and other submissions with the same keys, aren't changed.
 step('withdraw', function(s, args)
   local gateway, nonces, names = args[HEAD + 1], {}, {}
   for i = HEAD + 2, #args do nonces[#nonces + 1], names[#names + 1] = submissions.read_name(args[i]) end
   local headers, any = call_each('HMGET', s.prefix .. 'e', names), false
   for i, key in ipairs(names) do
     local entry = headers[i] and not is_answered(headers[i]) and read_header(headers[i])
-    if entry and entry.shared then entry = live(s, key) end  -- The withdrawal of an entry before it may have ended it.
+    if entry and entry.shared then entry = live(s, key) end  -- An earlier withdrawal in this call may have ended it.
     if entry and entry.gateway == gateway and entry.nonce == nonces[i] then
       let_go_of(s, entry, key)
       any = true
@@ -454,7 +454,7 @@ step('withdraw', function(s, args)
   if any then look_again(s) end
 end)
 
--- cancel_task: forget a task by its key, and tell its waiters. Its gateway may offer it again until it has read that.
+-- cancel_task: forget the task with a key, and tell those that are waiting for it. Until its gateway has read that, it may submit it again.
 step('cancel_task', function(s, args)
   local key = args[HEAD + 1]
   local flight = TASK .. '\0' .. key

@@ -1,4 +1,4 @@
--- Leases by fence. Whoever holds a fence that has no lease any more changes nothing.
+-- Leases by fence. A call with a fence whose lease no longer exists changes nothing.
 local function lease_of(s, fence)
   local packed = redis.call('HGET', s.prefix .. 'x', fence)
   return packed and cmsgpack.unpack(packed) or nil

@@ -1,6 +1,6 @@
--- claim: the batch that leaves now for a slot. Arguments after the head: slot, its largest batch, token, 1 if it is a guest from another
--- shard, and packed, the instant and slots of the load behind the rule, and the fields of `core.departure.Rule`, if there is a rule.
--- Returns {'lease', …}, {'wait', instant, load}, or {'load', load} if it first needs a rule made of this load.
+-- claim: the batch that leaves now for a slot. Arguments after the common ones: slot, its maximum batch size, token, 1 if it is a guest from
+-- another shard; and packed, the time and slots of the load that the rule is based on and, if there is a rule, the fields of
+-- `core.departure.Rule`. Returns {'lease', …}, {'wait', time, load}, or {'load', load} if it first needs a rule based on this load.
 do
 local function granted(s, slot, fence, lease, entries)
   local names, arrivals, first_due = {}, {}, INF
@@ -18,14 +18,14 @@ local function size_of_batch(s, entries)
   return size_of(s, #entries, weight)
 end
 
--- Have a batch leave. `group` is its group, if it waited apart. `of_bulk` is true if bulk entries have some or all of its seats.
+-- Make a batch leave. `group` is its group, if it was waiting separately. `of_bulk` is set if bulk entries have some or all of its seats.
 local function depart(s, slot, token, entries, reason, group, of_bulk)
   local q, now, members = s.q, s.now, {}
   note_busy(s)
   q.busy = q.busy + 1
   q.departures = q.departures + 1
   q.gate_at = -INF
-  -- Fences follow the clock, because leases that were lost with state, or that a replica never saw, must not pass for new leases.
+  -- Fences follow the clock, so that leases that were lost with the state, or that a replica never received, aren't mistaken for new ones.
   q.fence = math.max(q.fence + 1, math.floor(now * 1e6))
   for i = 1, #entries do members[i] = entries[i].member end
   local lease = {
@@ -40,13 +40,13 @@ local function depart(s, slot, token, entries, reason, group, of_bulk)
   q.running = math.max(q.running, lease.size)
   redis.call('HSET', s.prefix .. 'n', slot, struct.pack('<d', q.fence) .. token)
   lasting(s, 'n')
-  if q.busy == 1 then lasting(s, 'x', 'y', 'ys') end  -- No other is leased.
+  if q.busy == 1 then lasting(s, 'x', 'y', 'ys') end  -- There is no other lease.
   no_longer_idle(s, slot)
   return granted(s, slot, q.fence, lease, entries)
 end
 
--- The lease granted to an earlier attempt at the same claim, whose answer was lost. Entries that left since leave the lease too, because
--- both sides count positions in what is handed out now.
+-- The lease that was granted to an earlier attempt at the same claim, if its answer was lost. Entries that have left since are removed from the
+-- lease, because both sides count positions in what is returned now.
 local function granted_before(s, slot, token)
   local last = redis.call('HGET', s.prefix .. 'n', slot)
   if not last or string.sub(last, 9) ~= token then return nil end
@@ -67,8 +67,8 @@ local function granted_before(s, slot, token)
   return granted(s, slot, fence, lease, entries)
 end
 
--- Pack a batch of fresh entries. If more waits than fits, those that can't be answered in time get no place. If several tenants ask, large
--- entries take at most BATCH_PAGES of it, or one entry goes alone.
+-- Pack a batch of fresh entries. If more is waiting than fits, entries that can't be answered in time get no place. If there are several
+-- tenants, large entries take at most BATCH_PAGES of the batch, or one of them rides alone.
 local function pack_batch(s, limit)
   local q, entries, late, gone, closed = s.q, {}, {}, {}, {}
   local hopeless, left, owed, promised = s.now + batch_seconds(q, limit), s.most_weight, q.owed, 0
@@ -87,7 +87,7 @@ local function pack_batch(s, limit)
   while top < s.tiers and q.depth[top] == 0 do
     top = top + 1
   end
-  local before = waiting_weight(s) - q.weight[top]  -- What waits in the tiers below.
+  local before = waiting_weight(s) - q.weight[top]  -- What is waiting in lower tiers.
   while q.fresh > 0 and #entries < limit and (left > 0 or #entries == 0) do
     local room = {count = limit - #entries, weight = left, kept = 0, promised = 0, empty = #entries == 0}
     local contended = q.fresh > room.count or (waiting_weight(s) > left and (q.fresh > 1 or not room.empty))
@@ -109,7 +109,7 @@ local function pack_batch(s, limit)
     if #entries == 0 then closed, s.pages, s.most = {}, pages, INF end
   end
   local below = waiting_weight(s) - q.weight[top]
-  if blocked and s.max_weight > 0 then  -- All might have fitted if the shapes agreed.
+  if blocked and s.max_weight > 0 then  -- All might have fitted if their shapes were the same.
     promised = math.max(promised, math.min(reserved_places(s, limit) * s.unit + q.owed, s.most_weight))
   end
   if #entries > 0 and entries[1].shape > 0 and entries[1].tier ~= top then
@@ -121,7 +121,7 @@ local function pack_batch(s, limit)
   return entries, late
 end
 
--- Have a group leave, or as much of it as fits.
+-- Make a group leave, or as much of it as fits.
 local function depart_apart(s, slot, token, group, limit, price)
   local q, kind = s.q, group.kind
   if group.caller ~= '' then
@@ -139,7 +139,7 @@ local function depart_apart(s, slot, token, group, limit, price)
   return reply
 end
 
--- Call this after the batch left, because it offers followers of late entries again.
+-- Call this after the batch has left, because it offers the followers of late entries again.
 local function send_late(s, late) if #late > 0 then send_failures(s, 'late', late, 0) end end
 
 step('claim', function(s, args)
@@ -187,7 +187,7 @@ step('claim', function(s, args)
   end
   local seats = limit
   if q.bulk_used > 0 then bulk.charge(s, slot, limit) end
-  limit = math.floor(math.min(limit, instant))  -- The most that the batch holds.
+  limit = math.floor(math.min(limit, instant))  -- Maximum size of the batch.
   s.most_weight = limit * s.unit
   local tenants = turn and tenants_in_lanes(s)
   local entries, late = pack_batch(s, limit)
@@ -211,8 +211,8 @@ step('claim', function(s, args)
   return reply
 end)
 
--- lose: drop entries whose stored-apart inputs the claiming worker did not find, and tell who waits for them. Arguments after the head:
--- fence, packed positions of the entries. Returns how many entries are left in the lease.
+-- lose: drop entries if the claiming worker didn't find their separately stored inputs, and tell those that are waiting for them. Arguments
+-- after the common ones: fence, packed positions of the entries. Returns how many entries are left in the lease.
 step('lose', function(s, args)
   local lease, lost, members = lease_of(s, args[HEAD + 1]), {}, {}
   if not lease then return 0, true end
@@ -233,7 +233,7 @@ step('lose', function(s, args)
   return #members
 end)
 
--- unlisten: a slot stops waiting for a wake-up. If it was woken, another slot is woken.
+-- unlisten: a slot no longer waits to be woken. If it has been woken, another slot is woken.
 step('unlisten', function(s, args)
   no_longer_idle(s, args[HEAD + 1])
   came(s, args[HEAD + 1])

@@ -1,8 +1,8 @@
--- How a lease ends: completed, released or expired.
+-- The ways in which a lease ends: completed, released or expired.
 local fail
-do  -- A library has room for 200 local names.
--- Send replies to the gateways that are present. Arguments from position `first` on: number of gateways, then each one's name and packed
--- replies. `unwanted` are packed positions that nobody waits for, or ''.
+do  -- A library may have only 200 local names.
+-- Send replies to gateways that still exist. Arguments from position `first` on: number of gateways, then the name and packed replies of each.
+-- `unwanted` are the packed positions of entries that nobody is waiting for, or ''.
 local function send_replies(s, lease, args, first, present, unwanted)
   local left_at, size = lease.left_at, #lease.members
   for at = first + 1, first + 2 * tonumber(args[first]), 2 do
@@ -13,10 +13,10 @@ local function send_replies(s, lease, args, first, present, unwanted)
 end
 
 -- Give entries of a lease their outcomes. Arguments from position `first` on:
--- - replies, see `send_replies`; number of entries with dedup keys; 0 if outcomes may not be kept; head of packed replies for a single
---   reply; packed positions and tokens of outputs stored apart, or ''; version and code that ran them;
--- - for each entry with dedup keys: position, worth and weight of its outcome, number of its gateway, begin and end of its reply there;
--- - for each item that failed by itself: its position and why.
+-- - replies, see `send_replies`; number of entries with dedup keys; 0 if outcomes may not be kept; the bytes to put before a single packed
+--   reply; packed positions and tokens of separately stored outputs, or ''; version and code that ran the entries;
+-- - for each entry with dedup keys: position, usefulness and weight of its outcome, number of its gateway, begin and end of its reply there;
+-- - for each item that failed individually: its position and the reason.
 local function give(s, lease, entries, args, first)
   local at = first + 1 + 2 * tonumber(args[first])
   local count, head, ran = tonumber(args[at]), args[at + 2], args[at + 4]
@@ -62,8 +62,8 @@ local function give(s, lease, entries, args, first)
   mark(s, entries)
 end
 
--- deliver: give some outcomes ahead of the completion, because large outputs in one step would block everybody. Arguments after the head:
--- fence, packed positions, outcomes. Returns how many entries were answered, or nothing for an invalid lease.
+-- deliver: settle some entries before the completion, because large outputs in a single step would block everything else. Arguments after the
+-- common ones: fence, packed positions, outcomes. Returns how many entries were answered, or nothing if the lease isn't valid.
 step('deliver', function(s, args)
   local lease, there = lease_of(s, args[HEAD + 1]), {}
   if not lease then return {}, true end
@@ -73,7 +73,7 @@ step('deliver', function(s, args)
   return {#entries}
 end)
 
--- Fast path of `give` for a lease whose entries are all there and plain. Returns their number, or nil without having done anything.
+-- Fast path of `give` if all entries of a lease are present and plain. Returns their number, or nil if it did nothing.
 local function give_alike(s, lease, args, first)
   local after, members, sub = first + 1 + 2 * tonumber(args[first]), lease.members, string.sub
   if #args ~= after + 4 or args[after + 3] ~= '' then return nil end
@@ -91,12 +91,12 @@ local function give_alike(s, lease, args, first)
   return #members
 end
 
--- Note that a batch came back with outputs, as `ModelQueue.finish`. It `learns` from a representative run time.
+-- Record that a batch returned with outputs. See `ModelQueue.finish`. `learns` is set if its run time is representative.
 local function finish(s, lease, learns)
   local q, now = s.q, s.now
   if lease.caller ~= '' and culprits.sends_large(s, lease.caller) then
     if q.fresh > 0 then suspects.overrun(s, now - lease.left_at - batch_seconds(q, lease.size)) end
-  elseif learns and (lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]')) then  -- Batches that ride apart are unlike all others.
+  elseif learns and (lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]')) then  -- Batches that ride separately aren't representative.
     observe_run(s, lease.slot, lease.size, now - lease.left_at, lease.parted)
   end
   q.gate_at = -INF
@@ -107,8 +107,7 @@ local function finish(s, lease, learns)
   if lease.caller ~= '' then culprits.ran(s, lease.caller, #lease.members, true) end
 end
 
--- complete: a batch came back. Arguments after the head: fence, outcomes. Returns the numbers of answered and departed entries and the
--- load, or nothing for an invalid lease.
+-- complete: a batch has returned. Arguments after the common ones: fence, outcomes. Returns the numbers of answered and departed entries, and the load, or nothing.
 step('complete', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then return {}, true end
@@ -122,7 +121,7 @@ step('complete', function(s, args)
   return {answered, #lease.members - answered, load_of(s)}
 end)
 
--- Move entries of these callers that are next in line to their quarantines, as `ModelQueue._move_apart`.
+-- Move the entries of these callers that are next in line to quarantine. See `ModelQueue._move_apart`.
 local function move_apart(s, anew)
   local tenants = {}
   for caller in pairs(anew) do tenants[string.match(caller, '^%Z*')] = true end
@@ -142,8 +141,8 @@ local function move_apart(s, anew)
   look_again(s)
 end
 
--- leave_out: a batch came back, and all entries were answered except those whose outputs were left out, which run again, apart, as in
--- `ModelQueue.leave_out`. Arguments after the head: fence, packed position and size of each. Returns their number and the load, or nothing.
+-- leave_out: a batch has returned, and all entries were answered except those whose outputs were left out. These run again, separately. See
+-- `ModelQueue.leave_out`. Arguments after the common ones: fence, packed position and size of each. Returns their number and the load, or nothing.
 step('leave_out', function(s, args)
   local lease, sizes, again = take_lease(s, args[HEAD + 1]), {}, 0
   if not lease then return {}, true end
@@ -167,7 +166,7 @@ step('leave_out', function(s, args)
   return {again, load_of(s)}
 end)
 
--- True if the rest of a failed batch gets no further run, as `core.retry.is_over`.
+-- True if the rest of a failed batch isn't run again. See `core.retry.is_over`.
 local function is_over(cause, size, attempts, alone)
   if NEVER_SPLIT[cause] then
     return attempts >= MAX_ATTEMPTS
@@ -179,12 +178,12 @@ local function is_over(cause, size, attempts, alone)
   return alone >= DEATHS_ALONE and attempts >= MAX_ATTEMPTS
 end
 
--- Have failed entries run again, as `ModelQueue._run_again`.
+-- Run failed entries again. See `ModelQueue._run_again`.
 local function run_again(s, entries, cause, group, lease, dice)
   local single, there = #entries == 1, #entries > 0
   local whole = there and (NEVER_SPLIT[cause] or (not SEARCHED[cause] and (single or group.failures <= 1)))
   if single or (there and not SEARCHED[cause]) then
-    local pause = math.min(BACKOFF_BASE * 2 ^ math.min(group.failures - 1, 16), BACKOFF_CAP)  -- As `core.retry.backoff`.
+    local pause = math.min(BACKOFF_BASE * 2 ^ math.min(group.failures - 1, 16), BACKOFF_CAP)  -- See `core.retry.backoff`.
     group.ready_at = group.ready_at + pause * (0.5 + 0.5 * dice)
     group.avoid = string.match(lease.slot, '%z(.*)$')
     group.avoid_until = group.ready_at + math.max(batch_seconds(s.q, #entries), MIN_AVOIDANCE)
@@ -201,7 +200,7 @@ local function run_again(s, entries, cause, group, lease, dice)
   end
 end
 
--- Fail a batch with bulk entries, as `ModelQueue._fail_beside`. Returns how many run again.
+-- Fail a batch that has bulk entries. See `ModelQueue._fail_beside`. Returns how many entries run again.
 local function fail_beside(s, lease, failure, late, entries, riders)
   if #entries > 0 then
     suspects.add(s, entries, GROUP.FIRST, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
@@ -211,7 +210,7 @@ local function fail_beside(s, lease, failure, late, entries, riders)
   return #entries
 end
 
--- Fail a batch, as `ModelQueue.fail`. Returns how many run again.
+-- Fail a batch. See `ModelQueue.fail`. Returns how many entries run again.
 function fail(s, lease, failure, dice)
   local now, failed = s.now, cmsgpack.unpack(failure)
   local cause = failed[1]
@@ -242,8 +241,8 @@ function fail(s, lease, failure, dice)
   return #entries + beside
 end
 
--- release: end a lease without outputs. Arguments after the head: fence, then the failure and a throw of the dice in [0, 1). Without a
--- failure the work never started and nothing is charged. Returns how many run again.
+-- release: end a lease without outputs. Arguments after the common ones: fence, then the failure and a random number in [0, 1). If there is
+-- no failure, the batch never started, and nothing is charged. Returns how many entries run again.
 step('release', function(s, args)
   local lease = take_lease(s, args[HEAD + 1])
   if not lease then return {}, true end
@@ -269,7 +268,7 @@ step('release', function(s, args)
   return {again}
 end)
 
--- extend: renew a lease by its full length from now.
+-- extend: renew a lease for its full length from now.
 step('extend', function(s, args)
   local there = redis.call('HEXISTS', s.prefix .. 'x', args[HEAD + 1])
   if there == 1 then redis.call('ZADD', s.prefix .. 'y', s.now + s.lease_seconds, args[HEAD + 1]) end

@@ -1,6 +1,6 @@
--- The home slots, and housekeeping that must go on even when nobody asks for work.
+-- The home slots, and maintenance that is necessary even if no slot claims.
 do
--- Remove silent slots from the idle ones, or each would be sent a wake-up and waited for. They are woken, in case they are only late.
+-- Remove slots that stopped reporting from the idle ones, because each would be woken and waited for. They are woken once: they may just be late.
 local function leave_silent(s)
   local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', s.now - DEGRADED_AFTER)
   for _, worker in ipairs(silent) do
@@ -26,9 +26,9 @@ local function recount(s)
   return changed
 end
 
--- beat: heartbeat of a home slot. Arguments after the head: worker, 1 if healthy or 2 if cold, share of its GPU, 1 if its backend
--- changed, seconds that it may be silent beyond the usual, code, then size and seconds of each batch of its warm-up, which are learnt
--- while nothing else is known.
+-- beat: heartbeat of a home slot. Arguments after the common ones: worker, 1 if healthy or 2 if cold, share of its GPU, 1 if its backend has
+-- changed, seconds by which its next heartbeat may be later than usual, code, then size and seconds of each warm-up batch. The queue learns
+-- from these while nothing else is known.
 step('beat', function(s, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
@@ -53,7 +53,7 @@ step('beat', function(s, args)
   if recount(s) then ring(s) end
 end)
 
--- forget: drop a slot whose home is elsewhere from now on.
+-- forget: drop a slot whose home is now another shard.
 step('forget', function(s, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
   codes.leave(s, args[HEAD + 1])
@@ -61,8 +61,9 @@ step('forget', function(s, args)
   if recount(s) then ring(s) end
 end)
 
--- look: the instant and birth, packed; the load; each tier's depth and the arrival of its oldest entry. Once there were bulk entries, also
--- how many wait, how many others they delayed, running whole batches, and seconds for which such batches are held.
+-- look: packed, the time and when the queue's state was created; the load; the depth of each tier, and the arrival of its oldest entry. If there
+-- ever were bulk entries, also how many are waiting, how many others they have delayed, how many entire batches of them are running, and the
+-- seconds for which such batches are held.
 step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
@@ -82,11 +83,11 @@ step('look', function(s)
     answer[4], answer[5], answer[6] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed, s.q.bulk_busy
     answer[7] = exact(bulk.held(s))
   end
-  return answer, not s.unknown  -- Otherwise each look would have a new birth.
+  return answer, not s.unknown  -- Otherwise each look would report a new state.
 end)
 
--- glance: packed numbers for other queues: size of what waits, home slots, seconds that the oldest fresh entry has waited, seconds of a
--- full batch, and for `core.locality.contender` waiting entries, seconds until the first is late, seconds of the next batch.
+-- glance: packed numbers for other queues: size of what is waiting, home slots, seconds for which the oldest fresh entry has waited, run time of
+-- a full batch; and for `core.locality.contender`, waiting entries, seconds until the first one is late, run time of the next batch.
 redis.register_function{function_name = VERSION .. '_glance', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args, true)
   leave(s)
@@ -97,7 +98,7 @@ redis.register_function{function_name = VERSION .. '_glance', flags = {'no-write
   })
 end}
 
--- siblings: until when any queue of the model may hold data, dead letters included, and the endings of those queues.
+-- siblings: until when any queue of the model may hold data (including dead letters), and the endings of those queues.
 together.register('siblings', function(keys, args)
   local tag, now = siblings.split(keys[1]), clock(args[CLOCK])
   local endings = redis.call('ZRANGE', tag .. ':qs', exact(now), '+inf', 'BYSCORE')
@@ -112,7 +113,7 @@ together.register('siblings', function(keys, args)
   return {exact(last), endings}
 end, {'no-writes', 'allow-oom'})
 
--- A Standing of codes.py. A follower has the standing of its original.
+-- A Standing of codes.py. The standing of a follower is that of its original.
 local function standing(s, key)
   local entry = live(s, key)
   if entry and entry.shared then entry = live(s, root_of(s, key)) end
@@ -122,14 +123,14 @@ local function standing(s, key)
   return (is_waiting(s, entry.tier, member) or suspects.group_of(s, member)) and WAITING or RUNNING
 end
 
--- stage: state of an entry that somebody waits for.
+-- stage: state of an entry that somebody is waiting for.
 step('stage', function(s, args)
   local entry = live(s, args[HEAD + 1])
   return entry and standing(s, entry.key) or AT_END, true
 end)
 
--- owners: keys of entries with an id, of all tenants, in a part of the queue, with the cursor of the next part. Arguments: cursor, id as
--- a pattern. Only people ask without a tenant.
+-- owners: all tenants' keys of entries with an id, in a part of the queue, and the cursor of the next part. Arguments: cursor, id as a
+-- pattern. Only people search without a tenant.
 redis.register_function{function_name = VERSION .. '_owners', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local answer = redis.call('HSCAN', keys[1] .. 'e', args[1], 'MATCH', '*\0' .. args[2], 'COUNT', 1000)
   local owners = {}
@@ -148,8 +149,8 @@ step('recall', function(s, args)
   return {AT_END, 'v', tostring(SCHEMA), unpack(fields)}, true
 end)
 
--- Drop the streams of gateways that were silent for long, whose clients are gone too. A gateway with entries that have no outcome yet
--- stays until they do, or their outcomes would stay for ever.
+-- Drop the streams of gateways that haven't made a call for a long time; their clients are gone as well. A gateway whose entries have no outcome
+-- yet stays until they do, because otherwise their outcomes would stay for ever.
 local function sweep(s)
   local gone = {}
   for _, gateway in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'g', '-inf', s.now - GATEWAY_SECONDS)) do
@@ -180,7 +181,7 @@ local function sweep(s)
   end
 end
 
--- Renew what would expire, because somebody is here.
+-- Renew what would expire, because the queue is in use.
 local function renew(s)
   lasting(s, unpack(belongings(s)))
   for _, gateway in ipairs(redis.call('ZRANGE', s.prefix .. 'g', 0, -1)) do
@@ -191,13 +192,13 @@ local function renew(s)
   renew_account(s)
 end
 
--- True if something waits, or came in the last second. Then some process must watch the queue all the time.
+-- True if something is waiting, or arrived in the last second. In that case some process must watch the queue all the time.
 local function stirs(s)
   local q = s.q
   return q.fresh > 0 or q.groups > 0 or q.coming_until > -INF or s.now - q.newest < STIRS_SECONDS
 end
 
--- Instant of the next reap by a process that `rests` with the queue.
+-- Time of the next reap by a process that `rests` while the queue is at rest.
 local function next_reap(s, rests)
   local q, now, p = s.q, s.now, s.prefix
   local due = math.min(now + ((not rests or stirs(s)) and REAP_EVERY or REST_SECONDS), q.due, q.suspects_due)
@@ -208,14 +209,14 @@ local function next_reap(s, rests)
   return math.max(due, now + TIMER_GRAIN)
 end
 
--- reap: take back expired leases, expire overdue entries, wake forgotten slots. One process does it at a time, and another only if
--- something is due before the next call of that process. Arguments after the head: process, a throw of the dice, number of shards, 1 if
--- the process rests with the queue. Returns, packed, the instant, the queue's birth and the seconds until the next call; how many entries
--- of lost leases run again; 1 if the queue is at rest; 1 if this process reaps.
+-- reap: reclaim expired leases, expire overdue entries, wake forgotten slots. One process at a time is the reaper. Another one reaps only if
+-- something is due before the reaper's next call. Arguments after the common ones: process, a random number, number of shards, 1 if the
+-- process rests while the queue is at rest. Returns, packed, the time, when the queue's state was created, and the seconds until the next
+-- call; how many entries of lost leases run again; 1 if the queue is at rest; 1 if this process is the reaper.
 step('reap', function(s, args)
   local q, now, p = s.q, s.now, s.prefix
   if q.reaper_until > now and redis.call('GET', p .. 'm') ~= args[HEAD + 1] and next_reap(s, true) + REAPER_SECONDS >= q.reaper_until then
-    -- The more slots and gateways could take over, the less often each looks.
+    -- The more slots and gateways can take over, the less often each one checks.
     local others = redis.call('ZCARD', p .. 'h') * tonumber(args[HEAD + 3]) + redis.call('ZCARD', p .. 'g') + 1
     local pause = q.reaper_until - now + tonumber(args[HEAD + 2]) * STANDBY_SECONDS * others
     return {struct.pack('<ddd', now, q.born, pause), 0, stirs(s) and 0 or 1, 0}, true

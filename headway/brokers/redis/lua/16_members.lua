@@ -1,24 +1,24 @@
--- The fleet, whose keys share one prefix for all models. Arguments begin with the clock.
+-- The fleet. Its keys have one prefix for all models. The first argument is the clock.
 --
---   w          hash    worker → when it was heard of, and what it said of itself
+--   w          hash    worker → time of its last heartbeat, and its report
 --   known      zset    model → until when one of its queues may hold data
---   k          hash    process → when it was heard of, and what it said of itself
---   j          string  leading controller and until when
+--   k          hash    process → time of its last heartbeat, and its report
+--   j          string  leading controller, and until when it leads
 --   capacity   hash    model → when it was measured, and the capacity
 --   rollout    hash    model → revision of its last rollout, and the rollout
---   departed   hash    ended process or worker → when, and how
---   silent     hash    process that fell silent → when it was last heard of, and what it said of itself
+--   departed   hash    process or worker that ended → when and how
+--   silent     hash    process that stopped reporting → time of its last heartbeat, and its report
 --   drain      hash    worker or process → since when it must not claim, and the order
 do
--- note: keep what a process or worker reports about itself or a model. Arguments after the clock: hash, name, text.
+-- note: store what a process or worker reports about itself or a model. Arguments after the clock: hash, name, report.
 together.register('note', function(keys, args)
   redis.call('HSET', keys[1] .. args[2], args[3], struct.pack('<d', clock(args[1])) .. args[4])
   redis.call('EXPIRE', keys[1] .. args[2], LIFE_SECONDS)
   return 1
 end)
 
--- attend: keep what a process reports about itself. Arguments after the clock: its id, text. Returns the names of what is drained, which
--- stays drained while some process asks.
+-- attend: store what a process reports about itself. Arguments after the clock: its id, report. Returns the names of everything that is
+-- drained. Drains last as long as some process calls this.
 together.register('attend', function(keys, args)
   together.parts.note(keys, {args[1], 'k', args[2], args[3]})
   local drained = redis.call('HKEYS', keys[1] .. 'drain')
@@ -26,7 +26,7 @@ together.register('attend', function(keys, args)
   return drained
 end)
 
--- Note an end, up to MOST_DEPARTED of them.
+-- Record an end. At most MOST_DEPARTED are kept.
 local function note_end(key, name, value)
   redis.call('HSET', key, name, value)
   redis.call('EXPIRE', key, DEPARTED_SECONDS)
@@ -40,7 +40,7 @@ local function note_end(key, name, value)
   end
 end
 
--- Values of a hash up to this many seconds old. Others are dropped, even those from the future, because the clock was put back and their
+-- Values of a hash that are at most this many seconds old. Others are dropped. So are those from the future: the clock was set back, and their
 -- processes will report again. The hash `silent` keeps dropped values for a while.
 local function recent(key, now, age, silent)
   local values, all = {}, redis.call('HGETALL', key)
@@ -56,8 +56,7 @@ local function recent(key, now, age, silent)
   return values
 end
 
--- workers: the instant, the registry, and models that may hold data. Arguments after the clock: some such models, each after the instant
--- until which it may.
+-- workers: the time, the registry, and models that may hold data. Arguments after the clock: more such models, each after the time until which it may.
 together.register('workers', function(keys, args)
   local now, known = clock(args[1]), keys[1] .. 'known'
   if #args > 1 then
@@ -81,13 +80,13 @@ together.register('notes', function(keys, args)
   return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]), silent)
 end)
 
--- depart: note how a process or worker ended. Arguments after the clock: its id, text.
+-- depart: record how a process or worker ended. Arguments after the clock: its id, report.
 together.register('depart', function(keys, args)
   note_end(keys[1] .. 'departed', args[2], struct.pack('<d', clock(args[1])) .. args[3])
   return 1
 end)
 
--- departed: how processes and workers ended in the last minutes, and the last reports of processes that fell silent.
+-- departed: how processes and workers ended in the last few minutes, and the last reports of processes that stopped reporting.
 together.register('departed', function(keys, args)
   local now, silent = clock(args[1]), keys[1] .. 'silent'
   recent(keys[1] .. 'k', now, OFFLINE_AFTER, silent)
@@ -95,7 +94,7 @@ together.register('departed', function(keys, args)
 end)
 end
 
--- Take or renew a key for a name, for this many seconds. Returns 0, or the seconds for which another name holds it.
+-- Take or renew a key for a name, for this many seconds. Returns 0, or the seconds for which it still belongs to another name.
 local function held_for(key, now, name, seconds)
   local holder = redis.call('GET', key)
   local left = holder and string.sub(holder, 9) ~= name and struct.unpack('<d', holder) - now or 0
@@ -104,7 +103,7 @@ local function held_for(key, now, name, seconds)
   return 0
 end
 
--- lead: 0 if the candidate leads for this many seconds from now, else the seconds for which another process leads.
+-- lead: 0 if the candidate now leads for this many seconds, otherwise the seconds for which another process still leads.
 together.register('lead', function(keys, args)
   return exact(held_for(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])))
 end)
@@ -115,7 +114,7 @@ redis.register_function{function_name = VERSION .. '_drop_notes', flags = {'allo
   return 1
 end}
 
--- drain: add drains, if the present drains are those that the caller saw. Arguments after the clock: their number (-1 for any), their
+-- drain: add drains if the current drains are those that the caller has seen. Arguments after the clock: their number (-1 for any), their
 -- names; then name and order of each new drain.
 redis.register_function{function_name = VERSION .. '_drain', flags = {'allow-oom'}, callback = function(keys, args)
   local key, stamp, seen = keys[1] .. 'drain', struct.pack('<d', clock(args[1])), tonumber(args[2])
@@ -136,7 +135,7 @@ together.register('rollouts', function(keys)
   return redis.call('HVALS', key)
 end)
 
--- keep_rollout: keep a rollout if it is the next revision of the kept rollout. Arguments after the clock: model, revision, text.
+-- keep_rollout: store a rollout if its revision follows that of the stored one. Arguments after the clock: model, revision, rollout.
 redis.register_function{function_name = VERSION .. '_keep_rollout', flags = {'allow-oom'}, callback = function(keys, args)
   local key = keys[1] .. 'rollout'
   local there = redis.call('HGET', key, args[2])

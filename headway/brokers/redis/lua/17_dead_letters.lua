@@ -4,7 +4,7 @@ redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'
   return 1
 end}
 
--- letters: number of dead letters, listings of the newest, and number of all that there ever were. Argument: maximum number of listings.
+-- letters: number of dead letters, list of the newest, and number of dead letters ever added. Argument: maximum length of the list.
 together.register('letters', function(keys, args)
   local count, wanted_count = redis.call('ZCARD', keys[1] .. 'o'), tonumber(args[1])
   local total = tonumber(redis.call('GET', keys[1] .. 'on') or 0)
@@ -13,7 +13,7 @@ together.register('letters', function(keys, args)
   return {count, call_each('HMGET', keys[1] .. 'zl', newest), total}
 end, {'no-writes', 'allow-oom'})
 
--- Keys of an id's letters, of one tenant or of all. For all, some thousand keys are searched, because only people ask without a tenant.
+-- Keys of the letters with an id, for one tenant or all. For all, thousands of keys are scanned. Only people search without a tenant.
 local function keys_of(prefix, id, tenant)
   local ending, keys = '\0' .. id, {}
   if tenant then return {tenant .. ending} end

@@ -1,16 +1,16 @@
--- Kept outcomes within their budgets, as `core.retention`. On one server all queues share an account. In a cluster each queue has its own,
--- because a step can't leave its node. Its keys lie beside those of the limits:
+-- Kept outcomes and their budgets. See `core.retention`. On a single server all queues share an account. In a cluster each queue has its own,
+-- because a step can't access other nodes. The keys of an account are next to those of the limits:
 --
---   kb          zset    tally of bytes, see 1_tallies.lua
+--   kb          zset    tally of bytes; see 1_tallies.lua
 --   kn          string  number of the last kept outcome
---   kd          zset    outcome → its end
---   ko:<tenant> zset    outcome → its number; outcomes of identical requests go first
+--   kd          zset    outcome → its expiry
+--   ko:<tenant> zset    outcome → its number; outcomes of identical requests are dropped first
 --
--- An outcome's name is its bytes, then a dot and token if its output is stored apart, and its key. The server expires the keys by itself,
--- and their bytes leave the account in the next step that keeps something or reaps.
+-- An outcome's name is its bytes, then a dot and a token if its output is stored separately, and its key. The server expires the keys, and
+-- their bytes are removed from the account in the next step that keeps something or reaps.
 do
 local LAST = 2 ^ 52
-local MOST = 200  -- Most ended outcomes that one step takes off the account.
+local MOST = 200  -- Maximum number of expired outcomes that one step removes from the account.
 
 local function account(s) return string.sub(s.limits, 1, -2) end
 
@@ -23,7 +23,7 @@ local function take_off(base, name)
   local weight, tenant = string.match(name, '^(%d+)%S* .*:k:%a+%z(.*)%z')
   redis.call('ZREM', base .. 'ko:' .. tenant, name)
   local _, all = tallies.add(base .. 'kb', tenant, -weight)
-  if all <= 0 then redis.call('DEL', base .. 'kn') end  -- Nothing is kept, so numbers may begin again.
+  if all <= 0 then redis.call('DEL', base .. 'kn') end  -- Nothing is kept, so numbers may start over.
 end
 
 local function drop(base, name)
@@ -58,7 +58,7 @@ function renew_account(s)
   for _, name in ipairs({'kb', 'kn', 'kd'}) do redis.call('EXPIRE', base .. name, ACCOUNT_SECONDS) end
 end
 
--- Keep an outcome, as `kept_under` returns it, and its stored-apart output. A `spare` outcome is dropped before others of its tenant.
+-- Keep an outcome, as returned by `kept_under`, and its separately stored output. A `spare` outcome is dropped before others of its tenant.
 function keep_outcome(s, flight, spare, kept)
   if s.kept_read then s.kept_read[flight] = nil end
   forget_ended(s)

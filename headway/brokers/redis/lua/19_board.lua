@@ -1,12 +1,12 @@
--- The departure board, whose keys are the fleet's. Arguments begin with the clock.
+-- The departure board. Its keys have the fleet's prefix. The first argument is the clock.
 --
---   board        stream  notices of the last minutes: t is the instant, n the notice
---   notice_size  string  recent mean bytes of a notice, by which the stream is cut
---   row:STEP     hash    counts and figures of the whole fleet in one step, for half an hour
---   born         string  1 if the broker had lost an earlier board, else 0, and the instant at which the board began
---   recorder     string  process that records the fleet's figures, and until when
+--   board        stream  notices of the last few minutes: t is the time, n the notice
+--   notice_size  string  recent mean size of a notice in bytes, used to trim the stream
+--   row:STEP     hash    counts and numbers of the entire fleet in one step, kept for half an hour
+--   born         string  1 if the broker had lost an earlier board, otherwise 0, and when the board began
+--   recorder     string  process that records the numbers of the fleet, and until when
 --   watched      string  until when the board counts as watched
-local NOTICE_OVERHEAD = 100  -- Bytes of a stream entry beside the notice.
+local NOTICE_OVERHEAD = 100  -- Bytes of a stream entry in addition to the notice.
 local SIZE_WEIGHT = 0.02  -- Weight of the latest notice in the mean.
 
 local function keep(prefix, now, notice)
@@ -20,7 +20,7 @@ local function keep(prefix, now, notice)
   redis.call('EXPIRE', prefix .. 'board', RECENT_SECONDS)
 end
 
--- Return when the board began, after a 1 if an earlier one was lost, which a process shows that knew the earlier one.
+-- Return when the board began, after a 1 if an earlier board was lost. A process that knows the earlier one reveals this.
 local function birth(prefix, now, known)
   local born = redis.call('GET', prefix .. 'born')
   if born and (known == '' or known == string.sub(born, 2) or string.sub(born, 1, 1) == '1') then
@@ -31,9 +31,9 @@ local function birth(prefix, now, known)
   return born
 end
 
--- post: 1 if somebody watches, 1 if this process records the fleet's figures, and the board's beginning, see `birth`. It may fail for
--- want of memory. Arguments: process, notice, the beginning that the process knows, number of arguments for counts; then counts and
--- figures, each after its name.
+-- post: 1 if somebody is watching, 1 if this process records the numbers of the fleet, and when the board began (see `birth`). It may fail if
+-- memory is short. Arguments: process, notice, when the board began as far as the process knows, number of arguments for counts; then counts
+-- and numbers, each after its name.
 together.register('post', function(keys, args)
   local prefix, now = keys[1], clock(args[1])
   if args[3] ~= '' then keep(prefix, now, args[3]) end
@@ -50,14 +50,14 @@ together.register('post', function(keys, args)
   return {watched > 0 and watched <= WATCH_SECONDS + CLOCK_STEP and 1 or 0, records and 1 or 0, birth(prefix, now, args[4])}
 end, {})
 
--- watch: note that somebody watches. Returns the board's beginning, see `birth`.
+-- watch: record that somebody is watching. Returns when the board began; see `birth`.
 redis.register_function{function_name = VERSION .. '_watch', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('SET', keys[1] .. 'watched', struct.pack('<d', clock(args[1]) + WATCH_SECONDS), 'EX', LIFE_SECONDS)
   return redis.call('GET', keys[1] .. 'born') or ''
 end}
 
--- history: rows, each after its step, from a step on ('' for the oldest). Then the next step, or '' after the last row, and the id of the
--- last notice that the rows count. Arguments after the clock: step, maximum number of rows.
+-- history: rows, each after its step, from a step on ('' for the oldest); the next step, or '' after the last row; and the id of the last
+-- notice that is included in the rows. Arguments after the clock: step, maximum number of rows.
 redis.register_function{function_name = VERSION .. '_history', flags = {'no-writes', 'allow-oom'}, callback = function(keys, args)
   local newest = math.floor(clock(args[1]) / HISTORY_STEP)
   local first = tonumber(args[2]) or newest - HISTORY_SECONDS / HISTORY_STEP

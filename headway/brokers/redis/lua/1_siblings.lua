@@ -1,8 +1,8 @@
--- Queues of one model, for any version and for each version. Their prefixes share a hash tag of model and shard, so a step in one queue
--- may read the others. The ending after the tag, `:` (any version) or `@VERSION:`, names the queue below.
+-- Queues of one model: one for any version, and one for each version. Their prefixes share a hash tag made of model and shard, so a step
+-- in one queue may read the others. Below, a queue is named by its ending after the tag: `:` (any version) or `@VERSION:`.
 local siblings = {}
 
--- The tag that the model's queues share, and the ending of this queue.
+-- Tag that the model's queues share, and ending of this queue.
 function siblings.split(prefix) return string.match(prefix, '^(.*})(.*)$') end
 
 -- List this queue as one that may hold data for this many seconds.
@@ -14,7 +14,7 @@ function siblings.list(s, seconds)
   for _, when in ipairs({'NX', 'GT'}) do redis.call('EXPIRE', key, math.ceil(seconds), when) end
 end
 
--- States of the model's other queues by ending, complete enough to look something up.
+-- States of the model's other queues by ending. They are complete enough for lookups.
 function siblings.others(s)
   local tag, own = siblings.split(s.prefix)
   local others = {}
@@ -24,7 +24,7 @@ function siblings.others(s)
   return others
 end
 
--- Note that this queue has dead letters. Returns the prefixes of the model's queues that may have some.
+-- Record that this queue has dead letters. Returns the prefixes of the model's queues that may have any.
 function siblings.with_letters(prefix)
   local tag, own = siblings.split(prefix)
   local key, prefixes = tag .. ':ql', {}

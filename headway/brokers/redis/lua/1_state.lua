@@ -1,71 +1,71 @@
--- State of one queue: its keys and its figures. A step reads the figures once, and writes once the sections that it changed.
+-- State of one queue: its keys and its figures (numbers). A step reads the figures once, and writes the sections that it changed once.
 --
 -- All keys of a queue begin with its prefix, whose hash tag keeps them, and those of its sibling queues, on one cluster node:
 --
---   q          string  figures, packed as doubles in sections, see function_library.py
---   e          hash    entry → header; once it has an outcome that wasn't read yet: '!', nonce and gateway
+--   q          string  figures, packed as doubles in sections; see function_library.py
+--   e          hash    entry → header or, if it has an outcome that wasn't read yet, '!', nonce and gateway
 --   p          hash    entry → payload, as the gateway packed it
---   P:<token>  string  large input stored apart from its payload, see 2_large.lua
---   R:<token>  string  large output stored apart from its reply
---   Q:<token>, K:<token>  sets  who has yet to read a shared output, and the keys that keep it, see 8_outputs.lua
---   b          zset    tally of the bytes of large entries without an outcome, see 1_tallies.lua and 2_large.lua
+--   P:<token>  string  large input, stored separately from its payload; see 2_large.lua
+--   R:<token>  string  large output, stored separately from its reply
+--   Q:<token>, K:<token>  sets  submissions that have yet to read a shared output, and keys that keep it; see 8_outputs.lua
+--   b          zset    tally of the bytes of large entries without an outcome; see 1_tallies.lua and 2_large.lua
 --   l<tier>    zset    tier queue: member → number of its round
---   a<tier>    list    line of the tier queue, see 4_tier_queues.lua
+--   a<tier>    list    line of the tier queue; see 4_tier_queues.lua
 --   t<tier>    zset    tenant → last round that its entries in the tier queue paid for
---   u, ua      zsets   bulk entries: member → number of its round; those that run apart, in order of arrival
+--   u, ua      zsets   bulk entries: member → number of its round; those that run separately, in order of arrival
 --   ut         zset    tenant → last round that its bulk entries paid for
---   tw         hash    tenant → number of its entries in the tier queues, while they are counted, see 7_intake.lua
---   d          zset    member due sooner than one ahead of it in its line → its queue deadline
+--   tw         hash    tenant → number of its entries in the tier queues, while they are counted; see 7_intake.lua
+--   d          zset    member that is due sooner than one ahead of it in the line → its queue deadline
 --   x          hash    fence → lease
---   y          zset    fence → instant at which the lease ends
+--   y          zset    fence → time at which the lease expires
 --   ys         zset    fence → size of the batch
---   s          hash    group → suspects: members that wait apart from the tier queues, see 5_suspects.lua
---   rb         zset    tenant → instant at which its retry budget is full again, see 11_retry_budgets.lua
---   ca         string  records of callers whose inputs failed alone, see 5_culprits.lua
---   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
---   hf         hash    healthy home slot → its speed factor, see 3_slot_factors.lua
---   hp         hash    healthy home slot → its share of a GPU, if less than a whole one
---   hc, hd, hn hashes, string  codes of the slots, see 2_codes.lua
---   i          zset    idle slot → since when; the fastest first
+--   s          hash    group → suspects: members that wait separately from the tier queues; see 5_suspects.lua
+--   rb         zset    tenant → time at which its retry budget is full again; see 11_retry_budgets.lua
+--   ca         string  records of callers whose inputs failed alone; see 5_culprits.lua
+--   kc:<input> string  input of a tenant that failed alone, or the tenant itself → until when this is remembered
+--   hf         hash    healthy home slot → its speed factor; see 3_slot_factors.lua
+--   hp         hash    healthy home slot → its share of a GPU, if that is less than 1
+--   hc, hd, hn hashes, string  codes of the slots; see 2_codes.lua
+--   i          zset    idle slot → since when it is idle; the fastest first
 --   f          string  idle slot on watch
---   c          string  slot woken last, which is expected until `coming_until` or its claim
+--   c          string  slot that was woken last. It is expected until it claims, or until `coming_until`
 --   b:<process> list   wake-ups of a process: which of its slots should claim, and when
 --   n          hash    slot → token and fence of its last granted claim
---   h          zset    healthy home slot → its last heartbeat, plus the seconds by which the next may be later than usual
+--   h          zset    healthy home slot → time of its last heartbeat, plus the seconds by which the next may be later than usual
 --   r:<gateway> stream replies
---   g          zset    gateway → when it was last heard of
+--   g          zset    gateway → when it last made a call
 --   m          string  process that reaps
---   v          hash    flight → its original and the digest, see 9_dedup.lua
+--   v          hash    flight → its original and the digest; see 9_dedup.lua
 --   v:<flight> zset    follower → its number
 --   vs         hash    original or follower → its dedup keys
 --   vd         zset    follower → its deadline
---   k:<flight> string  kept outcome, see 18_kept.lua
---   z, zl, o, on  hashes, zset, string  dead letters: key → letter, key → what a listing shows, key → its number, last number
+--   k:<flight> string  kept outcome; see 18_kept.lua
+--   z, zl, o, on  hashes, zset, string  dead letters: key → letter, key → what a list shows, key → its number, last number
 --   o:<tenant> zset    dead letters of a tenant: key → its number
 --   zp:<key>   string  large input of a dead letter
 --   oc, ou     zset    tallies of the dead letters and of their bytes
---   qs         zset    queue of the model → until when it may hold data; only beside the queue for any version, as is ql
+--   qs         zset    queue of the model → until when it may hold data; only for the queue for any version, like ql
 --   ql         set     queue of the model that may have dead letters
 --
--- The key of an entry is its tenant, a NUL and its id. A member is the entry's number, shape and weight in DIGITS hexadecimal
--- digits, and its key, so members sort by arrival. Numbers are never reused: a key that is enqueued again is a new member. The
--- digits exceed what is needed because Redis stores sorted sets of members up to 64 bytes as lists, and searches those end to end.
--- An entry that only runs on for its followers is stored under its member, which frees its key.
+-- The key of an entry is its tenant, a NUL and its id. A member is the entry's number, shape and weight in DIGITS hexadecimal digits,
+-- followed by its key. So members sort by arrival. Numbers are never reused: a key that is enqueued again is a new member. There are more
+-- digits than needed, because Redis stores sorted sets whose members have up to 64 bytes as lists, and scans those from end to end. An
+-- entry that only runs for its followers is stored under its member, so that its key is free.
 --
--- Rate limits have a key of their own, see 11_limits.lua.
+-- Rate limits have a separate key; see 11_limits.lua.
 
--- `math` and other globals are out of reach while a library loads.
+-- `math` and other globals can't be used while a library loads.
 local INF = 1 / 0
 
--- Positions of the arguments that every step begins with.
+-- Positions of the first arguments of every step.
 local CLOCK, SETTINGS, PATIENCE, HEAD = 1, 2, 3, 3
 
 local function exact(number) return string.format('%.17g', number) end
 
--- Usual result of a step: the instant and the queue's birth.
+-- Usual result of a step: the current time, and when the queue's state was created.
 local function instants(s) return struct.pack('<dd', s.now, s.q.born) end
 
--- `unpack` and the stack take a few thousand values, so longer lists go in parts.
+-- `unpack` and the stack are limited to a few thousand values, so longer lists are processed in parts.
 local PART = 1000
 
 local function as_doubles(numbers)
@@ -99,8 +99,8 @@ local function clock(text)
   return time[1] + time[2] / 1e6
 end
 
--- Set an expiry on keys that a step may have created, because everything stored must end once all processes are gone. The sweep in
--- 15_fleet.lua renews them. A step with many entries sets each expiry once, when it saves.
+-- Set an expiry on keys that a step may have created, because everything that is stored must expire once all processes are gone. The
+-- sweep in 15_fleet.lua renews it. A step with many entries sets each expiry only once, when it saves.
 local function lasting(s, ...)
   for i = 1, select('#', ...) do
     if s.later then
@@ -112,8 +112,8 @@ local function lasting(s, ...)
 end
 
 local memory_of, save, leave, shift, belongings, open
-do  -- A library has room for 200 local names.
--- Figures without tiers. What `gate` computes is good for a moment only, and isn't stored.
+do  -- A library may have only 200 local names.
+-- Figures, except those of tiers. What `gate` computes is only valid for a moment, and isn't stored.
 local function no_figures()
   local q = {gate_at = -INF, batch_seconds = 0, drain = {}}
   for name in pairs(TIER_START) do q[name] = {} end
@@ -147,11 +147,10 @@ local function fresh_figures(now, tiers, max_batch)
   return {q = q, parts = {}, order = order_of(tiers)}
 end
 
--- Cache by queue of what earlier steps did or read, which may be lost at any time. All of it is dropped when it grows too large, because
--- queues that nobody uses would stay.
+-- Cache for each queue of what earlier steps wrote or read. It may be lost at any time, and is cleared when it grows too large.
 --
--- `figures` are those last saved. They have `q`, `parts` with the packed sections in `order`, `first` with the stored first part, which
--- differs after every step, and `renewed_at`, when their expiry was set. They are absent while a step runs, in case it fails half-way.
+-- `figures` are those that were last saved. They consist of `q`, `parts` with the packed sections in `order`, `first` with the stored first
+-- part, which differs after every step, and `renewed_at`, when their expiry was set. They are nil during a step, in case it fails midway.
 local remembered, memories = {}, 0
 
 function memory_of(s)
@@ -164,7 +163,7 @@ function memory_of(s)
   return memory
 end
 
--- Returns nil for the figures of another release.
+-- Returns nil if the figures are from another release.
 local function unpack_figures(packed, tiers)
   local plain = 0
   for section = 1, TIERS do plain = plain + SECTION_BYTES[section] end
@@ -196,7 +195,7 @@ local function read_figures(s)
   return first ~= '' and unpack_figures(redis.call('GET', key), s.tiers) or nil
 end
 
--- Write the sections that the step touched, or all if they were never stored like this or need a new expiry.
+-- Write the sections that the step touched. Write all of them if they were never stored in this form, or need a new expiry.
 function save(s)
   if s.flush then s.flush(s) end
   if s.later then
@@ -224,7 +223,7 @@ function save(s)
     redis.call('SET', key, table.concat(parts), 'EX', FIGURES_SECONDS_TEXT)
     figures.renewed_at = s.now
   end
-  -- A queue that nobody uses isn't listed again, because processes learn of every listed queue; see `siblings` in 15_fleet.lua.
+  -- A queue that isn't used isn't listed again, because processes learn about every listed queue; see `siblings` in 15_fleet.lua.
   if q.slots > 0 or q.fresh > 0 or q.suspects > 0 or q.running > 0 or q.bulk + q.bulk_apart > 0 then
     local listed_at = figures.listed_at
     if not (listed_at and listed_at <= s.now and s.now < listed_at + RENEW_SECONDS) then
@@ -242,15 +241,15 @@ function leave(s)
   if s.figures.first and not next(s.touched) then s.memory.figures = s.figures end
 end
 
--- Move all instants of a sorted set back.
+-- Set all times in a sorted set back.
 function shift(key, seconds)
   local all, moved = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 1, #all, 2 do moved[i], moved[i + 1] = tonumber(all[i + 1]) - seconds, all[i] end
   call_all('ZADD', key, moved)
 end
 
--- Move instants back with the server's clock, because the queue would stall until they come again. Deadlines of entries stay, because
--- gateways know them and withdraw what is overdue.
+-- Set times back along with the server's clock, because otherwise the queue would stall until they are reached again. Deadlines of entries
+-- aren't changed, because gateways know them and withdraw overdue entries.
 local function move_back(s, seconds)
   for _, name in ipairs(RELATIVE) do s.q[name] = s.q[name] - seconds end
   for tier, last in ipairs(s.q.rate_last) do s.q.rate_last[tier] = last - seconds end
@@ -261,7 +260,7 @@ local function move_back(s, seconds)
   s.memory.figures = nil
 end
 
--- Names of the keys that mean nothing without the figures.
+-- Names of the keys that are meaningless without the figures.
 function belongings(s)
   local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'hc', 'hd', 'hn', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw', 'u', 'ua', 'ut'}
   for tier = 1, s.tiers do
@@ -270,7 +269,7 @@ function belongings(s)
   return names
 end
 
--- Settings that the caller sends as one text. It hardly ever changes, so it is parsed once.
+-- Settings that the caller sends as one string. It rarely changes, so it is only parsed when it does.
 local settings, settings_known = {}, 0
 
 local function read_settings(text)
@@ -283,10 +282,10 @@ local function read_settings(text)
   return known
 end
 
--- Open the state for a step. Instants are seconds on the server's clock. Whoever changes a figure marks its section in `touched`.
--- Other fields are the caller's settings.
+-- Open the state for a step. Times are seconds on the server's clock. Code that changes a figure must mark its section in `touched`. Other
+-- fields are the caller's settings.
 --
--- Raises OVERDUE once the caller has given up, because it may have repeated the call and told a client the answer.
+-- Raises OVERDUE if the caller has stopped waiting, because it may have repeated the call and answered a client.
 function open(keys, args, looks_only)
   local now, patience = clock(args[CLOCK]), tonumber(args[PATIENCE])
   if patience and now > patience then error(redis.error_reply('OVERDUE ' .. exact(now))) end
@@ -305,7 +304,7 @@ function open(keys, args, looks_only)
     s.unknown, s.figures = true, fresh_figures(s.now, s.tiers, s.max_batch)
     s.q = s.figures.q
     if not looks_only then
-      for _, name in ipairs(belongings(s)) do  -- Keys that outlived the figures can't be trusted.
+      for _, name in ipairs(belongings(s)) do  -- Keys that outlived the figures aren't reliable.
         redis.call('UNLINK', s.prefix .. name)
       end
       s.memory.heard, s.memory.renewed = {}, {}
@@ -313,7 +312,7 @@ function open(keys, args, looks_only)
   end
   if not looks_only then
     if s.now > s.q.latest + SWEEP_SECONDS then
-      s.q.swept_at = s.now  -- Nobody was here or the clock jumped, so nobody is swept yet.
+      s.q.swept_at = s.now  -- There were no calls or the clock jumped, so don't sweep yet.
       s.touched[FLEET] = true
     end
     s.q.latest = s.now

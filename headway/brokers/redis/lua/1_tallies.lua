@@ -1,15 +1,15 @@
--- Tallies of something per tenant and of all together, as `core.retention` counts bytes. A tally is a sorted set of negative amounts,
--- so the tenant with most comes first, ties by name. The total has the name ALL, which no UTF-8 text equals.
+-- Tallies: amounts for each tenant and in total. See `core.retention`, which counts bytes. A tally is a sorted set of negative amounts, so
+-- the tenant with the largest amount comes first; ties are ordered by name. The total is stored as ALL, which is not valid UTF-8.
 local tallies = {}
 local ALL = '\255'
 
--- Amounts of a tenant and of all.
+-- Amount of a tenant, and total.
 function tallies.of(key, tenant)
   local scores = redis.call('ZMSCORE', key, tenant, ALL)
   return -tonumber(scores[1] or 0), tonumber(scores[2] or 0)
 end
 
--- Add to a tenant's amount. Returns its new amount and that of all.
+-- Add to a tenant's amount. Returns its new amount and the new total.
 function tallies.add(key, tenant, more)
   local own, all = -redis.call('ZINCRBY', key, -more, tenant), tonumber(redis.call('ZINCRBY', key, more, ALL))
   if own <= 0 then redis.call('ZREM', key, tenant) end
@@ -17,8 +17,8 @@ function tallies.add(key, tenant, more)
   return own, all
 end
 
--- Take from a tenant until it has at most `most`, or without a tenant from whoever has most until all together do. `lose` takes
--- something from a tenant, and returns nothing if there is nothing, because stored data was lost.
+-- Reduce a tenant's amount to at most `most` or, if there is no tenant, reduce the total by taking from the tenant with the largest amount.
+-- `lose` takes something from a tenant. It returns nothing if the tenant has nothing, because stored data was lost.
 function tallies.hold(key, most, lose, tenant)
   local own, all = tallies.of(key, tenant or ALL)
   while (tenant and own or all) > most do

@@ -1,14 +1,14 @@
--- Several functions in one call, which a process makes at one moment on keys of one node, or of one slot of a cluster.
+-- Several functions in one call. A process batches them if their keys are on one node, or in one slot of a cluster.
 local together = {parts = {}}
 
--- Register a function that can be called alone or as part of `together`.
+-- Register a function that can be called on its own or as part of `together`.
 function together.register(name, callback, flags)
   together.parts[name] = callback
   redis.register_function{function_name = VERSION .. '_' .. name, flags = flags or {'allow-oom'}, callback = callback}
 end
 
--- Register a step of a queue. `take` gets the state and the arguments. It returns the answer, by default `instants`, and true if it
--- changed no figures.
+-- Register a step of a queue. `take` is called with the state and the arguments. It returns the answer (by default `instants`), and true if
+-- it changed no figures.
 local function step(name, take)
   together.register(name, function(keys, args)
     local s = open(keys, args)
@@ -23,7 +23,7 @@ local function step(name, take)
 end
 
 -- together: run several functions. If one fails, the others still run. Arguments for each: name, key, number of arguments, arguments.
--- Returns for each 1 and its answer, or 0 and the text of its error.
+-- Returns for each 1 and its answer, or 0 and its error message.
 redis.register_function{function_name = VERSION .. '_together', flags = {'allow-oom'}, callback = function(_, args)
   local answers, at = {}, 1
   while args[at] do

@@ -1,11 +1,11 @@
--- Codes that answer here: digests of the targets of healthy home slots, then those of cold ones, as in `Dedup.serve`.
+-- Codes of this queue: digests of the targets of healthy home slots, then those of cold ones. See `Dedup.serve`.
 --
 --   hc  hash    healthy home slot → its code
 --   hd  hash    cold home slot → its code
---   hn  string  these codes, healthy slots' first, then newest first, each ended by a newline; kept while no slot is here
+--   hn  string  these codes, those of healthy slots first, each group newest first, each followed by a newline. Kept while there are no slots
 local codes = {}
 do
--- Codes in a hash that `others` lacks, newest first.
+-- Codes in a hash that aren't in `others`, newest first.
 local function ordered(s, hash, others)
   local there, ordered_codes = {}, {}
   for _, code in ipairs(redis.call('HVALS', s.prefix .. hash)) do there[code .. '\n'] = true end
@@ -38,12 +38,12 @@ function codes.leave(s, worker)
   end
 end
 
--- Forget the inputs that the model rejected by an exception, as `Culprits.renew`.
+-- Forget the inputs that the model rejected with an exception. See `Culprits.renew`.
 function codes.renew(s)
   s.q.generation, s.touched[FLEET] = math.max(s.now, s.q.generation + GENERATION_STEP), true
 end
 
--- The newest code, or '' while none is known. Slots that only help here don't count.
+-- The newest code, or '' if none is known. Slots that only help out here don't count.
 local function newest(s)
   local code = s.code
   if not code then
@@ -61,8 +61,8 @@ function codes.date(s, shares)
   end
 end
 
--- Return true if an outcome fits the code, and one of the versions, in the name of a flight of identical requests. `ran` is the
--- version and the code that produced it.
+-- Return true if an outcome matches the code and one of the versions in the name of a flight of identical requests. `ran` is the version
+-- and the code that produced the outcome.
 function codes.of_flight(flight, ran)
   local version, code = string.match(ran, '^(.*)#(.-)$')
   if string.match(flight, '#([^#]*)$') ~= code then return false end

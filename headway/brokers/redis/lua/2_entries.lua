@@ -1,18 +1,18 @@
 -- Entries as stored: headers, members and names of submissions.
 --
--- A number is the entry's number in its queue, its shape and its weight, in DIGITS hexadecimal digits. A header is the number, tier
--- (plus SHARED if it has dedup keys), arrival, queue deadline, deadline, nonce, PLAIN, and the gateway's name, empty once nobody
--- waits for the entry itself. A large entry has, in place of PLAIN, a plus, its bytes and the token of its input. Headers exceed
--- 64 bytes, or Redis would store the hash as a list and search it end to end.
+-- A number is the entry's number in its queue, its shape and its weight, in DIGITS hexadecimal digits. A header is the number, tier (plus
+-- SHARED if it has dedup keys), arrival, queue deadline, deadline, nonce, PLAIN, and the gateway's name. The name is empty once nobody is
+-- waiting for the entry itself. In place of PLAIN, a large entry has a plus sign, its bytes and the token of its input. Headers have more
+-- than 64 bytes, because otherwise Redis would store the hash as a list and scan it from end to end.
 local SHARED, DIGITS, PLAIN_AT, SEQ_DIGITS, WEIGHT_AT = 64, 32, 66, 14, 25
 local pack_header, read_header
-local numbers = {fixed = '>Bddd'}  -- Format of a header between number and nonce.
-do  -- A library has room for 200 local names.
+local numbers = {fixed = '>Bddd'}  -- Format of the part of a header between number and nonce.
+do  -- A library may have only 200 local names.
 local READ, ARRIVED_AT, PLAIN, LARGE, NO_TOKEN, LAST_DIGITS = '>Bdddd', DIGITS + 2, '-', '>d', '-----------', {}
 local high, high_from, tail, tail_weight, tail_shape = '', -1, '', nil, nil
 
--- Beginning and end of the numbers of entries of this weight and shape from a sequence number on, the sequence number up to which
--- they hold, and the digits in between by sequence number modulo 256.
+-- Beginning and end of the numbers of entries with this weight and shape from a sequence number on, the sequence number up to which these
+-- are valid, and the digits in between by sequence number modulo 256.
 function numbers.parts(seq, weight, shape)
   local from = seq - seq % 256
   if from ~= high_from then
@@ -53,14 +53,14 @@ local function read_rest(entry)
   end
 end
 
--- A claim needs little of each entry, so other fields are parsed on first access.
+-- A claim needs few fields of each entry, so the others are parsed on first access.
 local UNREAD = {__index = function(entry, name)
   setmetatable(entry, nil)
   read_rest(entry)
   return entry[name]
 end}
 
--- Make an entry of its header.
+-- Create an entry from its header.
 function read_header(header, key, member, position)
   local arrived, _, due = struct.unpack('>ddd', header, ARRIVED_AT)
   return setmetatable({
@@ -72,7 +72,7 @@ end
 
 local function member_of(entry) return entry.number .. entry.key end
 
--- Weight with which an entry counts, as `QueueLimits.weight`.
+-- Weight that counts for an entry. See `QueueLimits.weight`.
 local function counted_weight(s, weight)
   if not s.weighed or weight < s.heaviest then return weight end
   return s.heaviest
@@ -82,7 +82,7 @@ local function weight_of(s, member)
   return counted_weight(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16))
 end
 
--- Shape of a member. Only members of equal shape share a batch.
+-- Shape of a member. Only members of the same shape share a batch.
 local function shape_of(member) return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1) end
 
 local function weight_of_all(s, members)
@@ -91,7 +91,7 @@ local function weight_of_all(s, members)
   return sum
 end
 
--- As `QueueLimits.size`.
+-- See `QueueLimits.size`.
 local function size_of(s, count, weight)
   local places = weight / s.unit
   return places > count and places or count
@@ -99,11 +99,11 @@ end
 
 local function key_of(member) return string.sub(member, DIGITS + 1) end
 
--- Key that an entry has for its client, even where it is stored under its member.
+-- Key of an entry as its client knows it, even if the entry is stored under its member.
 local function own_key(entry) return entry.gateway == '' and key_of(entry.key) or entry.key end
 local function tenant_of(key) return string.match(key, '^(.*)%z') end
 
--- Split a list into its elements that pass a test and the others.
+-- Split a list into the elements that pass a test, and the others.
 local function split(list, passes)
   local passing, others = {}, {}
   for _, element in ipairs(list) do
@@ -124,7 +124,7 @@ function submissions.read_name(name) return struct.unpack(NONCE, name), string.s
 function submissions.name(nonce, key) return struct.pack(NONCE, nonce) .. key end
 function submissions.mark(entry) return '!' .. struct.pack(NONCE, entry.nonce) .. entry.gateway end
 
--- Mark and gateway of an entry, if it still has this member, has no dedup keys, isn't large, and somebody waits for it.
+-- Mark and gateway of an entry, if it still has this member, has no dedup keys, isn't large, and somebody is waiting for it.
 function submissions.mark_of_plain(header, member)
   local sub, byte = string.sub, string.byte
   if not header or sub(header, 1, DIGITS) ~= sub(member, 1, DIGITS) then return nil end
@@ -136,7 +136,7 @@ end
 
 function submissions.read_mark(header) return struct.unpack(NONCE, header, 2), string.sub(header, 10) end
 
--- Entries of the members that are still wanted, because they weren't cancelled, answered or enqueued again.
+-- Entries of the members that are still wanted: those that weren't cancelled, answered or enqueued again.
 local function wanted(s, members)
   local keys, sub = {}, string.sub
   for i = 1, #members do keys[i] = sub(members[i], DIGITS + 1) end

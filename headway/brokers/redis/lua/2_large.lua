@@ -1,10 +1,10 @@
--- Large entries: the memory room that they take, as `core.queue_limits`, and their inputs that are stored apart from payloads.
+-- Large entries: the memory that they take (see `core.queue_limits`), and their inputs, which are stored separately from the payloads.
 --
--- Each queue tallies the bytes of its entries by tenant. On one server all queues share a room, and the set `bq`, beside the key of the
--- limits, names the queues with large entries. In a cluster each queue has a room of its own, because a step can't leave its node.
+-- Each queue tallies the bytes of its entries by tenant. On a single server all queues share the room, and the set `bq`, next to the key of
+-- the limits, lists the queues with large entries. In a cluster each queue has separate room, because a step can't access other nodes.
 --
--- An input is stored under a token ahead of its entry, and dropped in the step that ends the entry. It also expires some time after
--- the entry's deadline, in case the entry never came.
+-- An input is stored under a token before its entry is enqueued, and dropped in the step that ends the entry. It also expires some time
+-- after the entry's deadline, in case the entry is never enqueued.
 local large = {}
 do
 local function rooms(s) return string.sub(s.limits, 1, -2) .. 'bq' end
@@ -14,7 +14,7 @@ local function join_room(s)
   redis.call('EXPIRE', rooms(s), LIFE_SECONDS_TEXT)
 end
 
--- Return true if the room has space for a new entry of its tenant, counting all queues.
+-- Return true if there is room for a new entry of its tenant, considering all queues.
 function large.fits(s, entry)
   if entry.bytes == 0 then return true end
   local own, all = 0, 0
@@ -26,7 +26,7 @@ function large.fits(s, entry)
   return own + entry.bytes <= s.room - all
 end
 
--- Count an entry's bytes until `let_go`.
+-- Count an entry's bytes until `let_go` is called.
 function large.take(s, entry)
   if entry.bytes > 0 then
     local _, all = tallies.add(s.prefix .. 'b', entry.tenant, entry.bytes)
@@ -42,17 +42,17 @@ function large.let_go(s, entry)
   large.drop(s, entry)
 end
 
--- Drop the input of an entry that wasn't let in, or was let in before.
+-- Drop the input of an entry that wasn't admitted, or had been admitted before.
 function large.drop(s, entry)
   if entry.token then redis.call('UNLINK', s.prefix .. 'P:' .. entry.token) end
 end
 
--- Bytes of an entry's payload and its input together.
+-- Bytes of an entry's payload and its input in total.
 function large.length(s, entry, payload)
   return #payload + (entry.token and redis.call('STRLEN', s.prefix .. 'P:' .. entry.token) or 0)
 end
 
--- Bytes of the stored-apart input of an entry that waits under a name, or nil if it has none.
+-- Bytes of the separately stored input of the entry waiting under a name, or nil if it has none.
 function large.apart_of(s, name)
   local header = redis.call('HGET', s.prefix .. 'e', name)
   local token = header and not is_answered(header) and read_header(header).token

@@ -1,6 +1,6 @@
--- What is learnt: arrival rates, the cost of batches, the busy share. As `core.service_model` and `core.queue`.
+-- What the queue learns: arrival rates, the cost of batches, the busy share. See `core.service_model` and `core.queue`.
 
--- Share of a tier's rate that remains since it was last noted.
+-- Share of a tier's rate that is left since it was last updated.
 local function decay_of(q, tier, now)
   local elapsed = now - q.rate_last[tier]
   return elapsed > 0 and math.exp(-elapsed / RATE_TIME) or 1
@@ -17,7 +17,7 @@ local function observe_arrival(s, tier, weight)
   s.touched[TIERS + tier] = true
   q.mean[tier] = mean + (counted_weight(s, weight) - mean) * (mean == 0 and 1 or MEAN_WEIGHT)
   local last = q.rate_last[tier]
-  if last == now then  -- One of many in this step.
+  if last == now then  -- One of several in this step.
     q.rate_sum[tier] = q.rate_sum[tier] + 1 / RATE_TIME
     return
   elseif last == -INF then
@@ -36,13 +36,13 @@ local function rate_of(s, tier)
   return q.rate_sum[tier] * factor / math.max(1 - q.rate_unseen[tier] * factor, LEAST_SEEN)
 end
 
--- As `ArrivalRate.after_rest`.
+-- See `ArrivalRate.after_rest`.
 local function rate_after_rest(s, tier) return s.q.rate_sum[tier] * decay_of(s.q, tier, s.now) end
 local function batch_seconds(q, size) return q.alpha + q.beta * math.min(size, q.largest * REACH) end
 
 local observe_batch
-do  -- A library has room for 200 local names.
--- Seconds that count for a batch, as `ServiceModel._tamed`.
+do  -- A library may have only 200 local names.
+-- Seconds that count for a batch. See `ServiceModel._tamed`.
 local function tamed(q, size, seconds)
   local expected = batch_seconds(q, size)
   local most = math.max(STRAY * expected, expected + STRAY_DEVIATIONS * q.deviation)
@@ -86,7 +86,7 @@ local function note_busy(s)
   q.busy_at = now
 end
 
--- Load that policies go by: the instant, the queue's birth, and the fields of `core.departure.Load`.
+-- Load that policies are based on: the time, when the queue's state was created, and the fields of `core.departure.Load`.
 local function load_of(s)
   local q, now, rate, sizes = s.q, s.now, 0, 0
   for tier = 1, s.tiers do
@@ -97,7 +97,7 @@ local function load_of(s)
   return struct.pack(LOAD_FORMAT, EACH_OF_LOAD)
 end
 
--- Count the healthy slots and the whole GPUs that their shares add up to. Returns true if the number of slots changed.
+-- Count the healthy slots, and sum their shares of GPUs. Returns true if the number of slots changed.
 local function count_slots(s)
   local q, since = s.q, '(' .. exact(s.now - DEGRADED_AFTER)
   local healthy = redis.call('ZCOUNT', s.prefix .. 'h', since, '+inf')

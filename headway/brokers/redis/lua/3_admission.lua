@@ -1,4 +1,4 @@
--- Admission, as `core.admission` and `ModelQueue.offer`.
+-- Admission. See `core.admission` and `ModelQueue.offer`.
 local function gate(s)
   local q, now = s.q, s.now
   if now - q.gate_at > GATE_AGE then
@@ -25,12 +25,13 @@ end
 
 local function pace_of(q, tier) return math.max(q.drain[tier], q.drain[1] * LEAST_SHARE) end
 
--- Most entries of this size that an otherwise idle queue can answer in time.
+-- Maximum number of entries of this size that an otherwise idle queue can answer in time.
 local function most_of(q, size, queue_timeout, timeout)
   return q.batch_seconds <= 0 and INF or math.ceil(allowed(q, 1, queue_timeout, timeout) / size)
 end
 
--- Judge an entry with `ahead` entries ahead of it. Returns nil if it may wait, else the seconds until it would be admitted, and why not.
+-- Judge an entry that has `ahead` entries ahead of it. Returns nil if it may wait, otherwise the seconds until it would be admitted, and
+-- the reason.
 local function judge(s, ahead, tier, queue_timeout, timeout)
   local q = s.q
   gate(s)
@@ -41,9 +42,9 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
     (tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))) and SHED or TOO_LONG
 end
 
-local held_by, served_before, stretch_of  -- of 7_intake.lua
+local held_by, served_before, stretch_of  -- Defined in 7_intake.lua.
 
--- Cached `allowed`, because most entries of a step have equal timeouts.
+-- Cached `allowed`, because most entries of a step have the same timeouts.
 local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
   if intake.tier ~= tier or intake.queue_timeout ~= queue_timeout or intake.timeout ~= timeout then
     intake.tier, intake.queue_timeout, intake.timeout = tier, queue_timeout, timeout
@@ -52,7 +53,7 @@ local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
   return intake.most
 end
 
--- Return true if no place is left, or the tenant would hold more than GREED times the places left.
+-- Return true if there is no place left, or if the tenant would hold more than GREED times as many places as are left.
 local function has_its_share(s, intake, tenant)
   local left = s.max_queue - s.q.fresh - 1
   if left < 0 then return true end
@@ -60,7 +61,7 @@ local function has_its_share(s, intake, tenant)
   return count > 0 and count + 1 > GREED * left
 end
 
--- Return nil to admit an entry, else the seconds until it would be admitted, and why not, a `RefusalCode`.
+-- Return nil to admit an entry, otherwise the seconds until it would be admitted, and the reason as a `RefusalCode`.
 local function refuse(s, intake, entry, queue_timeout, timeout)
   local q, tier = s.q, entry.tier
   if q.fresh >= math.floor(s.max_queue * GREED / (GREED + 1)) and has_its_share(s, intake, entry.tenant) then
@@ -85,7 +86,7 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if ahead == 0 and (entry.count or 1) == 1 then return nil end
   ahead = size_of(s, ahead, weight)
   local others = (entry.count or 1) - 1
-  if others > 0 then  -- The last of those that come with it is judged.
+  if others > 0 then  -- Judge the last of the entries that are admitted with it.
     ahead = ahead + others * size_of(s, 1, counted_weight(s, entry.weight))
   end
   gate(s)
@@ -104,7 +105,7 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if after > 0 then ahead = ahead - stretch * size_of(s, after, q.weight[tier] / depth * after) end
   local wait, why = judge(s, ahead, tier, queue_timeout, timeout)
   if wait and others > 0 then
-    local batch = s.max_batch / size  -- A last batch that isn't full takes as long.
+    local batch = s.max_batch / size  -- A last batch that isn't full takes just as long.
     local in_time = most_of(q, size, queue_timeout, timeout)
     local whole = math.max(math.floor(in_time / batch), q.known_slots) * batch
     local most = math.max(math.floor(whole), 1)

@@ -1,12 +1,12 @@
--- Speed of slots relative to each other, as `core.slot_factors`.
+-- Speed of slots relative to each other. See `core.slot_factors`.
 
 -- Multiplier that ranks a slot above any idle time.
 local LONGER_THAN_IDLE = 1e10
 
 local begin_factor, forget_factor, standing_of, rank_of, observe_run
 do
--- Record of a healthy home slot: its measured factor, its batches, the position of its factor, and how many batches had left when
--- its last batch came back.
+-- Record of a healthy home slot: its measured factor, its number of batches, the position of its factor, and how many batches had left when
+-- its last batch returned.
 local SLOT = '<dddd'
 
 local function count(s, position, change)
@@ -33,7 +33,7 @@ end
 
 local function worker_of(slot) return string.match(slot, '%z(.*)$') end
 
--- Note a slot's share of its GPU, unless it has a whole one.
+-- Store a slot's share of its GPU, unless the share is 1.
 local function set_share(s, worker, share)
   local q, change = s.q, 0
   if share < 1 then
@@ -60,7 +60,7 @@ function forget_factor(s, worker)
   redis.call('HDEL', s.prefix .. 'hf', worker)
 end
 
--- Factor of a slot, and the batches that left since it last returned one, if the rule asks for that.
+-- Factor of a slot and, if the rule needs it, the number of batches that have left since it last returned one.
 function standing_of(s, slot)
   if s.q.team == 0 then return 1, 0 end
   local _, _, position, ran_at = known_of(s, worker_of(slot))
@@ -83,7 +83,7 @@ local function position_of(raw)
   return math.min(math.max(math.floor(math.log(raw) / FACTOR_STEP + 0.5) + USUAL_PACE, 1), MOST_PACE)
 end
 
--- Learn from a run the speed of its slot, unless the batch was `parted`, and the cost of batches.
+-- Learn from a run: the cost of batches and, unless the batch was `parted`, the speed of the slot.
 function observe_run(s, slot, size, seconds, parted)
   local q, worker = s.q, worker_of(slot)
   local raw, batches, before, ran_at = known_of(s, worker)

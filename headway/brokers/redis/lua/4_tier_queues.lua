@@ -1,13 +1,13 @@
--- Who rides, as `core.fair_queue`. A tier queue serves its tenants in rounds, one entry of each per round.
+-- Which entries ride next. See `core.fair_queue`. A tier queue serves its tenants in rounds, with one entry of each tenant per round.
 --
--- It also has a line of all members in order, each with its arrival and queue deadline. Members that left are removed once they reach
--- the head. Deadlines mostly come in order, because most requests use the configured timeout. Only a member that is due sooner than
--- one ahead of it pays for a place in the sorted set of odd members.
+-- It also has a line: a list of all members in order, each with its arrival and queue deadline. Members that have left are removed when
+-- they reach the head. Deadlines are mostly in order, because most requests use the configured timeout. Only a member that is due sooner
+-- than one ahead of it also needs a place in the sorted set of odd members.
 
 local STAMP, STAMP_BYTES = '>dd', 16
-local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly only the first is wanted.
+local FIRST_WINDOW, WINDOW = 4, 64  -- Usually only the first one is needed.
 
--- Rounds that an entry costs its tenant, by weight and bytes of payload.
+-- Number of rounds that an entry costs its tenant, depending on its weight and the bytes of its payload.
 local function cost_of(s, weight, bytes)
   local cost = 1
   if s.longest > 0 then
@@ -18,7 +18,7 @@ local function cost_of(s, weight, bytes)
   return bytes <= PAGE and cost or math.max(cost, math.ceil(bytes / PAGE))
 end
 
--- Payload bytes of a waiting entry, which may be stored under its member.
+-- Payload bytes of a waiting entry. It may be stored under its member.
 local function bytes_of(s, member)
   local name = key_of(member)
   local bytes = redis.call('HSTRLEN', s.prefix .. 'p', name)
@@ -44,8 +44,8 @@ end
 
 local function is_waiting(s, tier, member) return redis.call('ZSCORE', s.prefix .. 'l' .. tier, member) end
 
--- Walk a tier queue's line from its head, calling `visit` with arrival, deadline and member of each that still waits until it returns
--- false. Members that left, or that `visit` accepts, are dropped from the line. `gone` holds members known to have left.
+-- Walk along a tier queue's line from its head. Call `visit` with the arrival, deadline and member of each entry that is still waiting, until
+-- it returns false. Members that have left, or that `visit` accepts, are dropped from the line. `gone` are members known to have left.
 local function walk(s, tier, gone, visit)
   local key, done, window = s.prefix .. 'a' .. tier, 0, FIRST_WINDOW
   while true do
@@ -69,7 +69,7 @@ local function walk(s, tier, gone, visit)
   end
 end
 
--- Arrival and deadline of the entry that has waited longest.
+-- Arrival and deadline of the entry that has been waiting longest.
 local function head_of(s, tier, gone)
   local arrived, due = INF, INF
   walk(s, tier, gone, function(since, by)
@@ -101,7 +101,7 @@ local function look_again(s, gone)
   end
 end
 
--- Stop counting each tenant's entries. `held_by` starts it when the queue fills up.
+-- Stop counting each tenant's entries. `held_by` starts counting when the queue fills up.
 local function stop_counting(s)
   if s.q.counted > 0 then
     redis.call('DEL', s.prefix .. 'tw')
@@ -110,7 +110,7 @@ local function stop_counting(s)
   end
 end
 
--- Believe the tier queues if they hold fewer entries than the figures say, because state was lost.
+-- If the tier queues have fewer entries than the figures say, because state was lost, correct the figures.
 local function recount(s)
   local q = s.q
   stop_counting(s)
@@ -130,7 +130,7 @@ local function no_longer_odd(s, members)
   end
 end
 
--- Note that members of this weight in total left a tier queue. Returns false if it is empty now.
+-- Record that members with this total weight left a tier queue. Returns false if it is now empty.
 local function leave_lane(s, tier, members, weight)
   local q, key, counts = s.q, s.prefix .. 'tw', {}
   no_longer_odd(s, members)
@@ -174,7 +174,7 @@ local function drop_from_lane(s, entry)
   return true
 end
 
--- Note that members were popped, the last one of those in turn in this round. Returns false if the tier queue is empty now.
+-- Record that members were popped. The last one of those in turn was in this round. Returns false if the tier queue is now empty.
 local function leave_for_batch(s, tier, members, round, into, gone)
   local q, before = s.q, #into
   for i = 1, #members do
@@ -191,8 +191,8 @@ end
 
 local fewest = {}
 
--- Pop more until LOOK_AHEAD are popped, and put first what `core.fair_queue.TierQueue.pop_of_fewest` takes. `popped` alternates
--- members and rounds. Returns true if the first member is out of turn.
+-- Pop more members until there are LOOK_AHEAD, and put first the one that `core.fair_queue.TierQueue.pop_of_fewest` would take. `popped`
+-- alternates between members and rounds. Returns true if the first member is out of turn.
 function fewest.put_first(s, tier_queue, popped, limit, weight)
   for _, part in ipairs(redis.call('ZPOPMIN', tier_queue, LOOK_AHEAD - #popped / 2)) do
     popped[#popped + 1] = part
@@ -223,17 +223,17 @@ function fewest.put_first(s, tier_queue, popped, limit, weight)
   return first > 1
 end
 
--- True if a batch with these popped members begins with the tenant of fewest batches, as `core.packing.Terms.fewest`.
+-- True if a batch with these popped members begins with the tenant that has the fewest batches. See `core.packing.Terms.fewest`.
 function fewest.begins(s, popped)
   return s.weighed and s.q.departures % 2 == 1 and popped[1] and string.find(shape_of(popped[1]), '[^0]')
 end
 
--- As `core.packing.reserved_places`.
+-- See `core.packing.reserved_places`.
 local function reserved_places(s, count)
   return s.share > 0 and count >= 2 and math.max(1, math.floor(count * s.share)) or 0
 end
 
--- If more waits than fits, keep the last places of a batch for tiers below the highest waiting one. Returns how many.
+-- If more is waiting than fits, reserve the last places of a batch for tiers below the highest one that is waiting. Returns how many.
 local function keep_places(s, room, waiting, owed)
   local q, depth, weight = s.q, 0, 0
   for _, tier in ipairs(waiting) do depth, weight = depth + q.depth[tier], weight + q.weight[tier] end
@@ -248,9 +248,9 @@ end
 
 local pop_in_turns
 do
--- Return true if the next member rides, and false to pass over a member of another shape. Returns nil if it doesn't fit, and true if its
--- size is the reason. If several tenants ask, large entries share `s.pages`, or one goes alone. `room` is what the batch has left. Only
--- with `any_large` the member may be large.
+-- Return true if the next member rides, and false to pass over a member of another shape. Returns nil if it doesn't fit; the second result
+-- is true if its size is the reason. If there are several tenants, large entries share `s.pages`, or one of them rides alone. `room` is what
+-- is left in the batch. The member can only be large if `any_large` is set.
 local function fits(s, member, room, any_large)
   local weight = 0
   if s.weighed then
@@ -270,11 +270,11 @@ local function fits(s, member, room, any_large)
   return true
 end
 
--- Pop up to `count` members that fit. Returns true if the next one is too large, too heavy, or all within LOOK_AHEAD have other shapes.
+-- Pop up to `count` members that fit. Returns true if the next one is too large or too heavy, or if the next LOOK_AHEAD have other shapes.
 local function pop(s, tier, count, into, gone, room)
   local tier_queue, any_large = s.prefix .. 'l' .. tier, s.pages < INF and s.q.rough[tier] >= s.q.next[tier]
   if not (s.weighed or any_large) then
-    if count > 0 then  -- Three commands, because only the last round is of use.
+    if count > 0 then  -- Three commands, because only the last round is needed.
       local members = redis.call('ZRANGE', tier_queue, '0', count - 1)
       local round = #members > 0 and tonumber(redis.call('ZSCORE', tier_queue, members[#members]))
       redis.call('ZREMRANGEBYRANK', tier_queue, '0', count - 1)
@@ -326,8 +326,8 @@ local function pop(s, tier, count, into, gone, room)
   return passed > 0 and #taken < count
 end
 
--- Pop as many members as fit. Tiers go in order, but if more waits than fits, the last places go to tiers below the highest waiting
--- one, the longest wait first. Adds members to `gone`. Ends when the next member of a tier doesn't fit, and marks that tier in
+-- Pop as many members as fit. Tiers go in order. But if more is waiting than fits, the last places go to tiers below the highest one that is
+-- waiting, with the longest wait first. Adds members to `gone`. Stops when the next member of a tier doesn't fit, and marks that tier in
 -- `closed`. Returns the members and that tier.
 function pop_in_turns(s, room, owed, gone, closed)
   local q, waiting, taken = s.q, {}, {}

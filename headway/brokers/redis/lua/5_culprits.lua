@@ -1,18 +1,18 @@
--- Who sent inputs that made the model fail, as `core.suspects`.
+-- Callers that sent inputs on which the model failed. See `core.suspects`.
 --
--- A caller is a tenant, a NUL, and who asks on its behalf, which the payload names. Its record has the instant until which it rides apart,
--- inputs that ran, runs that failed, and bytes of its largest output left out. A known input is keyed by its tenant and SHA-1.
+-- A caller is a tenant, a NUL, and the caller in the payload. Its record has the time until which it rides separately, how many of its inputs
+-- ran, how many runs failed, and the bytes of its largest output that was left out. Known inputs are keyed by tenant and SHA-1.
 local culprits = {}
 do
 local UNTIL, RAN, BAD, LARGEST = 1, 2, 3, 4
 local NO_CALLER = '\160'
 
--- Bytes of a msgpack value's length field, or of the whole value if it has none, by its first byte. The server's own decoder can't
--- tell bytes from text.
+-- Bytes of a msgpack value's length field, or of the entire value if it has none, by its first byte. The server's own decoder can't
+-- distinguish bytes from strings.
 local LENGTHS = {[0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4}
 local SIZES = {[0xca] = 5, [0xcb] = 9, [0xcc] = 2, [0xcd] = 3, [0xce] = 5, [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5, [0xd3] = 9}
 
--- Position after the value at a position.
+-- Position after the value that begins at a position.
 local function after(text, at)
   local first = string.byte(text, at)
   if LENGTHS[first] then
@@ -28,8 +28,8 @@ local function after(text, at)
   return at + (SIZES[first] or 1)
 end
 
--- Packed members of an entry's payload up to its caller, with the list's head at index 0, and the position after them. Empty for
--- anything that isn't an entry.
+-- Packed members of an entry's payload up to its caller, with the header of the list at index 0, and the position after them. Empty if the
+-- payload isn't an entry.
 function culprits.members_in(payload)
   local first = payload and string.byte(payload) or 0
   local count, at = first >= 0x90 and first <= 0x9f and first - 0x90 or 0, 2
@@ -75,7 +75,7 @@ local function store(s)
   end
 end
 
--- A caller's record, or nothing once it has behaved for long enough.
+-- A caller's record, or nothing if it hasn't failed for long enough.
 local function record_of(s, caller)
   local record = records(s)[caller]
   return record and record[UNTIL] > s.now and record
@@ -83,7 +83,7 @@ end
 
 function culprits.ride_apart(s, caller) return record_of(s, caller) and true or false end
 
--- Drop the records of callers that behaved for long enough.
+-- Drop the records of callers that haven't failed for long enough.
 function culprits.tidy(s)
   for caller in pairs(records(s)) do
     if not record_of(s, caller) then
@@ -93,7 +93,7 @@ function culprits.tidy(s)
   end
 end
 
--- Note that this many inputs of a caller, of which nothing was known, ran together.
+-- Record that this many inputs of a caller ran together, if nothing was known about them.
 function culprits.ran(s, caller, count, clean)
   local record = record_of(s, caller)
   if record then
@@ -110,7 +110,7 @@ function culprits.group_size(s, caller, limit, room)
   local q, share = s.q, math.max(record[BAD], 1) / record[RAN]
   local each = q.alpha > 0 and q.beta / q.alpha or q.beta > 0 and INF or 0
   local searched = share / math.log(2)
-  local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.suspects.best_group`.
+  local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- See `core.suspects.best_group`.
   if record[LARGEST] > 0 then limit = math.min(limit, math.floor((room or MOST_OUTPUT) / record[LARGEST])) end
   return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end
@@ -123,7 +123,7 @@ local function oldest_of(s)
   return oldest
 end
 
--- Have a caller ride apart from now on. Returns its record.
+-- Make a caller ride separately from now on. Returns its record.
 local function set_apart(s, caller)
   if not records(s)[caller] and s.q.apart >= MOST_APART then s.records[oldest_of(s)] = nil end
   local record = record_of(s, caller) or {s.now, PRIOR, 0, 0}
@@ -131,20 +131,20 @@ local function set_apart(s, caller)
   return record
 end
 
--- Note that an output of a caller, of this many bytes, was left out.
+-- Record that a caller's output of this many bytes was left out.
 function culprits.left_out(s, caller, size)
   local record = set_apart(s, caller)
   record[LARGEST] = math.max(record[LARGEST], size)
   store(s)
 end
 
--- True if a caller rides apart because of large outputs.
+-- True if a caller rides separately because of large outputs.
 function culprits.sends_large(s, caller)
   local record = record_of(s, caller)
   return record and record[LARGEST] > 0
 end
 
--- Key by which an input is known. `asked` holds the packed members of its payload.
+-- Key for remembering an input. `asked` are the packed members of its payload.
 local function known_key(s, tenant, entry, asked)
   local parameters = asked[PARAMETERS_POSITION] or ''
   if entry.token then
@@ -159,7 +159,7 @@ local function know(s, key, generation, error)
   redis.call('SET', key, known, 'PX', math.ceil(KNOWN_SECONDS * 1000))
 end
 
--- Note that an input failed alone with this error, in a run that began at `left_at`. It is `killed` if it ended its worker several times.
+-- Record that an input failed alone with this error, in a run that began at `left_at`. `killed` means that it ended its worker several times.
 function culprits.found(s, entry, killed, error, left_at)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
@@ -174,7 +174,7 @@ function culprits.found(s, entry, killed, error, left_at)
   end
 end
 
--- Error that is known under a key, or false.
+-- Error that is remembered under a key, or false.
 local function is_known(s, key)
   local packed = redis.call('GET', key)
   if not packed then return false end
@@ -182,7 +182,7 @@ local function is_known(s, key)
   return instant > s.now and (generation == s.q.generation or generation == ALL_GENERATIONS) and string.sub(packed, rest)
 end
 
--- Packed members of an entry's payload if its tenant lately had an input fail alone, and the entry may repeat it, else false.
+-- Packed members of an entry's payload if an input of its tenant recently failed alone and the entry may repeat it, otherwise false.
 function culprits.may_know(s, entry, payload)
   if s.q.known_until <= s.now or not is_known(s, s.prefix .. 'kc:' .. tenant_of(entry.key)) then
     return false
@@ -191,7 +191,7 @@ function culprits.may_know(s, entry, payload)
   return (asked[CALLER_POSITION] or NO_CALLER) ~= NO_CALLER and asked
 end
 
--- Error with which the same input of the same tenant lately failed alone, or false.
+-- Error with which the same input from the same tenant recently failed alone, or false.
 function culprits.knows(s, entry, payload)
   local asked = culprits.may_know(s, entry, payload)
   return asked and is_known(s, known_key(s, tenant_of(entry.key), entry, asked))

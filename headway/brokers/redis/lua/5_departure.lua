@@ -1,7 +1,7 @@
--- When a batch leaves for a slot, as `core.departure.decide`, with the rule of the last claim.
+-- When a batch leaves for a slot, by the rule of the last claim. See `core.departure.decide`.
 local decide
 do
--- As `core.departure._spaced`.
+-- See `core.departure._spaced`.
 local function spaced_from(q, factor, helps)
   if helps then return q.last_departure + q.batch * factor end
   local part = q.team > 0 and math.max(q.team + 1 - factor * q.speed, 0) or 1
@@ -9,7 +9,7 @@ local function spaced_from(q, factor, helps)
   return math.max(q.last_departure + (q.headway + q.gap_each * q.running) * part, gathered)
 end
 
--- Size of the batch that leaves of `depth`, as `core.departure.Rule.share`.
+-- Size of the batch that leaves if `depth` is waiting. See `core.departure.Rule.share`.
 local function share_of(q, depth)
   local everything = depth + q.busy * q.running
   if q.split == 0 or depth * q.slots <= (q.team > 0 and OVER_UNLIKE or OVER_ALIKE) * everything then
@@ -19,7 +19,7 @@ local function share_of(q, depth)
   return math.min(depth, math.ceil(math.max(depth / batches, everything / q.slots)))
 end
 
--- As `core.departure._each_has_its_own`.
+-- See `core.departure._each_has_its_own`.
 local function each_has_its_own(q, factor, depth)
   local together = depth + q.busy
   local fits = q.slots >= LONE_FROM and q.slots - 1 <= together and together <= q.slots
@@ -27,7 +27,7 @@ local function each_has_its_own(q, factor, depth)
   return q.running > 0 and q.running <= 1 and factor <= LONE_FACTOR
 end
 
--- Return the reason for a batch to leave now and the most it holds, or nil and the instant to look again.
+-- If a batch should leave now, return the reason and its maximum size, otherwise nil and the time to check again.
 function decide(s, slot)
   local q, now = s.q, s.now
   if q.fresh == 0 then return nil, INF end

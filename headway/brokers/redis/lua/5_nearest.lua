@@ -1,4 +1,4 @@
--- Entries of like weight ride together if the model pads inputs, as `core.packing.pack_nearest`.
+-- If the model pads its inputs, entries of similar weight ride together. See `core.packing.pack_nearest`.
 local nearest = {}
 do
 -- Sort candidates by distance in weight from the batch's first entry, then by turn.
@@ -8,7 +8,7 @@ function nearest.sort(entries)
   end)
 end
 
--- Weight of the heaviest light entry, if light entries should ride apart from heavy entries. Nil where that saves little time. As
+-- Maximum weight of light entries, if light and heavy entries should ride separately. Nil if that would save little time. See
 -- `core.packing._bound_of_light`.
 local function bound_of_light(s)
   local weights, spared, bound = {}, 0, nil
@@ -25,8 +25,8 @@ local function bound_of_light(s)
   return bound and spared - fixed >= LEAST_SAVED * (fixed + count * longest) and bound or nil
 end
 
--- Candidates of a tier queue to ride with the first of a batch, as `core.packing._Candidates`. Those of like or lower weight and heavier
--- ones are sorted apart, all on its side of the bound. A candidate behind an entry of another shape rides for free.
+-- A tier queue's candidates for riding with the first entry of a batch. See `core.packing._Candidates`. All are on its side of the bound.
+-- Heavier ones are sorted separately from those of the same or lower weight. A candidate behind an entry of another shape rides for free.
 local function candidates_of(s, tier, weight, shape, most, bound)
   local lighter, heavier, passed, step = {}, {}, false, ALIKE * (s.fixed * s.max_batch / s.q.limit + weight)
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
@@ -46,7 +46,7 @@ local function candidates_of(s, tier, weight, shape, most, bound)
   return {[false] = lighter, [true] = heavier, at = {[false] = 1, [true] = 1}}
 end
 
--- Take a member's pages from those of the batch.
+-- Subtract a member's pages from those of the batch.
 local function use_pages(s, member)
   local pages = s.pages < INF and math.ceil(bytes_of(s, member) / PAGE) or 1
   if pages > 1 then
@@ -69,8 +69,8 @@ local function next_candidate(s, line, heavier, weight, any_large)
   end
 end
 
--- Pop a batch's first entry by turn: from the highest waiting tier, or `by_age` from the tier of the oldest entry among those that
--- first-come order would serve.
+-- Pop a batch's first entry in turn: from the highest tier that is waiting or, if `by_age` is set, from the tier with the oldest entry among
+-- those that would be served in order of arrival.
 local function pop_first(s, limit, by_age, gone)
   local q, chosen, ahead, longest = s.q, nil, 0, INF
   for tier = 1, s.tiers do
@@ -96,15 +96,15 @@ local function pop_first(s, limit, by_age, gone)
   return popped[1]
 end
 
--- Have the tenants of candidates that leave out of turn pay for a place padded to `weight`, in place of their turn. `key` has each
--- tenant's last round. Returns the last of those rounds.
+-- Charge the tenants of candidates that leave out of turn for a place padded to `weight`, instead of for their turn. `key` has each tenant's
+-- last round. Returns the last of those rounds.
 function nearest.recharge(s, key, least, taken, weight)
   local latest_of, last = {}, -INF
   for _, candidate in ipairs(taken) do
     local tenant = tenant_of(key_of(candidate.member))
     local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', key, tenant) or 0)
     if latest > least then latest = latest - cost_of(s, candidate.weight, candidate.bytes or bytes_of(s, candidate.member)) end
-    local cost = (s.fixed + math.max(candidate.weight, weight)) / (s.fixed + s.longest)  -- As `QueueLimits.padded_cost`.
+    local cost = (s.fixed + math.max(candidate.weight, weight)) / (s.fixed + s.longest)  -- See `QueueLimits.padded_cost`.
     latest_of[tenant] = math.max(latest, least) + (candidate.free and 0 or cost)
   end
   for tenant, latest in pairs(latest_of) do
@@ -124,8 +124,8 @@ local function leave_early(s, tier, taken, weight)
   q.rough[tier] = math.max(q.rough[tier], math.ceil(latest))
 end
 
--- Take candidates of the `allowed` tiers for up to `room.count` places: tiers in order, the last places kept for those below the
--- highest. Returns the taken by tier, their members in order, and the tier that ran out, if one did.
+-- Take candidates from the `allowed` tiers for up to `room.count` places. Tiers go in order, but the last places are reserved for those below
+-- the highest. Returns the taken candidates by tier, their members in order, and the tier that ran out, if there is one.
 local function take_seats(s, room, allowed, line_of, heavier, gone)
   local q, waiting, left_of, taken, members = s.q, {}, {}, {}, {}
   for _, tier in ipairs(allowed) do
@@ -164,8 +164,8 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
   return taken, members, nil
 end
 
--- Fill a batch if more waits than fits, or light entries ride apart. Returns its entries, or nil if all ride in turn. Appends to
--- `late` the entries that would be answered too late.
+-- Fill a batch if more is waiting than fits, or if light entries ride separately. Returns its entries, or nil if all ride in turn. Appends
+-- entries that would be answered too late to `late`.
 function nearest.pack(s, limit, hopeless, gone, late)
   local q, entries, left, lines, weight, shape, bound = s.q, {}, s.most_weight, {}, nil, nil, INF
   local function add(members, contended)

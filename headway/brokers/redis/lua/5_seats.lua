@@ -1,6 +1,6 @@
--- Bulk entries, which take empty seats and idle GPUs, as `core.bulk`. Their tier comes after the last configured tier.
+-- Bulk entries, which take empty seats and idle GPUs. See `core.bulk`. Their tier comes after the last configured tier.
 local bulk = {}
-local SEATS, WHOLE = 's', 'w'  -- What a lease holds of them: some of its seats, or all of it.
+local SEATS, WHOLE = 's', 'w'  -- What they occupy in a lease: some of its seats, or all of them.
 do
 function bulk.waits(s) return s.q.bulk + s.q.bulk_apart > 0 end
 
@@ -8,14 +8,14 @@ function bulk.has(s, member)
   return redis.call('ZSCORE', s.prefix .. 'u', member) or redis.call('ZSCORE', s.prefix .. 'ua', member)
 end
 
--- True if enough bulk entries wait.
+-- True if there are already enough bulk entries.
 function bulk.enough(s)
   return s.q.bulk + s.q.bulk_apart >= BATCHES_WAITING * s.max_batch * math.max(s.q.slots, 1)
 end
 
 local function rides_apart(entry, bytes) return entry.shape > 0 or bytes > PAGE end
 
--- Let a new entry with this many payload bytes wait.
+-- Enqueue a new entry with this many payload bytes.
 function bulk.push(s, entry, bytes)
   local q, p = s.q, s.prefix
   if q.bulk_used == 0 then q.bulk_credit = FIRST_CREDIT end
@@ -33,7 +33,7 @@ function bulk.push(s, entry, bytes)
   lasting(s, 'u', 'ut')
 end
 
--- Requeue entries that never ran ahead of all others.
+-- Requeue entries that never ran, ahead of all others.
 function bulk.hand_back(s, entries)
   local q, p = s.q, s.prefix
   q.bulk_back, s.touched[BULK] = q.bulk_back - #entries, true
@@ -65,7 +65,7 @@ function bulk.drop(s, entry)
   return true
 end
 
--- Take entries in turn, up to this count and total weight. With `first`, one entry may exceed the weight.
+-- Take entries in turn, up to this number and total weight. If `first` is set, one entry may exceed the weight.
 local function take(s, count, weight, first)
   local q, p, members = s.q, s.prefix, {}
   count = math.min(count, q.bulk)
@@ -94,7 +94,7 @@ local function take(s, count, weight, first)
   return members
 end
 
--- Sort the next entries in turn, first those up to a weight, heaviest first. As `core.bulk.BulkClass._by_nearness`.
+-- Sort the next entries in turn: those up to a weight come first, the heaviest of them first. See `core.bulk.BulkClass._by_nearness`.
 local function by_nearness(s, weight, limit)
   local waiting, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
   for i = 1, #waiting, 2 do
@@ -108,7 +108,7 @@ local function by_nearness(s, weight, limit)
   return lighter
 end
 
--- Take entries out of turn, each of which costs its tenant the padded weight. Returns their members.
+-- Take entries out of turn. Each costs its tenant the padded weight. Returns their members.
 local function take_early(s, taken, weight)
   local q, p, members = s.q, s.prefix, {}
   for i, candidate in ipairs(taken) do members[i] = candidate.member end
@@ -121,7 +121,7 @@ local function take_early(s, taken, weight)
   return members
 end
 
--- Take entries nearest in weight to a batch's heaviest, as `core.bulk.BulkClass.fill_near`.
+-- Take the entries that are nearest in weight to the heaviest one in a batch. See `core.bulk.BulkClass.fill_near`.
 local function fill_near(s, count, weight, members, heaviest, limit, padded)
   local taken = {}
   for _, candidate in ipairs(by_nearness(s, heaviest, limit)) do
@@ -132,7 +132,7 @@ local function fill_near(s, count, weight, members, heaviest, limit, padded)
   return take_early(s, taken, heaviest)
 end
 
--- Take a whole batch of entries of like weight.
+-- Take an entire batch of entries with similar weight.
 local function take_near(s, limit, weight)
   local members, padded = take(s, 1, weight, true), limit * s.longest
   if members[1] then
@@ -145,7 +145,7 @@ local function take_near(s, limit, weight)
   return members
 end
 
--- Take entries that ride apart, in order, beginning with the first. The others must have its shape and fit.
+-- Take entries that ride separately, in order, beginning with the first. The others must have the same shape and fit.
 local function take_apart(s, count, weight)
   local q, p, members, shape, pages = s.q, s.prefix, {}, nil, MOST_PAGES
   for _, member in ipairs(redis.call('ZRANGE', p .. 'ua', 0, APART_AHEAD - 1)) do
@@ -163,10 +163,10 @@ local function take_apart(s, count, weight)
   return members
 end
 
--- Size up to which bulk entries may fill a batch, as `core.bulk.seats`.
+-- Size up to which bulk entries may fill a batch. See `core.bulk.seats`.
 local function seats(s, size, limit, waited, filled)
   local alpha, beta = s.q.alpha, s.q.beta
-  if s.longest > 0 then  -- As `QueueLimits.line_at`.
+  if s.longest > 0 then  -- See `QueueLimits.line_at`.
     local each = (alpha + beta * s.max_batch) / (s.fixed + s.longest)
     alpha, beta = each * s.fixed, each * filled / s.max_batch
   end
@@ -190,7 +190,7 @@ function bulk.fill(s, entries, limit, size, waited)
   local riders
   if s.longest > 0 then
     riders = fill_near(s, count, left, before, heaviest, limit, 0)
-    if #riders == 0 then  -- If all waiting are longer, they would block others from coming.
+    if #riders == 0 then  -- If all waiting entries are longer, they would block others.
       local padded = seats(s, size * heaviest, limit * s.longest, waited, 1)
       riders = fill_near(s, count, left, before, heaviest, limit, padded)
     end
@@ -201,7 +201,7 @@ function bulk.fill(s, entries, limit, size, waited)
   return #entries - before
 end
 
--- Take the entries of a whole batch.
+-- Take the entries of an entire batch.
 function bulk.whole(s, limit)
   s.q.bulk_left, s.q.bulk_busy = s.now, s.q.bulk_busy + 1
   if s.now >= s.q.newest + QUIET then s.q.bulk_excused = s.now + 2 * (s.q.alpha + s.q.beta * s.q.limit) end
@@ -209,7 +209,7 @@ function bulk.whole(s, limit)
   return wanted(s, s.q.bulk_apart > 0 and take_apart(s, limit, weight) or s.longest > 0 and take_near(s, limit, weight) or take(s, limit, weight, true))
 end
 
--- Arrivals of other entries in this many seconds, and the chance that `left` GPUs are too few for their batches. As
+-- Number of other entries that arrive in this many seconds, and the probability that `left` GPUs are too few for their batches. See
 -- `core.bulk._none_left`.
 local function arrivals_in(s, seconds, left)
   local q, rate = s.q, 0
@@ -226,13 +226,13 @@ local function arrivals_in(s, seconds, left)
   return coming, 1 - total
 end
 
--- Return true if a whole batch may take the last GPU, as `core.bulk.BulkClass._may_begin`.
+-- Return true if an entire batch of bulk entries may take the last GPU. See `core.bulk.BulkClass._may_begin`.
 local function may_begin(s, coming)
   local q = s.q
   return q.bulk_busy == 0 and q.fresh == 0 and q.bulk_credit >= 1 and (coming <= 1 or s.now >= q.newest + SETTLED)
 end
 
--- Seconds until a whole batch may take an idle GPU if no others come, as `core.bulk.BulkClass.held`.
+-- Seconds until an entire batch of bulk entries may take an idle GPU, if no others arrive. See `core.bulk.BulkClass.held`.
 function bulk.held(s)
   local q = s.q
   if q.known_slots < q.slots then return INF end
@@ -245,7 +245,8 @@ function bulk.held(s)
   return math.max(q.newest + QUIET - s.now, 0)
 end
 
--- Instant from which a whole batch may take an idle GPU, or at which to look again. As `core.bulk.BulkClass.opens_at`.
+-- Earliest time at which an entire batch of bulk entries may take an idle GPU. If that isn't known yet, the time to check again. See
+-- `core.bulk.BulkClass.opens_at`.
 function bulk.opens_at(s)
   if not bulk.waits(s) then return INF end
   local q, held = s.q, bulk.held(s)
@@ -253,7 +254,7 @@ function bulk.opens_at(s)
   return held < INF and s.now + math.min(LOOK, held) or INF
 end
 
--- Count entries that leave now and would have left sooner without whole batches of bulk entries, as `ModelQueue._charge_delay`.
+-- Count the entries that leave now but would have left sooner if bulk entries had not taken entire batches. See `ModelQueue._charge_delay`.
 function bulk.charge(s, slot, limit)
   local q, now, before = s.q, s.now, s.now - 2 * LEEWAY
   if (q.bulk_busy > 0 or now - q.bulk_ended <= LEEWAY) and q.busy >= q.slots - 1 and q.oldest <= before then

@@ -1,9 +1,9 @@
--- Entries that wait apart from the tier queues, as `core.suspects`. A step reads the groups once, if it needs them, and writes changed
--- groups when it saves.
+-- Entries that wait separately from the tier queues. See `core.suspects`. A step that needs the groups reads them once, and writes the
+-- changed ones when it saves.
 local suspects = {}
 local GROUP = GROUP_KINDS
 do
--- Write changed groups and count the members of all.
+-- Write the changed groups, and count the members of all groups.
 local function flush(s)
   local count = 0
   for _, group in ipairs(s.groups) do
@@ -32,11 +32,11 @@ function suspects.opens_at(s, group, worker)
   return group.ready_at
 end
 
--- Instant by which an entry must leave. An entry that never ran keeps its queue deadline.
+-- Time by which an entry must leave. For an entry that never ran, this is its queue deadline.
 function suspects.last_moment(entry, attempts) return attempts > 0 and entry.due or entry.queue_due end
 local function touch(s, group) s.changed[group.id] = true end
 
--- First element of a list that passes a test, and its position.
+-- The first element of a list that passes a test, and its position.
 local function first_of(list, passes)
   for at, element in ipairs(list) do
     if passes(element) then return element, at end
@@ -67,7 +67,7 @@ local function remove_group(s, group)
   s.q.groups, s.touched[SELDOM] = s.q.groups - 1, true
 end
 
--- Make a group of entries. `like` gives the instant, the failures, the attempts, and whatever else is known.
+-- Create a group of entries. `like` contains the time, the failures, the attempts, and whatever else is known.
 function suspects.add(s, entries, kind, like)
   local group = {
     members = {}, kind = kind, ready_at = like.ready_at, failures = like.failures, attempts = like.attempts,
@@ -79,7 +79,7 @@ function suspects.add(s, entries, kind, like)
   return group
 end
 
--- Split off the entries at some places of their batch, while the others run again. Returns these entries and the number of others. As
+-- Separate the entries at some positions of their batch; the others run again. Returns these entries, and the number of the others. See
 -- `ModelQueue._suspected`.
 function suspects.at(s, lease, entries, places)
   local named = {}
@@ -95,7 +95,7 @@ function suspects.quarantine(s, caller)
   return first_of(suspects.groups(s), function(group) return group.caller == caller end)
 end
 
--- Number of callers that share the GPUs with the tier queues, at least one, and the number without this caller.
+-- Number of callers that share the GPUs with the tier queues (at least one), and the number without this caller.
 function suspects.callers(s, caller)
   local count, beside = 0, 0
   for _, group in ipairs(suspects.groups(s)) do
@@ -117,7 +117,7 @@ function suspects.join(s, caller, entries, like)
   if #quarantine.members >= culprits.group_size(s, caller, s.q.max_batch) then quarantine.ready_at = -INF end
 end
 
--- Send entries of which nothing is known any more to quarantine.
+-- Move entries about which nothing is known any more to quarantine.
 function suspects.unknown(s, entries, like)
   if #entries == 0 then return end
   local callers = culprits.callers_of(s, entries)
@@ -130,7 +130,7 @@ function suspects.unknown(s, entries, like)
   suspects.join(s, callers[1], entries, like)
 end
 
--- Order entries and choose where to halve them, if possible between two callers. Those with most entries come first.
+-- Order entries, and choose where to divide them, if possible between two callers. Callers with the most entries come first.
 local function cut(s, entries)
   local callers, counts, first, order = culprits.callers_of(s, entries), {}, {}, {}
   for i, caller in ipairs(callers) do
@@ -151,7 +151,7 @@ local function cut(s, entries)
   return sorted, best
 end
 
--- Search entries that hold a culprit by running one half, or the only entry. `like` is as for `add`, and is modified.
+-- Search entries that include a culprit, by running one half of them or the only one. `like` is the same as for `add`, and is modified.
 function suspects.halve(s, entries, like)
   if #entries > 1 then
     local sorted, size = cut(s, entries)
@@ -171,7 +171,7 @@ local function find_group(s, id)
   return id ~= 0 and first_of(suspects.groups(s), function(group) return group.id == id end)
 end
 
--- Release the entries that waited for a half to end.
+-- Release the entries that were waiting for the first half to finish.
 function suspects.let_go(s, id)
   local group = find_group(s, id)
   if not group then return {} end
@@ -179,7 +179,7 @@ function suspects.let_go(s, id)
   return wanted(s, group.members)
 end
 
--- Take a group's members for one run, as many as the slot takes.
+-- Take a group's members for one run, as many as the slot can run.
 function suspects.take(s, group, limit)
   local taken, left, others, weight, shape = {}, {}, {}, 0, shape_of(group.members[1])
   for _, member in ipairs(group.members) do
@@ -201,7 +201,7 @@ function suspects.take(s, group, limit)
   touch(s, group)
   if #left == 0 then
     remove_group(s, group)
-  elseif group.kind == GROUP.QUARANTINE then  -- Other groups go before its rest.
+  elseif group.kind == GROUP.QUARANTINE then  -- Other groups go before the rest of this one.
     remove_group(s, group)
     append(s, group)
     touch(s, group)
@@ -209,7 +209,7 @@ function suspects.take(s, group, limit)
   return wanted(s, taken)
 end
 
--- Group of a member, and the member's position in it.
+-- A member's group, and the member's position in it.
 function suspects.group_of(s, member)
   for _, group in ipairs(suspects.groups(s)) do
     local found, at = first_of(group.members, function(other) return other == member end)
@@ -217,7 +217,7 @@ function suspects.group_of(s, member)
   end
 end
 
--- Remove an entry from its group, if it is in one.
+-- Remove an entry from its group, if it has one.
 function suspects.drop(s, member)
   local group, i = suspects.group_of(s, member)
   if not group then return end
@@ -229,7 +229,7 @@ function suspects.drop(s, member)
   end
 end
 
--- What a worker may take, which is a group that goes first or a group that takes its turn, and the instant to look again.
+-- What a worker may take: a group that goes first, or the group whose turn it is. Also the time to check again.
 function suspects.choose(s, worker)
   local half, quarantine, again = nil, nil, INF
   for _, group in ipairs(suspects.groups(s)) do
@@ -248,14 +248,14 @@ function suspects.choose(s, worker)
   return nil, half, again
 end
 
--- Credit groups for the seconds of a GPU that the tier queues, with this many tenants, took ahead of them.
+-- Credit the groups for the GPU seconds that the tier queues, with this many tenants, used before them.
 function suspects.earn(s, seconds, tenants, full)
   local share = math.max(seconds, LEAST_COST) * suspects.callers(s) / math.max(tenants, 1)
   s.touched[SELDOM] = true
   s.q.credit = math.min(s.q.credit + share, MOST_CREDIT * math.max(full, LEAST_COST))
 end
 
--- Price of a second of a group, which is higher if its caller sent culprits.
+-- Price of a group's GPU second. It is higher if its caller has sent culprits.
 function suspects.price(s, group)
   if s.q.apart > 0 then
     local entries = wanted(s, {group.members[1]})
@@ -264,12 +264,12 @@ function suspects.price(s, group)
   return 1
 end
 
--- Charge a turn for the seconds that it took beyond its estimate.
+-- Charge a turn for the seconds by which it exceeded its estimate.
 function suspects.overrun(s, seconds)
   s.q.credit, s.touched[SELDOM] = s.q.credit - math.max(seconds, 0) * APART_PRICE, true
 end
 
--- Charge a group's turn, of which each second costs `price` in credit.
+-- Charge a group for its turn. Each second costs `price` in credit.
 function suspects.pay(s, kind, seconds, full, price)
   local q, cost = s.q, math.max(seconds, LEAST_COST)
   s.touched[SELDOM] = true

@@ -1,7 +1,7 @@
--- Wake-ups of idle slots, which sleep until then instead of polling.
+-- Wake-ups of idle slots. They sleep instead of polling.
 --
--- A claim in vain leaves its slot idle. Each change of the queue wakes the first idle slot if there is work, and no other until that
--- slot has come or been given up. For work that may leave only later, one idle slot is told the instant. It is on watch.
+-- If there is no batch for a claim, the slot is idle. If a change of the queue creates work, the first idle slot is woken. No other slot is
+-- woken until that slot has claimed or is considered gone. If a batch may only leave later, one idle slot is told the time: it is on watch.
 local function send_wakeup(s, slot, instant)
   local process, worker = string.match(slot, '^(.-)%z(.*)$')
   local key = s.prefix .. 'b:' .. process
@@ -27,7 +27,7 @@ local function wake(s, slot)
   send_wakeup(s, slot, 0)
 end
 
--- Put a slot on watch. Returns the instant if the slot is `me`, whose claim is answered now, so it needs no wake-up.
+-- Put a slot on watch. Returns the time if the slot is `me`: its claim is being answered, so it needs no wake-up.
 local function watch(s, slot, instant, me)
   if instant < s.q.armed then
     s.q.armed = instant
@@ -37,8 +37,8 @@ local function watch(s, slot, instant, me)
   end
 end
 
--- Wake an idle slot if there is work, or put one on watch. Returns the instant at which `me`, the slot that claims now, must ask
--- again by itself, if any.
+-- Wake an idle slot if there is work, or put one on watch. If `me`, the slot that is claiming, must claim again without a wake-up, returns
+-- when.
 local function ring(s, me)
   local q, now = s.q, s.now
   if q.idle == 0 then
@@ -51,7 +51,7 @@ local function ring(s, me)
     q.idle, q.armed = 0, INF
     return nil
   end
-  if idle[1] == me and idle[2] and q.team == 0 then idle[1], idle[2] = idle[2], me end  -- The other one listens already.
+  if idle[1] == me and idle[2] and q.team == 0 then idle[1], idle[2] = idle[2], me end  -- The other one is already listening.
   local again = INF
   if q.groups > 0 then
     for _, group in ipairs(suspects.groups(s)) do
@@ -85,8 +85,8 @@ local function ring(s, me)
   return watch(s, idle[1], again, me)
 end
 
--- Note that a slot has no work before `instant`. Returns when it should ask again by itself, or INF if another idle slot is on watch.
--- Where batches are spaced, the fastest slot is woken first.
+-- Record that a slot has no work before `instant`. Returns when it should claim again without a wake-up, or INF if another idle slot is on
+-- watch. If batches are spaced, the fastest slot is woken first.
 local function go_idle(s, slot, instant)
   local q = s.q
   q.idle = q.idle + redis.call('ZADD', s.prefix .. 'i', 'NX', s.now + rank_of(s, slot) * LONGER_THAN_IDLE, slot)

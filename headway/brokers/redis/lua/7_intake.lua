@@ -1,13 +1,13 @@
--- Intake of the entries that a step admits to the tier queues, which are gathered and written together.
+-- Intake: entries that a step admits to the tier queues. They are collected, and written together.
 
--- A list with preallocated room.
+-- A list with preallocated space.
 local function some()
   return {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 end
 
 local function new_intake() return {headers = some(), payloads = some(), odd = {}, tiers = {}, waiting = {}} end
 
--- Intake of a tier: members behind their rounds, the line, each tenant's last round, and how many joined the next round.
+-- Intake of a tier: rounds and members alternating, the line, each tenant's last round, and how many entries joined the next round.
 local function intake_of(intake, tier)
   local of_tier = intake.tiers[tier]
   if not of_tier then
@@ -17,7 +17,7 @@ local function intake_of(intake, tier)
   return of_tier
 end
 
--- Last round that a tenant's entries paid for.
+-- Last round that a tenant's entries have paid for.
 local function latest_of(s, intake, tier, tenant)
   local into = intake.tiers[tier]
   return into and into.latest[tenant] or tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
@@ -34,7 +34,7 @@ local function round_of(s, intake, tier, tenant, cost)
   return math.floor(latest) + 1
 end
 
--- Start to count each tenant's entries in the tier queues.
+-- Start counting each tenant's entries in the tier queues.
 local function count_tenants(s)
   local counts, list = {}, {}
   for tier = 1, s.tiers do
@@ -59,8 +59,8 @@ local function in_rounds(s, intake, tier, rounds)
   return count
 end
 
--- Upper bound on the entries of its tier queue that are served before an entry, as `core.fair_queue.TierQueue.ahead`. Entries of this
--- intake aren't in the tier queue yet, but all of them are in rounds that have not begun.
+-- Upper bound on the number of entries in its tier queue that are served before an entry. See `core.fair_queue.TierQueue.ahead`. The entries
+-- in this intake aren't in the tier queue yet, but all of them are in rounds that haven't begun.
 function served_before(s, intake, entry)
   local q, tier, into = s.q, entry.tier, intake_of(intake, entry.tier)
   local tenant, tier_queue, counted = entry.tenant, s.prefix .. 'l' .. entry.tier, into.counted
@@ -75,7 +75,7 @@ function served_before(s, intake, entry)
   return rounds > LOOKED_AT and q.depth[tier] or counted[1] + in_rounds(s, intake, tier, rounds)
 end
 
--- The next LOOK_AHEAD of a tier queue and the intake in turn, each as {round, member}.
+-- The next LOOK_AHEAD entries of a tier queue and its intake, in turn, each as {round, member}.
 local function next_in_turn(s, intake, tier)
   local into = intake_of(intake, tier)
   local coming = into.tier_queue
@@ -99,7 +99,7 @@ local function next_in_turn(s, intake, tier)
   return ahead
 end
 
--- As `ModelQueue._stretch`.
+-- See `ModelQueue._stretch`.
 function stretch_of(s, intake, entry)
   local q, shapes, sizes, own, takes, takes_own, sum, sum_own = s.q, {}, {}, {}, 0, 0, 0, 0
   for _, next_one in ipairs(next_in_turn(s, intake, entry.tier)) do
@@ -122,7 +122,7 @@ function stretch_of(s, intake, entry)
 end
 end
 
--- Number of tenants with entries in the tier queues or the intake.
+-- Number of tenants that have entries in the tier queues or the intake.
 local function tenants_in_lanes(s, intake)
   local count = 0
   for tier = 1, s.tiers do
@@ -154,8 +154,8 @@ local function number_of(tenant)
   return number
 end
 
--- Note whose entry came, because batches are kept small in bytes for a while after the tenant changed. Figures hold no text, so tenants
--- are numbers there.
+-- Record whose entry arrived, because batches are limited in bytes for a while after the tenant changed. Figures can't contain strings, so
+-- tenants are numbers there.
 local function note_tenant(s, intake, tenant)
   local q, number = s.q, number_of(tenant)
   intake.tenant = tenant
@@ -231,7 +231,7 @@ function write_down(s, intake)
   end
   call_all('HSET', p .. 'e', intake.headers)
   call_all('HSET', p .. 'p', intake.payloads)
-  if q.fresh <= #intake.headers / 2 then lasting(s, 'e', 'p') end  -- Nothing else waits in the tier queues.
+  if q.fresh <= #intake.headers / 2 then lasting(s, 'e', 'p') end  -- Nothing else is waiting in the tier queues.
   if #intake.odd > 0 then
     call_all('ZADD', p .. 'd', intake.odd)
     if q.odd == 0 then lasting(s, 'd') end
@@ -255,13 +255,13 @@ local function caller_apart(s, key, payload)
   return culprits.ride_apart(s, caller) and caller or nil
 end
 
--- Let an entry wait in the quarantine of its caller.
+-- Add an entry to the quarantine of its caller.
 local function wait_apart(s, entry, caller)
   entry.member = member_of(entry)
   suspects.join(s, caller, {entry}, {ready_at = s.now + batch_seconds(s.q, 1), failures = 0, attempts = 0})
 end
 
--- Judge a new entry like `refuse`, either for its tier queue or for the quarantine of its caller `apart`.
+-- Judge a new entry like `refuse`, for its tier queue or, if `apart` is set, for the quarantine of that caller.
 local function admissible(s, intake, entry, queue_timeout, timeout, apart)
   if not apart then return refuse(s, intake, entry, queue_timeout, timeout) end
   local q, quarantine = s.q, suspects.quarantine(s, apart)

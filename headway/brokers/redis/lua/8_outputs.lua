@@ -1,16 +1,16 @@
--- Large outputs that are shared or kept. An output stays while somebody has yet to read it or may ask for it.
+-- Large outputs that are shared or kept. An output stays as long as somebody has yet to read it or may ask for it.
 --
 --   Q:<token>  set  names of the submissions that have yet to read it; '' while a step collects them
 --   K:<token>  set  keys that keep it
 --
--- An output of a single entry is in neither set, and goes once the reply was read. All outputs expire too, because a reader may be gone,
--- and reply and output are two writes.
+-- The output of a single entry is in neither set, and is deleted once the reply has been read. All outputs also expire, because a reader may
+-- be gone, and because reply and output are written separately.
 do
 local function last(key, seconds)
   if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, math.ceil(seconds)) end
 end
 
--- Note the submissions that have yet to read an output.
+-- Record which submissions have yet to read an output.
 function large.lend(s, token, names)
   call_all('SADD', s.prefix .. 'Q:' .. token, names)
   last(s.prefix .. 'Q:' .. token, OUTPUT_SECONDS)
@@ -28,7 +28,7 @@ local function let_go(prefix, token)
   end
 end
 
--- Note that submissions have read an output.
+-- Record that submissions have read an output.
 function large.read(s, token, names)
   call_all('SREM', s.prefix .. 'Q:' .. token, names)
   let_go(s.prefix, token)
@@ -41,7 +41,7 @@ function large.keep(s, token, key, seconds)
   last(s.prefix .. 'R:' .. token, seconds + OUTPUT_SECONDS)
 end
 
--- Stop keeping an output under a key, of this queue or another.
+-- Stop keeping an output under a key of this or another queue.
 function large.forget(prefix, token, key)
   redis.call('SREM', prefix .. 'K:' .. token, key)
   let_go(prefix, token)

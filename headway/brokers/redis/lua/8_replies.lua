@@ -1,4 +1,4 @@
--- Replies go to the stream of the waiting gateway, and their entries stay marked until they were read.
+-- Replies are added to the stream of the waiting gateway. Their entries stay marked until the replies have been read.
 local STREAM_CAP = '100000'
 
 local function send(s, gateway, ...)
@@ -7,13 +7,13 @@ local function send(s, gateway, ...)
   local renewed = memory_of(s).renewed
   if s.now >= (renewed[gateway] or INF) + RENEW_SECONDS or s.now < (renewed[gateway] or INF) then
     redis.call('EXPIRE', key, STREAM_SECONDS_TEXT)
-    -- A gateway that was silent for long either reads this, or is swept away later.
+    -- A gateway that hasn't made a call for a long time either reads this, or is swept later.
     redis.call('ZADD', s.prefix .. 'g', 'XX', s.now, gateway)
     renewed[gateway] = s.now
   end
 end
 
--- Mark entries as answered. One that nobody waits for is dropped.
+-- Mark entries as answered. Drop those that nobody is waiting for.
 local function mark(s, entries)
   local keys, marks, unwanted = {}, {}, {}
   for i, entry in ipairs(entries) do
@@ -32,8 +32,8 @@ local function mark(s, entries)
   end
 end
 
--- Stream fields for entries without an output. `kind` is late, dead, spent or refused, `list` names the entries with details, and
--- `failure` is why their batch failed. Slots of other shards count, because the entry waited for those too.
+-- Stream fields for entries without an output. `kind` is late, dead, spent or refused, `list` contains the entries with details, and
+-- `failure` is why their batch failed. The slots of other shards count, because the entry was waiting for them as well.
 local function failure_fields(s, kind, list, left_at, size, failure)
   return {'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now), 'n', size or 0,
     's', math.max(s.q.slots, s.served), 'f', failure or ''}

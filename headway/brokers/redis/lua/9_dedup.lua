@@ -1,13 +1,13 @@
--- One answer for several entries of a tenant, as `core.dedup`. Under a dedup key lies a flight, which is an original with its followers,
--- or a kept outcome.
+-- One answer for several entries of a tenant. See `core.dedup`. A flight is stored under a dedup key. It is an original with its followers, or
+-- a kept outcome.
 --
--- A share is a dedup key as a list: KIND, FLIGHT, DIGEST, seconds to KEEP, whether it JOINS an original, only WAITS for one, or RENEWS
--- what is kept. An entry's record has its shares, the positions of those whose flights it began (`led`), and the flight that it follows
--- or ''. An outcome has its stream fields and its worth to later requests: ANSWER, VERDICT or WORTHLESS. With an output it has the
--- weight, the version that ran it, and the token if the output is stored apart. All who get the outcome then read that output.
+-- A share is a dedup key as a list: KIND, FLIGHT, DIGEST, seconds to KEEP, and whether it JOINS an original, only WAITS for one, or RENEWS
+-- what is kept. An entry's record has its shares, the positions of those whose flights it began (`led`), and the flight that it follows, or
+-- ''. An outcome has its stream fields, and how useful it is to later requests: ANSWER, VERDICT or WORTHLESS. If it has an output, it also has
+-- the weight, the version that ran it and, if the output is stored separately, the token. All entries with this outcome then read the output.
 local live, member_found, original_of, kept_under, root_of, find_flight, begin, join, store_record, conclude, whose, late_outcome
 local withdraw, expire_followers, elsewhere, keep_outcome, forget_outcome, forget_ended, renew_account  -- The last four are in 18_kept.lua.
-do  -- Locals that no other file needs end with this block: a library has room for 200.
+do  -- Locals that no other file needs end with this block, because a library may have only 200.
 local function record_of(s, key)
   local packed = redis.call('HGET', s.prefix .. 'vs', key)
   return packed and cmsgpack.unpack(packed)
@@ -18,7 +18,7 @@ function store_record(s, key, record)
   lasting(s, 'vs')
 end
 
--- Entry of a name, if it has no outcome yet.
+-- Entry with a name, if it has no outcome yet.
 function live(s, key)
   local header = redis.call('HGET', s.prefix .. 'e', key)
   if header and not is_answered(header) then return read_header(header, key) end
@@ -35,8 +35,8 @@ function original_of(s, flight)
   end
 end
 
--- Kept outcome of a flight, with its digest, its end, its seconds, the kind of share by which it came, and whether it was kept before.
--- Nothing if its output was lost.
+-- Kept outcome of a flight, with its digest, its expiry, its seconds, the kind of share that kept it, and whether it was kept before. Nothing if
+-- its output was lost.
 function kept_under(s, flight)
   s.kept_read = s.kept_read or {}
   if s.kept_read[flight] then return s.kept_read[flight] end
@@ -47,18 +47,18 @@ function kept_under(s, flight)
     forget_outcome(s, flight)
     return nil
   end
-  s.kept_read[flight] = kept or nil  -- All entries of a step may ask for it.
+  s.kept_read[flight] = kept or nil  -- All entries of a step may need it.
   return kept
 end
 
--- Share that gets an entry the outcome of the kept task whose id its client chose.
+-- Share by which an entry gets the outcome of a kept task, if its client chose the id of that task.
 function submissions.share_of_id(s, key, digest)
   local flight = TASK .. '\0' .. key
   return kept_under(s, flight) and {TASK, flight, digest, 0, true, false}
 end
 
--- Flight of a share, if there is one. An original that a process of another release ended without notice doesn't count, and its followers
--- get the outcome of the next original.
+-- Flight of a share, if there is one. If a process of another release ended the original without updating the flight, it doesn't count, and its
+-- followers get the outcome of the next original.
 local function flight_of(s, share)
   local original, digest = original_of(s, share[FLIGHT])
   if original and ((s.entered and s.entered[original]) or live(s, original)) then
@@ -72,7 +72,7 @@ local function flight_of(s, share)
   return kept and {digest = kept.digest, kept = kept}
 end
 
--- Key of the entry that runs for this one, or its own.
+-- Key of the entry that runs in place of this one, or its own key.
 function root_of(s, key)
   while true do
     local record = record_of(s, key)
@@ -82,8 +82,8 @@ function root_of(s, key)
   end
 end
 
--- Find an answer to share. Returns why the entry may not come in, or nil, the flight to join, its share, and by position of the shares
--- looked at whether each is free. Without a flight the entry must run.
+-- Find an answer to share. Returns why the entry is refused, or nil, the flight to join, its share, and for the position of each share that was
+-- checked whether it is free. If there is no flight, the entry must run.
 function find_flight(s, shares)
   local free = {}
   for position, share in ipairs(shares) do
@@ -115,10 +115,10 @@ local function queue_with(s, shares)
   end
 end
 
--- Ending of the model's other queue that knows one of these shares or the chosen id. Nil if there is none, or this queue knows one.
--- Identical requests are never shared across versions.
+-- Ending of the model's other queue that knows one of these shares or the chosen id. Nil if there is none, or if this queue knows one. Answers
+-- to identical requests are never shared across versions.
 function elsewhere(s, key, shares, chosen)
-  if chosen then  -- An id decides before any share.
+  if chosen then  -- An id takes precedence over shares.
     local task = TASK .. '\0' .. key
     if kept_under(s, task) then return nil end
     for queue, other in pairs(siblings.others(s)) do
@@ -127,7 +127,7 @@ function elsewhere(s, key, shares, chosen)
   end
   local shared = split(shares or {}, function(share) return share[KIND] ~= SAME end)
   local own, others = split(shared, function(share) return share[KIND] == TASK and not share[WAITS] end)
-  local queue = queue_with(s, own) or queue_with(s, others)  -- A task's id decides before its key.
+  local queue = queue_with(s, own) or queue_with(s, others)  -- A task's id takes precedence over its key.
   return queue ~= '' and queue or nil
 end
 
@@ -169,7 +169,7 @@ local function keep(s, share, outcome, ended)
   keep_outcome(s, share[FLIGHT], kind == SAME, {
     digest = share[DIGEST], ends = s.now + share[KEEP], seconds = share[KEEP], kind = ended.kind, kept = ended.kept, outcome = outcome,
   })
-  if share[KEEP] > LIFE_SECONDS / 2 then siblings.list(s, share[KEEP]) end  -- Below that the figures keep the queue listed.
+  if share[KEEP] > LIFE_SECONDS / 2 then siblings.list(s, share[KEEP]) end  -- For less time, the figures keep the queue listed.
 end
 
 -- Send an outcome to entries of one gateway.
@@ -192,7 +192,7 @@ end
 
 function whose(key, kind, kept, tell) return {key = key, kind = kind, kept = kept, tell = tell} end
 
--- Collect all followers, each ahead of its own, to be offered again. Those that left are dropped.
+-- Collect all followers to be offered again, each before its own followers. Those that have left are dropped.
 local function scatter(s, followers, anew)
   local loose, at = {followers}, 1
   while loose[at] do
@@ -216,8 +216,8 @@ end
 
 local offer_anew
 
--- Conclude entries and their followers with an outcome. `ended` lists key, kind of the share it came by, whether it was kept, and
--- whether the gateway must be told. They are `late` if only their own time ran out.
+-- Give entries and their followers an outcome. `ended` lists the key, the kind of share, whether the outcome was kept, and whether the gateway
+-- must be told. `late` means that only their own timeout has passed.
 function conclude(s, outcome, ended, late)
   local lists, answered, anew, at, token, readers = {}, {}, {}, 1, outcome.token, {}
   if token then large.lend(s, token, {''}) end
@@ -273,7 +273,7 @@ end
 
 local function end_alone(s, key, outcome) conclude(s, outcome, {whose(key, '', false, true)}, false) end
 
--- Answer a new entry from a kept outcome, together with others of this step. It leaves only a reply and its mark.
+-- Answer a new entry with a kept outcome, together with others in this step. Only its reply and its mark are stored.
 local function answer_later(s, entry, kind, outcome)
   s.answered = s.answered or {marks = {}}
   local of_gateway = s.answered[outcome]
@@ -297,7 +297,7 @@ function submissions.answer(s)
   lasting(s, 'e')
 end
 
--- Have an entry join a flight, whose kept outcome it gets or whose original it follows. `payload` is given for a new entry.
+-- Make an entry join a flight: it gets the kept outcome, or follows the original. `payload` is only set for a new entry.
 function join(s, entry, record, flight, share, free, payload)
   begin(s, entry.key, record, free)
   local is_large = entry.bytes > 0 or entry.token
@@ -312,7 +312,7 @@ function join(s, entry, record, flight, share, free, payload)
   if flight.kept then conclude(s, flight.kept.outcome, {whose(entry.key, share[KIND], true, true)}, false) end
 end
 
--- Offer a follower again, for its remaining time, after its original was late.
+-- Offer a follower again, with its remaining time, because its original timed out.
 offer_anew = function(s, follower)
   local entry, record, why, wait, apart, error = follower.entry, {shares = follower.shares, led = {}, follows = ''}, nil, 0, nil, nil
   local left = entry.due - s.now
@@ -344,7 +344,7 @@ offer_anew = function(s, follower)
   end
   begin(s, entry.key, record, free or {})
   store_record(s, entry.key, record)
-  if outcome then end_alone(s, entry.key, outcome) end  -- A task has this as its outcome.
+  if outcome then end_alone(s, entry.key, outcome) end  -- If it is a task, this is its outcome.
 end
 
 -- Remove an entry that must not run any more.
@@ -360,7 +360,7 @@ end
 
 local function has_followers(s, flight) return redis.call('EXISTS', s.prefix .. 'v:' .. flight) == 1 end
 
--- Drop an entry that nobody waits for, unless others follow it or it began a flight under a key. The same then holds for its original.
+-- Drop an entry that nobody is waiting for, unless others follow it or it began a flight under a key. Then do the same for its original.
 local function let_go(s, key)
   while true do
     local entry, record = live(s, key), record_of(s, key)
@@ -381,8 +381,8 @@ local function let_go(s, key)
   end
 end
 
--- Note that nobody waits for an entry with shares itself. If it runs on for others or under a key, it does so under its member, and
--- its key is free. A task ends here, even for those waiting for it. The outcome of a `deleted` entry is unwanted too.
+-- Record that nobody is waiting for this entry, which has shares. If it still runs, for others or for a key, it is stored under its member, so
+-- that its key is free. A task ends here, even for those that are waiting for it. If it was `deleted`, its outcome isn't kept either.
 function withdraw(s, entry, deleted)
   local p, key, member = s.prefix, entry.key, member_found(entry)
   local record, led = record_of(s, key) or {shares = {}, led = {}, follows = ''}, {}
@@ -414,7 +414,7 @@ function withdraw(s, entry, deleted)
   let_go(s, member)
 end
 
--- Answer followers whose own time ran out.
+-- Answer followers whose own timeout has passed.
 function expire_followers(s)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', s.prefix .. 'vd', '-inf', s.now)) do
     local entry, record = live(s, key), record_of(s, key)

@@ -1,17 +1,18 @@
-import builtins
+"""Input policies: their file, their patterns, and their resource in a process."""
+
+import itertools
 import re
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from headway import input_policy as policy_file
 from headway.app.input_policy import PolicyResource
 from headway.config import Settings
 from headway.core.input_policy import InputRule
 from headway.errors import SettingError
 from headway.gateway.served_models import ServedModels
-from headway.input_policy import PolicyFile, read_policy
+from headway.input_policy import BadPattern, PolicyFile, check_pattern, read_policy, search_for
 from headway.model import InferenceRequest, Principal, RequestOptions
 from headway.runtime.counters import Counters
 
@@ -94,13 +95,13 @@ def rule(lines: str) -> str:
         (rule("normalise = 'NFC'\nlongest_run = 9"), "rules[1]", "one", "normalise and longest_run", "Give each rule"),
         (rule("normalise = 'NFD'"), "rules[1].normalise", "NFD", "is not known", "NFC or NFKC"),
         (rule("characters = []"), "rules[1].characters", [], "names no class", "zero-width"),
-        (rule("characters = ['bidi', 'odd']"), "rules[1].characters", "odd", "no class of", "Known are control"),
+        (rule("characters = ['bidi', 'odd']"), "rules[1].characters", "odd", "not a character class", "Known are control"),
         (rule("characters = ['bidi']\naction = 'drop'"), "rules[1].action", "drop", "not known", "remove or refuse"),
         (rule("normalise = 'NFC'\naction = 'remove'"), "rules[1].action", "remove", "no effect", "with characters"),
         (rule("longest_run = 7"), "rules[1].longest_run", 7, "between 8 and 1000000", "range"),
         (rule("patterns = []"), "rules[1].patterns", 0, "1 to 256", "Split"),
         (rule("patterns = ['']"), "rules[1].patterns", "", "1 to 4096", "Split"),
-        (rule("patterns = ['a', '(b']"), "rules[1].patterns", "(b", "is no pattern: missing )", "RE2"),
+        (rule("patterns = ['a', '(b']"), "rules[1].patterns", "(b", "is not a valid pattern: missing )", "RE2"),
         (rule("patterns = ['(?=b)']"), "rules[1].patterns", "(?=b)", "perl operator", "no look-around"),
         (rule("function = ''"), "rules[1].function", "", "names no function", "module:function"),
         (rule("function = 'a:b'\ndeadline_ms = 0.5"), "rules[1].deadline_ms", 0.5, "between 1 and 10000", "range"),
@@ -133,22 +134,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 
 def test_too_many_rules_are_refused(tmp_path: Path) -> None:
     text = "".join(f'[[rules]]\nname = "r{number}"\nnormalise = "NFC"\n' for number in range(65))
-    with pytest.raises(SettingError, match="more than 64 rules"):
+    with pytest.raises(SettingError, match="limit of 64 rules"):
         read(tmp_path, text)
 
 
-def test_the_package_is_needed_for_patterns_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name == "re2":
-            raise ModuleNotFoundError("No module named 're2'", name="re2")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+def test_the_package_is_needed_for_patterns_only_and_named_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
     assert read(tmp_path, rule("normalise = 'NFC'")).rules
-    with pytest.raises(ModuleNotFoundError):
-        read(tmp_path, WHOLE)
+    with pytest.raises(SettingError, match="google-re2 is not installed") as told:
+        resource(tmp_path, WORDS)
+    assert told.value.hint == "Run pip install 'google-re2>=1.1.20251105,<2'."
 
 
 WORDS = '[[rules]]\nname = "words"\npatterns = ["evil"]\n'
@@ -169,16 +166,6 @@ def refused(policy: PolicyResource, text: str) -> bool:
     request = InferenceRequest(ann, "id", RequestOptions(1.0), "default", text)
     found = policy.gate.inspect(("acme", "ann"), request, ServedModels(["default"]), lambda waited, failure: None)
     return found.failure is not None
-
-
-def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*arguments: object) -> None:
-        raise ModuleNotFoundError("No module named 're2'", name="re2")
-
-    monkeypatch.setattr(policy_file, "_searches", missing)
-    with pytest.raises(SettingError, match="google-re2 is not installed") as told:
-        resource(tmp_path, WORDS)
-    assert told.value.hint == "Run pip install 'google-re2>=1.1.20251105,<2'."
 
 
 @pytest.mark.parametrize(
@@ -216,7 +203,7 @@ async def test_a_second_reading_puts_new_rules_in_force_and_a_bad_file_keeps_the
     await policy.open()
     assert refused(policy, "evil")
     (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "(evil"))
-    with pytest.raises(SettingError, match="is no pattern"):
+    with pytest.raises(SettingError, match="is not a valid pattern"):
         await policy.reread()
     assert refused(policy, "evil")
     (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "wicked"))
@@ -224,3 +211,67 @@ async def test_a_second_reading_puts_new_rules_in_force_and_a_bad_file_keeps_the
     assert not refused(policy, "evil")
     assert refused(policy, "wicked")
     await policy.close()
+
+
+BACKTRACKING = [r"(a+)+$", r"^(a|a)*$", r"^(a|aa)+$", r"(.*a){20}$", r"^(a?){500}a{500}$"]
+"""Patterns for which a search that backtracks takes time that doubles with each character."""
+
+
+@pytest.mark.parametrize("pattern", BACKTRACKING)
+def test_a_pattern_that_would_backtrack_ends_on_a_long_text(pattern: str) -> None:
+    """With 2 ** 100000 steps it would not."""
+    assert not search_for([pattern])("a" * 100_000 + "b\u00e9")
+
+
+def test_a_pattern_with_many_states_goes_on_when_its_automaton_runs_out_of_memory() -> None:
+    """A set of RE2's would say then that nothing was found."""
+    search = search_for([r"(?i)x[a-z]{900}y.{900}z", r"[a-q][^u-z]{13}x", "needle"])
+    letters = "".join(map("".join, itertools.product("abqxyz", repeat=6)))
+    assert search(letters + "needle")
+    assert not search_for(["needles"])(letters + "needle")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "found"),
+    [
+        ("evil", "an evil one", True),
+        ("evil", "an Evil one", False),
+        ("(?i)\u00c9vil", "\u00e9VIL", True),
+        ("^evil", "an evil", False),
+        ("(?m)^evil$", "an\nevil\none", True),
+        (r"\bevil\b", "devil", False),
+        ("e.il", "e\u20acil", True),
+        ("e.il", "e\nil", False),
+        (r"\p{Greek}", "\u03b1", True),
+        ("a|b|c", "xxc", True),
+    ],
+)
+def test_patterns_are_searched_for_in_unicode_text(pattern: str, text: str, found: bool) -> None:
+    assert search_for([pattern])(text) is found
+
+
+def test_patterns_of_a_rule_do_not_touch_each_other() -> None:
+    search = search_for(["(?i)one", "two|three", "^four"])
+    assert [search(text) for text in ("ONE", "TWO", "a three", "four", "a four", "one\ntwo")] == [
+        True, False, True, True, False, True,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (r"(a)\1", "escape"),
+        ("(?=a)", "perl operator"),
+        ("(", "missing"),
+        ("a{2000}", "repetition"),
+        (r"a\Qb", "Q is not"),
+    ],
+)
+def test_a_pattern_that_cannot_be_searched_for_in_linear_time_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(BadPattern, match=reason):
+        check_pattern(pattern)
+
+
+def test_patterns_that_are_too_large_together_are_refused() -> None:
+    with pytest.raises(BadPattern):
+        search_for([rf"[\p{{L}}\p{{N}}]{{1000}}{number}" for number in range(2)])

@@ -1,1 +1,1 @@
-"""Benchmarks, grouped by what they ask; docs/benchmarks/README.md lists them."""
+"""Benchmarks, grouped by the question they answer; docs/benchmarks/README.md lists them."""

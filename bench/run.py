@@ -1,12 +1,12 @@
-"""All benchmarks, one after the other.
+"""Runs all benchmarks, one after the other.
 
     python bench/run.py                     short: a first impression, about a quarter of an hour
     python bench/run.py --full              as the documentation quotes them, about an hour and a half
     python bench/run.py --only cases peer   some of them
     python bench/run.py --traces DIR        with the Azure traces (see bench/simulated/traces.py)
 
-Each is a program of its own with its own arguments (--help). Their tables appear here, their results as JSON in bench/out. The exit code is 1 when
-one of them missed a bound, else 0. Run them on a machine with nothing else to do.
+Each is a separate program with its own arguments (--help). Their tables appear here, their results as JSON in bench/out. The exit code is 1 if any
+of them missed a bound, otherwise 0. Run them on an otherwise idle machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _VERDICTS = {0: "all bounds met", 1: "a bound missed", 2: "could not run"}
 
 
 class Program(NamedTuple):
-    """A benchmark: its folder, what it asks, and its arguments for a short run and a full one."""
+    """A benchmark: its folder, the question it answers, and its arguments for a short run and a full one."""
 
     group: str
     what: str
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _run(command: list[str]) -> int:
-    """Run a program to its end. When this one is told to end, the other ends first."""
+    """Run a program to its end. If this one is terminated, the other ends first."""
     process = subprocess.Popen(command)
     try:
         return process.wait()

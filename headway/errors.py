@@ -47,8 +47,7 @@ class Code(msgspec.Struct, frozen=True):
     title: str  # One short line: the `title` of its problem document.
     when: str  # One sentence for the API contract that says when clients get this code.
     hopeless: bool = False  # True if the same request will fail again.
-    # True if the request wasn't admitted. The ledger may count many such requests from one caller in one record.
-    refusal: bool = False
+    refusal: bool = False  # True if the request wasn't admitted. The ledger may count several in one record.
     native: bool = True  # True if the native routes can return it.
     shown: str = ""  # Code that clients see instead. They tell the two apart by status or title.
 
@@ -105,20 +104,13 @@ DRAINING = _code("DRAINING", 503, "Shutting down", "This process is shutting dow
 DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Deadline exceeded",
     "The deadline for the queue, for the GPU, or for the entire request has passed. The message says which.")
 # fmt: on
-# Code of a request that was cancelled or whose client disconnected. It appears in records only.
-CANCELLED = "CANCELLED"
+CANCELLED = "CANCELLED"  # The request was cancelled, or its client disconnected. Appears in records only.
 
-STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}  # HTTP status of each error code.
-
-TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}  # Title of each error code.
-
-# Codes that clients see instead of others. Clients tell the two apart by status or title.
+# Members of the codes, by name; and the names of codes for which a member is True.
+STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}
+TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}
 SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}
-
-# Codes after which the same request will fail again.
 HOPELESS = frozenset(name for name, code in CODES.items() if code.hopeless)
-
-# Codes of requests that weren't admitted.
 REFUSALS = frozenset(name for name, code in CODES.items() if code.refusal)
 
 
@@ -127,8 +119,7 @@ class HeadwayError(Exception):
 
 
 class SettingError(HeadwayError):
-    """A setting has an unusable value. The message contains the setting as the user wrote it, its value, what is wrong with it, and
-    what to write instead."""
+    """A setting has an unusable value. The message has the setting as the user wrote it, its value, the problem and a remedy."""
 
     def __init__(self, setting: str, value: object, reason: str, hint: str) -> None:
         super().__init__(f"{setting} = {value!r}: {reason.rstrip('.')}. {hint}")
@@ -148,8 +139,7 @@ class StartKilled(TargetError):
 
 
 class BrokerUnavailable(HeadwayError):
-    """The broker is unreachable, or doesn't answer in time. The call may have taken effect nevertheless. Every method of a broker can
-    be repeated safely, so try again."""
+    """The broker is unreachable, or doesn't answer in time. The call may still have taken effect, but can be repeated safely."""
 
 
 class StoreUnavailable(HeadwayError):
@@ -173,7 +163,7 @@ class FailoverAborted(HeadwayError):
 
 
 class BackendError(HeadwayError):
-    """The target failed on an entire batch. The message is for operators, because it may contain what a worker wrote while it ran
+    """The target failed on an entire batch. The message is for operators, because it may contain a worker's output from
     earlier batches. Clients see `shown`, by default the entire message. `trace` is a traceback of user code, for the log."""
 
     cause = Cause.RAISED
@@ -185,8 +175,8 @@ class BackendError(HeadwayError):
 
 
 class BatchRaised(BackendError):
-    """User code raised an exception. The message contains its type and text. If the batch was split into several calls, `places` are
-    the positions of the inputs of the call that raised. Empty for all inputs."""
+    """User code raised an exception, whose type and text are in the message. If the batch was split into several calls, `places` has
+    the positions of the inputs of the call that raised; empty means all inputs."""
 
     def __init__(self, message: str, shown: str = "", trace: str = "", places: Sequence[int] = ()) -> None:
         super().__init__(message, shown, trace=trace)
@@ -236,8 +226,8 @@ class RemoteRefused(BackendError):
 
 
 class RequestError(HeadwayError):
-    """One request is answered with an error. The message is for the client. `retry_after` is in seconds, or None if a retry makes no
-    sense or the time is unknown. `reason` is a short metrics label."""
+    """One request is answered with an error. The message is for the client. `retry_after` is in seconds, or None if retrying is
+    useless or the time is unknown. `reason` is a short metrics label."""
 
     code = INTERNAL
 
@@ -285,10 +275,6 @@ class PayloadTooLarge(RequestError):
     code = PAYLOAD_TOO_LARGE
 
 
-# Pattern of metrics labels that clients may see, for example as the reason for a refusal.
-LABEL = re.compile(r"[a-z0-9_-]{1,40}")
-
+LABEL = re.compile(r"[a-z0-9_-]{1,40}")  # Metrics labels that clients may see, such as the reason for a refusal.
 AnyError = RequestError | Failure  # Error in an answer, either of the request itself or of its entry.
-
-# Message for clients when the server raised an unexpected exception.
-UNFORESEEN = "unexpected server error; see the server's log for this request's id"
+UNFORESEEN = "unexpected server error; see the server's log for this request's id"  # After an unexpected exception.

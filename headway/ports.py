@@ -1,7 +1,7 @@
-"""Protocols between services and adapters. Each is small, and has a contract test suite.
+"""Protocols between services and adapters. Each is small, and has a contract test suite. Time is in seconds.
 
-Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process,
-so any of their methods may raise `BrokerUnavailable`, even if the step was carried out."""
+Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process, so any of
+their methods may raise `BrokerUnavailable`, even if the step was carried out."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class QueueCondition(Protocol):
 
     @property
     def epoch(self) -> str:
-        """Opaque id of the broker's state; empty until a call has succeeded. It changes when the state may have been lost, for
-        example because the broker restarted without its data. The cursors of `replies` then start at 0 again."""
+        """Opaque id of the broker's state, empty before the first successful call. If it changes, the state may have been
+        lost, for example in a restart without the data. The cursors of `replies` then start at 0 again."""
 
     @property
     def memory_pressure(self) -> bool:
@@ -65,15 +65,12 @@ class QueueCondition(Protocol):
 
     @property
     def apart_from(self) -> float:
-        """Input length above which an entry needs its own call to `enqueue`, so that other entries don't wait for a long call.
-        Infinite if there is no such length."""
+        """Input length above which an entry needs its own `enqueue` call, so as not to delay others. May be infinite."""
 
     @property
     def kept(self) -> KeptLimits:
-        """Byte budgets of kept outcomes.
-
-        One tenant's kept outcomes never displace another tenant's, and never prevent an entry from being admitted. An outcome that
-        is too large for the budgets is not kept. In place of a task's outcome, a failure that says so is kept."""
+        """Byte budgets of kept outcomes, which never displace another tenant's, nor prevent an entry from being admitted.
+        An outcome too large for the budgets isn't kept; if it is a task's, a failure that says so is kept instead."""
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Return the minimum number of seconds until the full burst is available, as far as this process knows."""
@@ -93,16 +90,14 @@ class NearQueue(Protocol):
         """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """Fast path of `take` for an entry that has no version, weight or shape, and whose id no other entry has. `held` is
-        returned along with the output."""
+        """Faster `take` for an entry with a unique id and no version, weight or shape. The output comes with `held`."""
 
     def knows(self, tenant: str, id: str) -> bool: ...
 
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
-        """Deliver replies to `gateway` from now on, one turn of the event loop after their outcomes. They count as acknowledged.
-
-        The second argument of `deliver` is usually empty. If the replies answer an entire batch of entries submitted through
-        `enter`, and all outputs are plain, it contains the `held` of each entry."""
+        """Deliver replies to `gateway` from now on, one turn of the event loop after their outcomes. They count as
+        acknowledged. The second argument of `deliver` is usually empty. If the replies answer an entire batch of entries
+        submitted through `enter`, and all outputs are plain, it contains the `held` of each entry."""
 
 
 class RequestQueue(QueueCondition, Protocol):
@@ -119,8 +114,8 @@ class RequestQueue(QueueCondition, Protocol):
         checked first, then its dedup keys, and then, if it has to run, whether it can be answered in time. Only an admitted entry
         is charged, to all its limits. An entry for a model without a queue is refused.
 
-        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply: the task's outcome, or a failure
-        if the task is forgotten or the entry itself times out. If its tenant has no such task, it is refused. Its model is empty if
+        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply: the task's outcome, or a failure if the
+        task is forgotten or the entry itself times out. If the tenant has no such task, the entry is refused. Its model is empty if
         unknown."""
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
@@ -140,26 +135,24 @@ class RequestQueue(QueueCondition, Protocol):
         """Forget a task. If it hasn't run yet, it never will. Its outcome isn't kept, and entries that follow it get a failure."""
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """Wait for replies to `gateway` that come after the cursor `after`. Returns them with the new cursor. Cursors start at 0.
-
-        The call acknowledges all replies up to `after`. Another call with the same cursor returns the same replies again."""
+        """Wait for replies to `gateway` after the cursor `after`. Returns them with the new cursor. Cursors start at 0. The
+        call acknowledges all replies up to `after`. Another call with the same cursor returns the same replies."""
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
         """Return the state of an entry, or None if it has an outcome or is unknown. If `tenant` is None, search all tenants."""
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Return the kept outcome of a task, its state if it has no outcome yet, or None if it is unknown."""
+        """Return the stored outcome of a task, its state if it has no outcome yet, or None if the task is unknown."""
 
 
 class BulkQueue(Protocol):
     """A broker's queue of bulk entries, which fill empty seats; see `headway.core.bulk`."""
 
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Admit or refuse bulk entries, as `RequestQueue.enqueue` does. Entries beyond the limit are refused.
-
-        Their tier is the number of tiers. An entry whose shape isn't 0 is only batched with entries of the same shape. Bulk entries
-        have no rate limits and no dedup keys. They never expire, so their sender must withdraw them. If a batch fails, each of its
-        bulk entries gets a failure whose reason is the cause, and leaves no dead letter."""
+        """Admit or refuse bulk entries, as `RequestQueue.enqueue` does. Entries beyond the limit are refused. Their tier is
+        the number of tiers. An entry whose shape isn't 0 is only batched with entries of the same shape. Bulk entries have
+        no rate limits and no dedup keys. They never expire, so their sender must withdraw them. If a batch fails, each of
+        its bulk entries gets a failure whose reason is the cause, and leaves no dead letter."""
 
 
 class WorkSource(Protocol):
@@ -172,21 +165,18 @@ class WorkSource(Protocol):
         """Claim the batch that `slot` should run now, or return when to claim again."""
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Wait until `slot` should claim again: at the time `until`, which its last claim returned, or earlier if it is woken.
-
-        A wake-up is for one of several idle slots. If a call is cancelled, its wake-up goes to another slot."""
+        """Wait until `slot` should claim: at the time `until`, which its last claim returned, or earlier if it is woken. A
+        wake-up is for one of several idle slots. If a call is cancelled, its wake-up goes to another slot."""
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """Return the next batch of each slot, for slots that share a GPU; see `core.locality`. Each must have claimed before."""
+        """Return the next batch of each slot, for slots that share a GPU; see `core.locality`. Each slot must have claimed before."""
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """End a lease with one item per entry, in order. A broker may answer entries with large outputs in separate atomic steps,
-        before the step that ends the lease."""
+        """End a lease with one item per entry, in order. Large outputs may be delivered earlier, in separate steps."""
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """End a lease without outputs. Returns False if the lease was no longer valid.
-
-        Without a failure, the batch never started, and no attempt is charged. Otherwise the retry plan decides about each entry."""
+        """End a lease without outputs. Returns False if it was no longer valid. Without a failure, the batch never started,
+        and no attempt is charged. Otherwise the retry plan decides about each entry."""
 
     async def extend(self, lease: Lease) -> bool:
         """Renew a lease for its full length from now. Returns False if it was no longer valid."""
@@ -212,10 +202,9 @@ class Maintenance(Protocol):
     """Maintenance of a broker, done by one process of a fleet at a time."""
 
     async def reap(self, rest: float = 0.0) -> float:
-        """Expire overdue entries, and reclaim the entries of expired leases. Returns the seconds until the next call is due.
-
-        If nothing is due, the caller rests for about `rest` seconds. Anything that arrives while it rests, and is due earlier, is
-        reaped in time nevertheless."""
+        """Expire overdue entries, and reclaim the entries of expired leases. Returns the seconds until the next call is
+        due. If nothing is due, the caller pauses for about `rest` seconds. Anything that arrives during the pause, and is
+        due before it ends, is still reaped in time."""
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         """Add queues for these models, or change their limits. Queues that have entries stay. If `others` is set, models that
@@ -281,21 +270,19 @@ class Fleet(Protocol):
     async def undrain(self, names: Collection[str]) -> None: ...
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """Replace the last rollout of a model. Changes nothing and returns False unless its revision is one less than that of
-        `rollout`."""
+        """Replace the last rollout of a model. Changes nothing and returns False unless its revision is one less than that of `rollout`."""
 
 
 class Board(Protocol):
     """Departure board of a fleet. Its size is limited, and the oldest notices are dropped first."""
 
     async def post(self, notice: Notice) -> Posted:
-        """Post a notice. An empty notice isn't posted, and only gets the answer."""
+        """Post a notice. An empty notice isn't posted; the call then only returns the answer."""
 
     async def history(self) -> tuple[Sequence[HistoryRow], News]:
-        """Return the rows of the last half hour, oldest first, and the complete notices of the last few minutes. Doesn't wait.
-
-        The rows include everything posted up to the returned cursor and nothing after it. Calling this marks the board as watched
-        for a few seconds."""
+        """Return the rows of the last half hour, oldest first, and all notices of the last few minutes. Doesn't wait. The
+        rows include everything posted up to the returned cursor and nothing after it. Calling this marks the board as
+        watched for a few seconds."""
 
     async def read(self, after: str) -> News:
         """Wait briefly for notices after a cursor, and return them. Calling this marks the board as watched for a few seconds."""
@@ -305,7 +292,7 @@ class DeadLetters(Protocol):
     """Store of dead letters. If there are too many, the oldest is dropped. Without a tenant, an id matches those of all tenants."""
 
     async def add(self, letter: DeadLetter) -> None:
-        """Store a dead letter, in place of an earlier one of the same entry."""
+        """Store a dead letter, replacing any earlier one for the same entry."""
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """Return the newest dead letters, without inputs and parameters."""
@@ -340,14 +327,12 @@ class Backend(Protocol):
         """Sizes and run times in seconds of the batches that the last start ran after the first warm-up batch."""
 
     async def start(self) -> float:
-        """Start the backend, and run warm-up batches. Returns how many seconds the first of them took, or 0 if none ran.
-
+        """Start the backend, and run warm-up batches. Returns the seconds that the first of them took, or 0 if none ran.
         Raises TargetError if the target can't be loaded, or fails on a warm-up batch."""
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. Returns one item per entry.
-
-        Raises BackendError if the entire batch failed. After WorkerCrashed or BatchTimeout the backend must be restarted."""
+        """Run a batch. Returns one item per entry. Raises BackendError if the entire batch failed. After WorkerCrashed or
+        BatchTimeout the backend must be restarted."""
 
     async def gone(self) -> None:
         """Wait until the child process has died or should be replaced."""
@@ -366,9 +351,8 @@ class BulkRunner(Protocol):
         """Run lines in empty seats. Each gets one reply. The runner handles retries, outages of the broker, and bad lines."""
 
     def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
-        """Drop a job's unfinished lines or, if `numbers` is given, only those. `done` isn't called for them.
-
-        Drop many lines in one call, because each call goes through all unfinished lines."""
+        """Drop a job's unfinished lines or, if given, only those in `numbers`. `done` isn't called for them. Drop many
+        lines in one call, because each call goes through all unfinished lines."""
 
     def full(self, tenant: str) -> bool:
         """Return True if a tenant's unfinished lines have so many bytes that it may not offer any more."""
@@ -389,7 +373,7 @@ class Gpu(Protocol):
 
     @property
     def settled(self) -> float:
-        """Share of its memory that was in use once the last model had been loaded, from 0 to 1. 0 while unknown."""
+        """Share of the GPU's memory that was in use once the last model had been loaded, from 0 to 1. 0 while unknown."""
 
     def figures(self) -> GpuFigures | None:
         """Return the last stats that were read, or None if they aren't recent. Doesn't wait."""
@@ -405,9 +389,8 @@ class Identity(Protocol):
     """Authentication: finds the principal of a credential."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal for the value of an `Authorization` header (empty if none was sent), or None if it isn't valid.
-
-        Raises RequestError, which says when to retry, if the credential can't be checked at present."""
+        """Return the principal for an `Authorization` header (empty if none was sent), or None if it isn't valid. Raises
+        RequestError, which says when to retry, if the credential can't be checked at present."""
 
 
 @runtime_checkable
@@ -415,8 +398,7 @@ class WatchedIdentity(Protocol):
     """Identity that needn't check a valid credential again while the client stays connected."""
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Return a function that returns what `identify` would return for this credential at that time. None if there is no such
-        function."""
+        """Return a function that identifies this credential again on each call. None if there is no such function."""
 
 
 @runtime_checkable
@@ -424,8 +406,7 @@ class KeyIdentity(Protocol):
     """Identity that authenticates API keys, and can tell what a key that was sent earlier may do now."""
 
     def principal_of(self, key: str) -> Principal | None:
-        """Return the principal of the key with this id, or None if it isn't valid. Raises RequestError if it can't be checked at
-        present."""
+        """Return the principal of the key with this id, or None if invalid. Raises RequestError if it can't be checked."""
 
 
 class KeyMark(msgspec.Struct, frozen=True):
@@ -461,9 +442,8 @@ class KeyHistory(Protocol):
         """Return all keys, including expired ones, oldest first."""
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Return at most `limit` keys that were added or changed after `since`.
-
-        Return None if `since` may not be part of this store's history. In that case read all keys again, from KeyMark()."""
+        """Return at most `limit` keys that were added or changed after `since`. Returns None if `since` may not be part of
+        this store's history; then read all keys again, from KeyMark()."""
 
     async def latest(self) -> KeyMark: ...
 
@@ -480,9 +460,8 @@ class KeyStore(KeyHistory, Store, Protocol):
         """Make a key expire at Unix time `at`, unless it expires earlier anyway. Returns False if the id is unknown."""
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove at most `limit` keys that expired, and were last changed, before Unix time `before`. Returns how many.
-
-        The history doesn't record this, because these keys were refused already."""
+        """Remove at most `limit` keys that expired, and were last changed, before Unix time `before`. Returns how many. The
+        history doesn't record this, because these keys were refused already."""
 
 
 class Ledger(Store, Protocol):
@@ -525,8 +504,8 @@ class BulkStore(Store, Protocol):
         """Return the ids of all tenants' files that come after the id `after`, in order."""
 
     async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
-        """Add a job. Returns False if its tenant would have more than `most` unfinished jobs. Only the newest `most_ended` of its
-        finished jobs are kept."""
+        """Add a job, and keep only its tenant's newest `most_ended` finished jobs. Returns False if the tenant would have
+        more than `most` unfinished jobs."""
 
     async def job(self, tenant: str, id: str) -> BulkJob | None: ...
 
@@ -544,9 +523,8 @@ class BulkStore(Store, Protocol):
         The lease lasts for `seconds`, and the job's generation is incremented."""
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
-        """Write the state of a held job, and hold it for another `seconds` from now, or release it if `seconds` is 0.
-
-        Returns the job as the client now wants it. If another generation holds it, returns None and writes nothing."""
+        """Write the state of a held job, and hold it for another `seconds`, or release it if that is 0. Returns the job as
+        the client now wants it. If another generation holds it, writes nothing and returns None."""
 
     async def remove_jobs(self, before: float, limit: int) -> int:
         """Forget at most `limit` finished jobs from before Unix time `before`. Returns how many."""

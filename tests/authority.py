@@ -1,4 +1,4 @@
-"""Authority that issues certificates within this process, for tests of TLS."""
+"""A certificate authority within this process, for TLS tests."""
 
 import ipaddress
 import ssl
@@ -14,7 +14,7 @@ PEM = serialization.Encoding.PEM
 
 
 class Authority:
-    """Authority that nobody else trusts; `file` is its own certificate."""
+    """A certificate authority that nothing else trusts. `file` is its own certificate."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder, self._name = folder, _named(name)
@@ -31,8 +31,7 @@ class Authority:
         key: rsa.RSAPrivateKey | None = None,
         password: bytes | None = None,
     ) -> tuple[Path, Path]:
-        """Files of a certificate for 127.0.0.1 and localhost, and of its key, by default a new one, encrypted if there is a
-        password."""
+        """Return the files of a certificate for 127.0.0.1 and localhost, and of its key, encrypted if there is a password."""
         own: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey = key or ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
             [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -46,7 +45,7 @@ class Authority:
         return certificate, file
 
     def trust(self, shown: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-        """Context of a client that trusts this authority, and shows a certificate of its own if one is given."""
+        """Return the TLS context of a client that trusts this authority, and shows a client certificate if one is given."""
         context = ssl.create_default_context(cafile=self.file)
         if shown is not None:
             context.load_cert_chain(*shown)

@@ -1,7 +1,7 @@
-"""Settings of the whole test run, the servers that it shares, and which tests start processes.
+"""Settings of the whole test run, the servers that the tests share, and which tests start processes.
 
-Tests may run side by side in several workers of pytest-xdist. Each worker is a process with servers, ports and folders of
-its own; see `servers`, `postgres` and `tests.servers`.
+Tests can run in parallel in several pytest-xdist workers. Each worker is a process with its own servers, ports and folders;
+see `servers`, `postgres` and `tests.servers`.
 """
 
 import asyncio
@@ -29,15 +29,14 @@ from tests.servers.reaper import the_reaper
 from tests.servers.redis import FOREIGN, KINDS, WORKERS, SharedServers
 from tests.virtual_time import Clock, VirtualLoop
 
-# The machine that checks is shared and slow at times: a case may take long, and the same cases run every time. They are few:
-# what tests/mutants.md tells of was noticed with 30. `make explore` draws more of them.
+# No deadline: the machine that runs the checks is shared, and sometimes slow. Every run tries the same cases. 40 are enough:
+# the mutants in tests/mutants.md were caught with 30. `make explore` draws more.
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 settings.load_profile("house")
-# A shell leaves SIGINT ignored in what it starts in the background, and so it would stay in all that tests start.
+# A shell makes its background jobs ignore SIGINT, and every process that the tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Mutants are tried in forks of one process, in which each test is called again; a mutant is known after few cases, of
-# which nobody wants to see the smallest.
+# mutmut runs each test again in forks of one process. A few cases are enough to kill a mutant, and nobody needs the smallest.
 settings.register_profile(
     "mutants",
     settings.get_profile("house"),
@@ -45,33 +44,32 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.differing_executors],
 )
-# Cases are drawn from literals in the sources too, as far as these have been imported: other cases after every change,
-# and where a test runs alone.
+# Hypothesis also draws from literals in imported sources: the cases would change with every edit, and in a test run alone.
 providers._get_local_constants = Constants
 
 MOST_WORKERS = 8
-"""Most workers of `-n auto`: more cost more servers and memory than they bring, and some machines show cores that they
-do not lend.
+"""Maximum workers of `-n auto`. More would cost more in servers and memory than they gain, and some machines report cores that they
+don't provide.
 """
 PROCESSES = "processes"
-"""Mark of the tests that start processes, servers among them."""
+"""Marks tests that start processes, including servers."""
 OF_PROCESSES = ("tests/charts/", "tests/clients/", "tests/e2e/", "tests/redis/", "tests/servers/")
-"""Folders whose tests all have it."""
+"""Folders whose tests all have this mark."""
 WAITING = ("tests/e2e/", "tests/cli/", "tests/dashboard/", "tests/docs/")
-"""Folders whose tests wait for most of their time: first the one whose files go to workers one by one, as they share nothing."""
+"""Folders whose tests mostly wait. The files of the first folder share nothing, so they go to workers one by one."""
 SKIPPED = "HEADWAY_TEST_SKIPPED"
-"""File to which the ids of the tests that were skipped are written in the end."""
+"""The file that the ids of skipped tests are written to."""
 ONLY = "HEADWAY_TEST_ONLY"
-"""File with the ids of the tests to run, as a run with SKIPPED has written it; all others are left out."""
+"""A file with the ids of the tests to run, as written by a run with SKIPPED."""
 SERVERS = frozenset((*KINDS, "apart")) | (DATABASES.keys() | POOLED.keys()) - {"sqlite"}
-"""Parameters that name a real server; the tests that are given one have it, too."""
+"""Parameters that name a real server; tests with one of them get the mark, too."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Number of workers of `-n auto`: tests wait for most of their time, so three for each core.
+    """Return the worker count for `-n auto`. Tests mostly wait, so it is three for each core.
 
-    Tests that start no process seldom wait, and every worker more collects all tests once more: one more than there are cores.
+    Tests that start no process rarely wait, and each worker collects all tests again: they get one more than there are cores.
     """
     cores = os.cpu_count() or 1
     workers = cores + 1 if config.option.markexpr.startswith(f"not {PROCESSES}") else 3 * cores
@@ -80,7 +78,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Look for no garbage among what all tests consist of: it stays until the end."""
+    """Keep the garbage collector off what collection creates, which lives until the end."""
     gc.disable()
     try:
         return (yield)
@@ -91,10 +89,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what ONLY does not name. Mark what starts processes by its folder or its parameters; what else does so has
-    the mark in its file. Mark what draws cases.
+    """Drop tests that ONLY doesn't name. Mark those that start processes, by their folder or parameters, and those that draw cases.
 
-    What waits for most of its time comes first at every second worker, while the others compute.
+    (Other tests that start processes are marked in their files.) Tests that mostly wait come first at every second worker.
     """
     if ONLY in os.environ:
         wanted = {*Path(os.environ[ONLY]).read_text(encoding="utf-8").splitlines()}
@@ -111,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Order of the tests. xdist gives each worker an equal part of them in this order; whoever is done takes from the end of another's."""
+    """Return the tests in order. xdist gives each worker an equal part, in this order; an idle one takes from the end of another's."""
     folders = {folder: [item for item in items if item.nodeid.startswith(folder)] for folder in WAITING}
     waiting = [
         *(list(own) for _, own in itertools.groupby(folders.pop(WAITING[0]), lambda item: item.path)),
@@ -129,7 +126,7 @@ def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell which tests were skipped. A file that was skipped as a whole is told by its path."""
+    """Write the list of skipped tests. A file that was skipped as a whole appears as its path."""
     if SKIPPED in os.environ:
         ids = sorted({report.nodeid for report in terminalreporter.stats.get("skipped", [])})
         Path(os.environ[SKIPPED]).write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
@@ -137,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Hold tests to their mark: without it, whoever starts a process fails. With it, nothing outlives the test run."""
+    """Fail unmarked tests that start a process. For marked ones, make sure that nothing outlives the test run."""
     if item.get_closest_marker(PROCESSES):
         the_reaper()
         return (yield)
@@ -151,20 +148,19 @@ def _unmarked(*arguments: object, **options: object) -> None:
 
 @pytest.fixture
 def virtual_runner() -> Iterator[asyncio.Runner]:
-    """A loop whose clock jumps, for one test. See `tests.virtual_time`."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         yield runner
 
 
 @pytest.fixture
 def clock(virtual_runner: asyncio.Runner) -> Clock:
-    """Time in seconds of the loop in which a test runs that is a coroutine function."""
+    """The loop's time in seconds, for tests that are coroutine functions."""
     return virtual_runner.get_loop().time
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function: on a stand, by its `harness` or `stage`, on virtual time if it takes the `clock`, or on any loop."""
+    """Run a coroutine test on a stand (if it has a `harness` or `stage`), in virtual time (if it takes `clock`) or on any loop."""
     if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
@@ -180,7 +176,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
-    """One Valkey and one Redis for all tests that do no harm to them."""
+    """One Valkey and one Redis, for all tests that don't harm them."""
     shared = SharedServers(tmp_path_factory.mktemp("servers"))
     yield shared
     shared.close()
@@ -195,6 +191,6 @@ def shared_postgres() -> Iterator[SharedPostgres]:
 
 @pytest.fixture
 def postgres(shared_postgres: SharedPostgres) -> Iterator[SharedPostgres]:
-    """One PostgreSQL for all tests that do no harm to it. Its databases are free again when a test has ended."""
+    """One PostgreSQL, for all tests that don't harm it. A test's databases are released when it ends."""
     yield shared_postgres
     shared_postgres.free()

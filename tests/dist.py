@@ -1,7 +1,7 @@
-"""`make dist`: a wheel and a source archive in dist/, checked, and served from where nothing else is installed.
+"""`make dist`: builds a wheel and a source archive in dist/, checks them, and serves from a clean environment.
 
-The wheel is built from the source archive, so that what is missing there is missed. What is tried is installed by its hashes
-into an environment of its own, and started in an empty folder with nothing set.
+The wheel is built from the source archive, so a file missing there shows. It is installed by the hashes of its requirements
+into a separate environment, and started in an empty folder with no settings.
 """
 
 import json
@@ -25,13 +25,13 @@ PATIENCE = 60.0
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Build the source archive, and the wheel from it, in `folder`; their paths."""
+    """Build the source archive in `folder`, and the wheel from it. Returns their paths."""
     hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(folder.resolve())]
     subprocess.run([*hatchling, "-t", "sdist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     [archive] = folder.glob("headway-*.tar.gz")
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(archive) as members:
-            # A parameter of `extractall` only since 3.11.4.
+            # `extractall` has this parameter only since 3.11.4.
             members.extraction_filter = getattr(tarfile, "data_filter", None)
             members.extractall(unpacked)
         [source] = Path(unpacked).iterdir()
@@ -41,7 +41,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def faults(archive: Path, wheel: Path) -> list[str]:
-    """What is in a source archive or a wheel and should not be, or the other way round."""
+    """Return which files are missing from the source archive or the wheel, or shouldn't be there."""
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "headway").rglob("*") if _is_source(path)}
     with zipfile.ZipFile(wheel) as members:
         packed = {name for name in members.namelist() if ".dist-info/" not in name}
@@ -64,7 +64,7 @@ def _is_source(path: Path) -> bool:
 
 
 def try_out(wheel: Path, lock: Path) -> str:
-    """Install a wheel with its locked requirements into an environment of its own, and ask what it serves; how it went."""
+    """Install a wheel with its locked requirements into a new environment, and serve from it. Returns how that went."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         subprocess.run([sys.executable, "-m", "venv", str(home / "env")], check=True)
@@ -81,7 +81,7 @@ def try_out(wheel: Path, lock: Path) -> str:
 
 
 def serve(folder: Path, headway: Sequence[str], environ: dict[str, str], expected: str = "HELLO") -> float:
-    """Serve `upper.py:upper` of a folder, ask it once, and end it; seconds from the start to the answer."""
+    """Serve `upper.py:upper` of a folder, send one request, and stop. Returns the seconds from start to answer."""
     begun = time.monotonic()
     command = [*headway, "serve", "upper.py:upper", "--port", "0", "--admin-port", "0", "--log-level", "warning"]
     with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as process:
@@ -109,7 +109,7 @@ def main() -> None:
     wrong = faults(archive, wheel)
     if wrong:
         sys.exit("\n".join(wrong))
-    plain = [] if sys.stdout.isatty() else ["--no-color"]  # Twine takes any output for a terminal.
+    plain = [] if sys.stdout.isatty() else ["--no-color"]  # Twine treats any output as a terminal.
     twine = [sys.executable, "-m", "twine", *plain, "check", "--strict", str(archive), str(wheel)]
     subprocess.run(twine, check=True)
     sys.stdout.write(f"{wheel.name} {try_out(wheel, folder / LOCK)}\n")

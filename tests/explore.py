@@ -1,12 +1,10 @@
-"""Runs the property tests with other cases than those that every run tries, for some minutes.
+"""Runs the property tests for some minutes, with other cases than those of a normal run.
 
     python -m tests.explore --minutes 10 [--seed 7] [pytest's arguments]
 
-Each round has a seed of its own. A failure ends it with 1, and the command that repeats it is printed. What was found should
-become an `@example` of its test, or a test.
-
-As a plugin of pytest (`-p tests.explore`) it leaves only tests that draw cases: of hypothesis, state machines too, and those with
-the mark `draws`.
+Each round has its own seed. After a failure it prints the command that repeats it, and exits with 1. Turn what it found into
+an `@example` of the test, or a test. As a pytest plugin (`-p tests.explore`) it selects the tests that draw cases: those of
+hypothesis, including state machines, and those marked `draws`.
 """
 
 import argparse
@@ -21,16 +19,15 @@ from hypothesis import is_hypothesis_test, settings
 
 PROFILE = "explore"
 DRAWS = "draws"
-"""Mark of tests that draw cases. Those of hypothesis get it by themselves."""
+"""Marks tests that draw cases. Those of hypothesis get it automatically."""
 MACHINE = "run_state_machine_as_test"
 ENDED, NOTHING_LEFT = 0, 5
-"""Exit codes of pytest: all passed; there was nothing to run."""
+"""pytest's exit codes for: all passed; nothing to run."""
 
 settings.register_profile(PROFILE, deadline=None, derandomize=False, print_blob=True, database=None, max_examples=100)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave only what draws cases."""
     drawing = [item for item in items if draws(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in drawing])
     items[:] = drawing
@@ -44,7 +41,7 @@ def draws(item: pytest.Item) -> bool:
 
 
 def main() -> int:
-    """Explore until the time is over or something was found."""
+    """Explore until the time is over, or a test fails."""
     parser = argparse.ArgumentParser(description="Property tests with random seeds.")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default %(default)g)")
     parser.add_argument("--seed", type=int, help="of the first round; the next ones count up (default: a new one)")

@@ -1,14 +1,14 @@
-"""Changes the code in small ways, one at a time, and sees whether a test notices.
+"""Makes small changes to the code, one at a time, and checks whether a test fails.
 
     python -P tests/mutants.py [PART | PATTERN …] [--sample 150] [--seed 8] [--jobs 2]
 
-Each part of the code has tests of its own; a mutant meets those of them that come through the function which it changes.
-A part is `core`, `brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.gateway.client_quotas*' names some mutants of one part.
-`--sample` tries mutants drawn at random, for a whole part takes hours. What survives is printed with the lines that it
-changes. Where no test comes through a function its mutants survive; one that never ends is noticed.
+Each part of the code has its own tests; a mutant is run against those that execute the changed function. A part is `core`,
+`brokers`, `servers`, `gateway` or `http`. A pattern such as 'headway.gateway.client_quotas*' selects mutants of one part.
+A whole part takes hours, so `--sample` draws some mutants at random. Survivors are printed with the lines that they change.
+If no test executes a function, its mutants survive; a mutant that never ends counts as killed.
 
-mutmut makes and runs the mutants. It does so in `mutants/PART`, so that what it found out about one part outlives a run of
-another one. `-P` keeps `tests/http` from being taken for the standard library's.
+mutmut makes and runs the mutants, in `mutants/PART`, so that a run of one part keeps the results of the others. `-P` stops
+Python from taking `tests/http` for the standard library's module.
 """
 
 import argparse
@@ -25,22 +25,22 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = "core"
-"""The part that is tried when none is named."""
+"""The default part."""
 NOTICED = ("killed", "timeout", "segfault", "suspicious")
 UNNOTICED = ("survived", "no tests")
-"""Verdicts of mutmut on mutants that no test notices; NOTICED are those on others. The rest was interrupted."""
+"""mutmut's verdicts on mutants that no test catches, and (NOTICED) on those that are caught. All others were interrupted."""
 Z = 1.96
-"""Standard deviations on both sides of the mean that hold 95 % of a normal distribution."""
+"""95 % of a normal distribution lies within this many standard deviations of the mean."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are changed, and the tests that should notice.
+    """The files to change, and the tests that should fail.
 
     Attributes:
         files: globs of source files.
-        tests: pytest's arguments that select the tests.
-        but: files that are another part's.
+        tests: pytest arguments that select the tests.
+        but: files that belong to another part.
     """
 
     files: tuple[str, ...]
@@ -49,9 +49,9 @@ class Part:
 
 
 SERVERS = tuple(f"headway/brokers/redis/{name}.py" for name in ("clients", "failover", "link"))
-"""Modules that reach one server, Sentinels and clusters."""
+"""Modules that connect to a single server, Sentinels or clusters."""
 VALKEY = ("-k", "not redis] and not redis-")
-"""One kind of server stands for both: the code under test is the same."""
+"""One kind of server is enough, because the code under test is the same."""
 PARTS = {
     "core": Part(("headway/core/*.py", "headway/core/policies/*.py"), ("tests/core",)),
     "brokers": Part(
@@ -68,14 +68,14 @@ PARTS = {
         ),
         SERVERS,
     ),
-    # Sentinels and clusters are many processes, which take seconds for each mutant.
+    # Sentinels and clusters need many processes, which take seconds for each mutant.
     "servers": Part(SERVERS, ("tests/redis", *VALKEY)),
     "gateway": Part(
         ("headway/gateway/*.py", "headway/fleet/membership.py", "headway/runtime/availability.py"),
-        # What is asked for at the doors: where a request or a task stands, and what a caller may still ask.
+        # Requests that arrive at the API: where a request or task is, and what a caller may still ask.
         (
             "tests/services",
-            "--ignore-glob=*/test_redis_budget.py",  # Code that can be changed is slower.
+            "--ignore-glob=*/test_redis_budget.py",  # Code made mutable is slower.
             "tests/http/test_admin.py",
             "tests/http/test_admin_roles.py",
             "tests/http/test_quotas.py",
@@ -90,7 +90,7 @@ PARTS = {
 
 
 def main() -> int:
-    """Try what was asked for. The exit status says nothing of what survived."""
+    """Try the mutants. The exit status doesn't tell whether any survived."""
     parser = argparse.ArgumentParser(description="Whether the tests notice small changes of the code.")
     parser.add_argument("what", nargs="*", default=[FIRST], help=f"one of {', '.join(PARTS)}, or patterns of names")
     parser.add_argument("--sample", type=int, help="try so many, drawn at random (default: all)")
@@ -105,7 +105,7 @@ def main() -> int:
     names = _made(mutmut, [name for name in options.what if name not in PARTS], options.jobs)
     if options.sample is not None and options.sample < len(names):
         names = sorted(random.Random(options.seed).sample(names, options.sample))
-    # It would fail a test on purpose, and pytest raises over the sockets that such a test leaves open. A score of 0 tells as much.
+    # This check fails a test on purpose, and pytest then raises over the sockets left open. A score of 0 would tell the same.
     vars(mutmut)["run_forced_fail_test"] = lambda runner: None
     mutmut._run(names, options.jobs)
     _report(mutmut, names)
@@ -113,7 +113,6 @@ def main() -> int:
 
 
 def _part_of(name: str) -> str | None:
-    """The part that a name or pattern is from."""
     if name in PARTS:
         return name
     literal = name.split("*")[0]
@@ -128,7 +127,7 @@ def _part_of(name: str) -> str | None:
 
 
 def _work_in(folder: Path, part: Part) -> None:
-    """Have mutmut find in this folder what it looks for in the root, and know the part."""
+    """Set up the folder so that mutmut finds what it expects in the root, and configure the part."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     for name in ("pyproject.toml", "headway"):
@@ -140,7 +139,7 @@ def _work_in(folder: Path, part: Part) -> None:
     for path in configuration.also_copy:
         if (ROOT / path).exists():
             _link(str(path))
-    # What it copied before it would keep, though it is gone or has changed since.
+    # mutmut keeps earlier copies, even if the file has changed or is gone.
     shutil.rmtree("mutants/tests", ignore_errors=True)
     for path in Path("mutants/headway").rglob("*.lua"):
         path.unlink()
@@ -153,7 +152,7 @@ def _link(name: str) -> None:
 
 
 def _made(mutmut: ModuleType, patterns: list[str], jobs: int) -> list[str]:
-    """Make the mutants, and tell the names of those that fit a pattern, or of all."""
+    """Make the mutants. Returns the names that match a pattern, or all."""
     mutmut.set_mutant_under_test("mutant_generation")
     Path("mutants").mkdir(exist_ok=True)
     with mutmut.CatchOutput(spinner_title="Making mutants"):
@@ -164,7 +163,6 @@ def _made(mutmut: ModuleType, patterns: list[str], jobs: int) -> list[str]:
 
 
 def _report(mutmut: ModuleType, names: list[str]) -> None:
-    """Print what survived, and the score."""
     mutants, _ = mutmut.collect_source_file_mutation_data(mutant_names=names)
     fates = {name: mutmut.status_by_exit_code[code] for _, name, code in mutants}
     lines = [""]
@@ -185,7 +183,7 @@ def _changed(line: str) -> bool:
 
 
 def _interval(hits: int, tries: int) -> tuple[float, float]:
-    """Wilson's interval for the share of hits among all that might have been tried."""
+    """Return the Wilson interval of the hit rate among all mutants."""
     if not tries:
         return 0.0, 1.0
     share, scale = hits / tries, 1.0 + Z * Z / tries

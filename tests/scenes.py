@@ -1,4 +1,4 @@
-"""Tests that are coroutine functions on a stand: on the usual one, or on one that a decorator asks for.
+"""Tests that are coroutine functions on a stand: the usual one, or one that a decorator configures.
 
 async def test_a_request_is_answered(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     ...
@@ -19,20 +19,20 @@ Scene = Callable[..., Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Played:
-    """Value of a fixture for a coroutine function, which gets in its place what `play` calls it with.
+    """A fixture value for coroutine tests: `play` calls the test with the real argument in its place.
 
-    A test that takes several of these is played by the last one, which makes all of them.
+    If a test takes several, the last one plays it and makes them all.
     """
 
     play: Callable[[Scene], object]
 
 
 def scene(play: Callable[[Scene], None], tools: int = 1) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function, which `play` calls on a stand.
+    """Turn a coroutine function into a test, which `play` calls on a stand.
 
     Arguments:
         play: opens the stand, runs a coroutine function on it, and closes it.
-        tools: number of the arguments that come from the stand; pytest gives those behind them.
+        tools: number of leading arguments that the stand provides; pytest provides the others.
     """
 
     def decorate(test: Scene) -> Callable[..., None]:
@@ -42,7 +42,7 @@ def scene(play: Callable[[Scene], None], tools: int = 1) -> Callable[[Scene], Ca
 
 
 def as_test(scene: Scene, play: Callable[..., None], tools: int) -> Callable[..., None]:
-    """Have pytest call `play` with what it would give to a scene, but for the first arguments."""
+    """Make pytest call `play` with the fixtures of a scene, except its first arguments."""
     test = functools.wraps(scene)(play)
     parameters = [*inspect.signature(scene).parameters.values()][tools:]
     vars(test)["__signature__"] = inspect.Signature(parameters)

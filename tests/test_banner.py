@@ -1,4 +1,4 @@
-"""Banner of start-up, true of the settings it was started with, and the line while workers load."""
+"""The start-up banner, which must match the settings, and the progress line while workers load."""
 
 import asyncio
 import io
@@ -26,7 +26,6 @@ URL = "redis://user:canary@broker:6379/0"
 
 
 def shown(role: Role = Role.SERVE, target: Target | None = LOCAL, **settings: Any) -> str:
-    """Banner of a process with these settings."""
     return banner(Settings(**settings), role, target, 8000, 9000)
 
 
@@ -196,7 +195,7 @@ class Terminal(io.StringIO):
 
 
 def written(stream: io.StringIO, workers: int = 2, seconds: float = 2.2) -> str:
-    """Everything written while workers load, and then serve for 2 s."""
+    """Return everything printed while workers load, and during 2 s of serving."""
 
     async def main(clock: Clock) -> None:
         backends = [FakeBackend(0.1) for _ in range(workers)]

@@ -1,4 +1,4 @@
-"""Files of certificates, of a port and towards a remote API: what cannot be used is refused, and what changes is read again."""
+"""Certificate files of ports and for remote APIs: unusable ones are refused, and changed ones are reloaded."""
 
 import asyncio
 import ssl
@@ -58,7 +58,7 @@ def number(certificate: Path) -> int:
     return x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
 
 
-# What cannot be used.
+# Unusable files.
 
 Wrong = Callable[[Path, Authority], tuple[object, object, object]]
 
@@ -140,7 +140,7 @@ def test_a_key_that_others_may_read_is_warned_of(authority: Authority) -> None:
         assert [line["mode"] for line in told] == [f"{mode:04o}"] * warned
 
 
-# When it ends.
+# Expiry.
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_end_is_a_metric_and_both_forms_of_a_date_are_read(authority: Author
     Certificates(str(certificate), str(key), "", counters)
     read = x509.load_pem_x509_certificate(certificate.read_bytes())
     assert counters.ends == read.not_valid_after_utc.timestamp()
-    certificate, _ = authority.issue(days=365 * 30)  # From 2050 on dates are written in the longer form.
+    certificate, _ = authority.issue(days=365 * 30)  # Dates from 2050 on have the longer form.
     read = x509.load_pem_x509_certificate(certificate.read_bytes())
     found = validity(read.public_bytes(serialization.Encoding.DER))
     assert found == (read.not_valid_before_utc.timestamp(), read.not_valid_after_utc.timestamp())
@@ -186,7 +186,7 @@ def test_no_certificate_has_no_dates(data: bytes) -> None:
         validity(data)
 
 
-# What changes.
+# Changes.
 
 
 def test_a_pair_is_taken_when_both_files_fit(authority: Authority) -> None:
@@ -207,7 +207,7 @@ def test_a_pair_is_taken_when_both_files_fit(authority: Authority) -> None:
         assert shown(found.context("http/1.1"), trust) == first
         key.write_bytes(new)
         await found.look()
-        assert shown(found.context("http/1.1"), trust) == first  # It may be changing yet.
+        assert shown(found.context("http/1.1"), trust) == first  # It might still be changing.
         await found.look()
         for protocol in certificates.PROTOCOLS:
             assert shown(found.context(protocol), trust) == number(certificate) != first
@@ -238,7 +238,7 @@ async def test_a_file_that_is_gone_leaves_what_was_read(authority: Authority) ->
 
 
 async def test_links_are_followed_to_what_they_name_by_then(authority: Authority, tmp_path: Path) -> None:
-    """Kubernetes changes a mounted secret by a link to another folder."""
+    """Kubernetes updates a mounted secret by pointing a link to another folder."""
     folders = [tmp_path / "1", tmp_path / "2"]
     for folder in folders:
         folder.mkdir()

@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_read_is_a_setting_error(tmp_path: Path) -> None:
 
 
 def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount whose source is missing makes a folder of that name; tokens and keys would be lost in silence."""
+    """If a mount's source is missing, a folder of that name is created, and tokens and keys would be silently lost."""
     monkeypatch.chdir(tmp_path)
     assert load({}, {}) == Settings()
     Path("headway.toml").mkdir()

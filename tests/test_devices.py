@@ -1,4 +1,4 @@
-"""Devices: which GPU each worker gets, out of those that the environment and the machine have for this process."""
+"""Devices: which GPU each worker gets, out of those that the environment and the machine give this process."""
 
 from pathlib import Path
 

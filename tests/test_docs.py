@@ -1,4 +1,4 @@
-"""Documents whose names, numbers and places are true."""
+"""Checks that the documents' names, numbers and paths are true."""
 
 import json
 import re
@@ -31,11 +31,11 @@ FOREIGN_FLAGS = {
     "--offline", "--python", "--read-only", "--require-hashes", "--sample", "--security-opt", "--shell", "--stop-timeout",
     "--strict", "--syntax-only", "--system", "--tmpfs", "--values", "--wait",
 }  # fmt: skip
-"""Flags of other programs in the pages for users."""
+"""Flags of other programs on the pages for users."""
 FROM_OTHERS = {"Connection reset by peer"}
-"""Messages in troubleshooting.md that other programs write."""
+"""Messages in troubleshooting.md that come from other programs."""
 TABLES = {"headway_key_changes", "headway_keys", "headway_open_requests", "headway_requests", "headway_schema"}
-"""Tables of the ledger's database, whose names begin as those of metrics do."""
+"""Tables of the ledger's database, whose names have the same prefix as metrics."""
 
 
 def content(page: str) -> str:
@@ -141,7 +141,7 @@ def test_troubleshooting_quotes_messages_as_they_are_printed() -> None:
 
 
 def is_printed(part: str, printed: str) -> bool:
-    """Return True if the sources have this text, with or without a field of an f-string in place of some of its words."""
+    """Return True if the sources have this string. F-string fields may replace some of its words."""
     words = [re.escape(word) for word in part.split()]
     spans = [(begin, end) for begin in range(len(words)) for end in range(begin + 1, min(begin + 3, len(words)) + 1)]
     patterns = [" ".join([*words[:begin], r"\{[^{}]+\}", *words[end:]]) for begin, end in spans]
@@ -158,7 +158,7 @@ def links(page: Path) -> list[str]:
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
-    """Whether there is the file of a link, and its anchor if it has one."""
+    """Return True if a link's file exists, and its anchor if it has one."""
     path, _, anchor = link.partition("#")
     target = (page.parent / path) if path else page
     return target.exists() and (not anchor or anchor in anchors(target))
@@ -181,9 +181,9 @@ def test_a_decision_is_in_the_list() -> None:
 
 SOURCES = ("headway", "bench", "tests")
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
-"""Pages that tell of the project as it is."""
+"""Pages that describe the project as it is now."""
 FOREIGN_FILES = {"path/file.py", "path/to/file.py"}
-"""Files that are the reader's own in the documents."""
+"""File names in the documents that stand for the reader's own files."""
 
 
 @cache
@@ -233,7 +233,7 @@ def test_every_member_of_a_class_that_is_named_exists() -> None:
 
 
 def test_no_hint_asks_a_package_index_for_headway() -> None:
-    """Headway is on none, so the name there is somebody else's; a hint names the missing packages, or a checkout."""
+    """Headway isn't on any, so that name is someone else's. Hints name the missing packages, or a checkout."""
     sources = [path for folder in ("headway", "bench", "examples") for path in (ROOT / folder).rglob("*.py")]
     for page in [*PAGES, *sources]:
         found = re.search(r"headway\[\w|pip install '?headway\b", page.read_text(encoding="utf-8"))

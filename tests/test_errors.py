@@ -1,5 +1,3 @@
-"""Each error code says all that is asked of it."""
-
 from http import HTTPStatus
 
 import pytest

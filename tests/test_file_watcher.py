@@ -7,7 +7,7 @@ from headway.runtime.shared_files import FileWatcher, python_files
 
 
 def changes_seen(*files: Path, steps: list[Callable[[], object]], folder: Path | None = None) -> list[bool]:
-    """Do one step before each look; returns after which ones a change was seen in the files, or in a folder's."""
+    """Do one step before each look. Returns for each whether a change was seen, in the files or a folder's files."""
 
     async def main() -> list[bool]:
         at = -1
@@ -39,7 +39,7 @@ def changes_seen(*files: Path, steps: list[Callable[[], object]], folder: Path |
 
 
 def write(file: Path, text: str) -> Callable[[], object]:
-    """Writes with a modification time of its own, whatever the file system's grain."""
+    """Write with a new modification time, even on file systems with coarse timestamps."""
 
     def act() -> None:
         later = file.stat().st_mtime_ns + 1_000_000_000 if file.exists() else 0

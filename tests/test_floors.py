@@ -1,6 +1,6 @@
-"""The shape of the house, enforced: imports only point down the floors, and each floor keeps its own rule.
+"""Enforces the architecture: imports only point down the floors, and each floor follows its own rules.
 
-Imports inside functions and under TYPE_CHECKING count like any other.
+Imports inside functions and under TYPE_CHECKING count, too.
 """
 
 import ast
@@ -52,7 +52,7 @@ FLOORS: dict[str, int] = {
     "cli": 9,
     "__main__": 9,
 }
-"""The rank of all that lies right under headway/, or of a package in it. A module imports from its own floor or from below."""
+"""The rank of each module or package directly under headway/. A module imports only from its own floor or below."""
 
 PURE = frozenset((
     "ast", "__future__", "abc", "array", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions",
@@ -64,7 +64,7 @@ IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
 
 ADAPTERS = ("headway.brokers", "headway.backends", "headway.input_policy", "headway.storage")
-"""Packages whose modules only `app` may import, besides each package itself."""
+"""Packages whose modules only `app` may import (and each package itself)."""
 
 USER_CODE = "headway.backends.process.usercode"
 """The only module that imports by name: it loads user code, inside the child process."""
@@ -76,18 +76,18 @@ CHILD_ONLY: dict[str, tuple[str, ...]] = {
     f"{_PROCESS}.child": (f"{_PROCESS}.observed",),
     f"{_PROCESS}.observed": ("headway.app.backends",),
 }
-"""Modules that run inside the child process, or in a thread for a test, and the only ones that import each: user code never
+"""Modules that run inside the child process, or in a thread for a test, and the only importers of each: user code never
 reaches a server.
 """
 
 ROLE_MODULES = ("headway.model.fleet", "headway.app.roles", "headway.app.serving")
-"""Modules in which roles are named, besides the commands that start one: `headway.app.serving` is one for programs."""
+"""Modules that may name roles, besides the commands that start one: `headway.app.serving` is one for programs."""
 
 COMMANDS = "headway.cli.commands"
-"""Module that imports a command when it is asked for."""
+"""This module imports each command on demand."""
 LOADERS = ("importlib.import_module", "importlib.machinery", "importlib.util", "runpy")
 LONGEST = 60
-"""Most lines of a function, without its signature and docstring, which for a command are its options and its help."""
+"""Maximum lines of a function, not counting its signature and docstring (for a command, its options and help)."""
 
 MEANINGLESS = frozenset(["common", "helper", "helpers", "misc", "shared", "util", "utils"])
 
@@ -105,7 +105,7 @@ def below(name: str, package: str) -> bool:
 
 
 def floor(name: str) -> int:
-    """The floor of a dotted name within headway."""
+    """Return the floor of a dotted name within headway."""
     parts = [*name.split("."), "", ""]
     return FLOORS.get(f"{parts[1]}.{parts[2]}", FLOORS[parts[1]])
 
@@ -116,7 +116,7 @@ def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
 
 
 def imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and full dotted name of everything that a module imports, `from a import b` as a.b."""
+    """Yield the line and full dotted name of everything that a module imports; `from a import b` is a.b."""
     package = name.split(".") if name in MODULES and MODULES[name].stem == "__init__" else name.split(".")[:-1]
     for node in nodes(tree):
         if isinstance(node, ast.Import):
@@ -131,10 +131,10 @@ def imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 FACADE = "headway"
-"""Module that names what programs use, wherever that is; it imports that only when it is asked for."""
+"""This module names what programs use, and imports it on demand."""
 
 VERSION = "headway.version"
-"""Module that the facade and the clients may import, besides `headway.errors`."""
+"""A module that the facade and the clients may import, besides `headway.errors`."""
 
 
 def check_facade(name: str, tree: ast.Module) -> Iterator[str]:
@@ -240,7 +240,7 @@ def problems(name: str, tree: ast.Module) -> list[str]:
 
 
 def test_every_module_keeps_the_rules_of_the_house_and_none_import_each_other_in_a_circle() -> None:
-    """Imports for types count, too: who reads one of a circle would have to read all."""
+    """Type-only imports count, too: to read one module of a cycle you have to read all of them."""
     found, needs = {}, {}
     for name, path in MODULES.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))

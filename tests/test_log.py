@@ -20,12 +20,10 @@ LONG = 60.0
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last lines are waited for, however busy the machine is."""
     monkeypatch.setattr(log, "FLUSH_WITHIN", LONG)
 
 
 def logged(write: Callable[[], object], level: str = "debug", json: bool = False) -> str:
-    """Text that reaches the stream when `write` logs."""
     stream = io.StringIO()
     with log.running(level, json=json, stream=stream):
         write()
@@ -110,7 +108,7 @@ def test_a_traceback_stays_with_its_line(as_json: bool) -> None:
 
 @given(st.text(), st.booleans(), st.booleans())
 def test_no_text_makes_a_second_line_or_steers_the_terminal(text: str, as_json: bool, standard: bool) -> None:
-    key = f"a_{text}"  # Some words have a meaning of their own.
+    key = f"a_{text}"  # Some words are reserved.
 
     def write() -> None:
         if standard:
@@ -211,7 +209,7 @@ def test_everything_is_as_before_afterwards() -> None:
 
 @contextmanager
 def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """A program without a log of its own; what it writes to standard error."""
+    """A program that hasn't configured logging. Yields its standard error."""
     root, errors = logging.getLogger(), io.StringIO()
     handlers, root.handlers[:] = root.handlers[:], []
     monkeypatch.setattr("sys.stderr", errors)
@@ -265,7 +263,7 @@ def test_a_program_that_uses_structlog_gets_the_lines_its_way() -> None:
 
 
 def test_the_log_of_a_service_leaves_the_programs_structlog_as_it_was() -> None:
-    with structlog.testing.capture_logs():  # Lines that were captured before are no set-up.
+    with structlog.testing.capture_logs():  # Capturing lines doesn't count as configuration.
         pass
     with log.running(stream=io.StringIO()):
         pass

@@ -109,7 +109,7 @@ FAMILIES: dict[str, tuple[str, dict[str, str], float]] = {
     "remote_certificate_expiry_timestamp_seconds": ("gauge", {}, 1900000000.0),
     "tls_handshakes_failed": ("counter", {"port": "public", "reason": "no_certificate"}, 2),
 }
-"""Type of each metric, and labels and value of one of its series in `full_state`: of a histogram, its observations."""
+"""The type of each metric, and the labels and value of one of its series in `full_state` (for a histogram, its observations)."""
 MORE: list[tuple[str, dict[str, str], float]] = [
     ("gpu_lost", {"model": "m", "worker": "gpu-1"}, 0),
     ("gpu_xid_errors", {"model": "m", "worker": "gpu-0", "cause": "gpu"}, 4),
@@ -120,7 +120,7 @@ MORE: list[tuple[str, dict[str, str], float]] = [
     ("scaling_decisions", {"model": "m", "direction": "down"}, 0),
     ("rollout_changes", {"model": "m", "change": "rolled back"}, 0),
 ]
-"""Further series."""
+"""More series."""
 
 GPU = GpuFigures(
     memory_used=61, memory_total=80, utilisation=0.7, power=310.5, temperature=62, ecc_errors=3, xids={31: 1, 94: 2, 79: 2}, lost="gone"
@@ -321,7 +321,6 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
 
 
 def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
-    """Every reason and outcome in the code is among those that are there from the start."""
     assert {code.lower() for code in errors.REFUSALS} - set(metrics.OUTCOMES) == {
         "unauthenticated",
         *(code.lower() for code in errors.SHOWN),

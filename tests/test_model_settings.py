@@ -1,4 +1,4 @@
-"""Settings of several models: where they are written, what follows from them, and what is said of wrong ones."""
+"""Settings of several models: where to write them, what follows from them, and the errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any

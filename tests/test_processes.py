@@ -1,5 +1,3 @@
-"""Tests that start processes are known by their mark."""
-
 import asyncio
 import signal
 import subprocess

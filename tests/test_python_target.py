@@ -1,4 +1,4 @@
-"""Targets given as Python objects: under which name workers import them, and what is refused."""
+"""Targets given as Python objects: the name under which workers import them, and which ones are refused."""
 
 import functools
 import sys
@@ -71,7 +71,7 @@ def made() -> Callable[..., Any]:
 
 
 HIDDEN = wrapped(upper)
-"""Function that says it is `upper`, which is another."""
+"""A function that claims to be `upper`, but is another."""
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_workers_could_not_import_is_refused_with_its_mend(given: Any, part
 
 
 def program(monkeypatch: pytest.MonkeyPatch, source: str, **facts: Any) -> types.ModuleType:
-    """The program that runs, as if it were made of this source."""
+    """Replace the running program with one that has this source."""
     main = types.ModuleType("__main__")
     vars(main).update({"__spec__": None, **facts})
     exec(compile(source, facts.get("__file__", "<stdin>"), "exec"), vars(main))

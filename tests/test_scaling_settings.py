@@ -1,4 +1,4 @@
-"""Settings of the autoscaler and times: what was left out fits, and each wrong one is refused with its reason."""
+"""Settings of the autoscaler and time limits: defaults fit together, and each wrong value is refused with a reason."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_what_brings_a_model_to_no_worker_must_be_told_and_a_host_need_not(tmp_p
     file = tmp_path / "headway.toml"
     file.write_text("[models.a]\n[models.b]\nmin_workers = 0\n")
     for flags, path in (({"min_workers": 0}, None), ({}, file)):
-        settings = load(flags, {}, path)  # As a worker, which has no --scale-to-zero-after-s, loads it.
+        settings = load(flags, {}, path)  # Loaded as a worker does, which has no --scale-to-zero-after-s.
         with pytest.raises(SettingError, match=r"no setting says when to remove the last worker\. Set --scale-to-zero"):
             check_to_zero(settings)
     check_to_zero(load({"min_workers": 0, "scale_to_zero_after_s": 5}, {}))

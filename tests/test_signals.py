@@ -1,4 +1,4 @@
-"""Reactions to signals of a process that starts, runs and ends."""
+"""How a process reacts to signals while it starts, runs and ends."""
 
 import asyncio
 import os
@@ -18,8 +18,6 @@ ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGU
 
 
 class Slow(Service):
-    """A service whose drain takes long."""
-
     def __init__(self) -> None:
         self.done: list[str] = []
 
@@ -45,7 +43,7 @@ class Slow(Service):
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Gives the signals back the handlers that they had."""
+    """Restore the signal handlers afterwards."""
     before = {number: signal.getsignal(number) for number in ALL}
     yield
     for number, handler in before.items():

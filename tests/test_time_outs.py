@@ -1,4 +1,4 @@
-"""A test that hangs is named, with its stacks, and the others go on: also where no signal helps. What it has started ends."""
+"""A hanging test is reported with its stacks, even if no signal helps. The others continue, and its processes end."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The clock jumps when nothing more can happen, and not before."""
+"""The clock jumps only when nothing else can happen."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def served(url: str, main: Callable[[ServedLoop, Any], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(loop, client)` on a loop that hears a server."""
+    """Run `main(loop, client)` on a loop that waits for a server."""
 
     async def connected() -> T:
         async with Redis.from_url(url, socket_timeout=None, retry=Retry(NoBackoff(), 0)) as asked:
@@ -63,7 +63,7 @@ def test_a_command_that_has_come_in_part_is_waited_for(servers: SharedServers) -
     try:
         with socket.create_connection((address.hostname, address.port)) as line:
             assert loop.hear()
-            line.sendall(b"*2\r\n$4\r\nECHO\r\n")  # To the end of an argument: nothing is left in the server's buffer.
+            line.sendall(b"*2\r\n$4\r\nECHO\r\n")  # Ends with an argument: nothing is left in the server's buffer.
             assert not loop.hear()
             line.sendall(b"$2\r\nhi\r\n")
             assert line.recv(64) == b"$2\r\nhi\r\n"

@@ -1,4 +1,4 @@
-"""Parts of a process of each role."""
+"""The parts of a process, by role."""
 
 import asyncio
 import functools
@@ -241,7 +241,7 @@ def test_each_model_may_have_a_fallback_of_its_own(tmp_path: Path) -> None:
 def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "redis" or ".brokers.redis" in name]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(brokers, "redis", None, raising=False)  # What is imported anew would stay there after the test.
+    monkeypatch.setattr(brokers, "redis", None, raising=False)  # Otherwise a fresh import would outlive the test.
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(SettingError) as caught:
         built(Role.CONTROLLER, broker=BROKER)

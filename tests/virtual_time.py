@@ -1,14 +1,14 @@
-"""Event loops whose clock jumps: timers fire in order without anybody waiting for them.
+"""Event loops whose clock jumps: timers fire in order, without real waiting.
 
     run(main)  runs the coroutine function `main(clock)` where `clock()` is the loop's time in seconds.
 
-When nothing is ready and no timer is left, the loop would wait for ever; that is an error here.
+If nothing is ready and no timer is left, the loop would wait for ever; that is an error here.
 
-`ServedLoop` is for tests that talk to a real server. Before its clock jumps it makes sure that the server has nothing
-more to say. Over loopback what is sent is there. A server with one thread reads everybody in each round of its loop and
-sends all answers at its end, so after two questions, one after the other, it has answered all that came before the first,
-and told everybody whom that concerns. What is too long for one round shows in the list of its clients, which is the second
-question.
+`ServedLoop` is for tests that talk to a real server. Before the clock jumps, it makes sure that the server has nothing more
+to send. Over loopback, data has arrived once it is sent. A single-threaded server reads from every client in each round of
+its loop, and sends all answers at the end of it. So after two consecutive questions it has answered everything sent before
+the first, and notified every client concerned. The second question lists the clients: commands and answers too long for one
+round show there.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 PATIENCE = 30.0
-"""Real seconds for which a server is waited for."""
+"""Real seconds to wait for a server."""
 GRAIN = 0.001
-"""Real seconds after which a server that is busy is asked again."""
+"""Real seconds before a busy server is asked again."""
 LONG = 3600.0
-"""Seconds of a jump that no test means: it is made only when nothing has come for a while of real time, too."""
+"""A longer jump in seconds is probably not meant by a test: it happens only if nothing has arrived for WHILE, either."""
 WHILE = 0.2
-"""Real seconds for that: a busy machine may take as long to bring what a server has sent."""
+"""Real seconds: a busy machine may take this long to deliver what a server has sent."""
 
 _UNDER_WAY = re.compile(
-    rb"^.* (?:obl|oll)=[1-9]"  # An answer that is not all sent.
-    # A command not all read, but for one after a wait. Where a read ended with an argument, `qbuf` is 0.
+    rb"^.* (?:obl|oll)=[1-9]"  # An answer that is only partly sent.
+    # A partly read command, unless its client is blocked. If a read ended exactly at an argument, `qbuf` is 0.
     rb"|^.* flags=(?![^ ]*b).* (?:qbuf|argv-mem)=[1-9].* cmd=(?!client\|list)",
     re.MULTILINE,
 )
-"""Words in the list of clients for commands and answers that take several rounds."""
+"""Patterns in the list of clients for commands and answers that take several rounds."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -75,7 +75,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A selector loop on virtual time; starts at 1,000 s so that a forgotten zero shows."""
+    """A selector loop in virtual time. It starts at 1,000 s so that a forgotten zero shows."""
 
     patience = 0.0
     hearings = 0
@@ -91,13 +91,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     async def settle(self) -> None:
-        """Return once everything has run that can without letting time pass."""
+        """Return once everything has run that can run without time passing."""
         settling = self.create_future()
         self._settling.append(settling)
         await settling
 
     def settled(self) -> bool:
-        """Resume what waits until nothing can run; False when nothing does."""
+        """Resume waiting `settle` calls once nothing else can run. Returns False if there are none."""
         settling, self._settling = self._settling, []
         for one in settling:
             if not one.done():
@@ -105,25 +105,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return bool(settling)
 
     def hear(self) -> bool:
-        """Let everything arrive that was said to us; False when there is more to come."""
+        """Receive everything that was sent to us. Returns False if more is on its way."""
         return True
 
 
 class ServedLoop(VirtualLoop):
-    """A loop on virtual time for clients of real servers, by their URLs. A host is an address, as a name would be looked up in
-    another thread."""
+    """A loop in virtual time for clients of real servers, given by URL. Hosts must be addresses: names are looked up in a thread."""
 
     patience = PATIENCE
     hearings = int(PATIENCE / GRAIN)
     _transports: Mapping[int, asyncio.Transport]
-    """The loop's own, by descriptor."""
+    """The event loop's own, by descriptor."""
 
     def __init__(self, *urls: str) -> None:
         super().__init__()
         self._lines = [_Line(url) for url in urls]
 
     def hear(self) -> bool:
-        # A server has sent a large answer once its kernel has all of it. On a busy machine the last of it may take a moment longer to come.
+        # A large answer counts as sent once the kernel has it; on a busy machine, the rest may arrive a moment later.
         return not any(map(_is_half_read, self._transports.values())) and all(line.hear() for line in self._lines)
 
     def close(self) -> None:
@@ -133,7 +132,7 @@ class ServedLoop(VirtualLoop):
 
 
 def _is_half_read(transport: Any) -> bool:
-    """Whether a large answer has begun to come over a connection, and not all of it is there."""
+    """Return True if part of a large answer has arrived on a connection, but not all of it."""
     link = transport.get_protocol()
     return (
         not transport.is_closing() and isinstance(link, Link) and link._large is not None and link._large._missing > 0
@@ -141,8 +140,6 @@ def _is_half_read(transport: Any) -> bool:
 
 
 class _Line:
-    """A connection to one server, for questions."""
-
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
         self._socket: socket.socket | None = None
@@ -158,7 +155,7 @@ class _Line:
         except TimeoutError:
             raise RuntimeError(f"the server at {self._url.hostname}:{self._url.port} does not answer") from None
         except OSError:
-            self.close()  # It is down, and has said all it had to say; it may come back.
+            self.close()  # The server is down, and has sent all it will. It may come back.
             return True
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""What does a request cost: CPU time, memory, rows, calls of Redis?"""
+"""What does a request cost: CPU time, memory, rows, Redis calls?"""

@@ -1,4 +1,4 @@
-"""Servers that are measured side by side, in turns: to the brim of their core by wrk, and by open loops."""
+"""Servers that are compared in turns, with wrk saturating their core, and with open loops."""
 
 import statistics
 import sys
@@ -22,15 +22,15 @@ ROUTE = "/v1/inference"
 BATCHES = ("headway_batch_size_sum", "headway_batch_size_count")
 MOSEC_BATCHES = ("mosec_service_batch_size_sum", "mosec_service_batch_size_count")
 SAFE_PATH = "-P"
-"""Keeps torch from taking the folder `triton` beside a program for the package."""
+"""Stops torch from taking the folder `triton` beside a program for the package."""
 WARM_UP = 2.0
-"""Seconds of load before a turn, in which batch times and arrivals are learnt."""
+"""Seconds of load before a turn, in which the server learns batch times and arrivals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One load on one server. `cpu_us` is for each answered request, by role; `batch` is the mean number of entries in a batch; latencies of wrk are
-    of its closed loop; `operations` is what Redis was asked to do, if there is one.
+    """One load on one server. `cpu_us` is per answered request, by role; `batch` is the mean batch size; wrk's latencies are those of its closed
+    loop; `operations` counts Redis's operations, if there is a Redis.
     """
 
     cpu_us: Mapping[str, float]
@@ -45,14 +45,14 @@ class Turn:
 
     @property
     def cost(self) -> float:
-        """Microseconds of a request, over all processes."""
+        """Microseconds of CPU a request, over all processes."""
         return sum(self.cpu_us.values())
 
 
 @dataclass(slots=True)
 class Contender:
-    """A server to be measured, and its turns so far by load. `flags` are those of `headway bench`, `headers` and `body` those of wrk, `batches` the
-    metrics of entries and batches.
+    """A server to measure, and its turns so far by load. `flags` are for `headway bench`, `headers` and `body` for wrk; `batches` names the metrics
+    of entries and batches.
     """
 
     start: Callable[[], AbstractContextManager[Server | Fleet]]
@@ -73,14 +73,14 @@ class Contender:
         return generators.closed_loop(f"{server.url}{self.route}", self.body, seconds, headers=self.headers)
 
     def fill(self, load: str, server: Server | Fleet, seconds: float) -> None:
-        """Take a turn at the brim, after a warm-up; raise Broken if a request fails."""
+        """Take a turn at full load, after a warm-up. Raises Broken if a request fails."""
         self.wrk(server, WARM_UP)
         turn = self._take(load, server, lambda: self.wrk(server, seconds))
         if turn.unanswered:
             raise Broken(f"{turn.unanswered} of {turn.requests} requests at the brim failed")
 
     def ask(self, load: str, server: Server | Fleet, rate: float, seconds: float, *, all_answered: bool = True) -> None:
-        """Take a turn at a rate, after a warm-up; raise Broken if a request gets no right answer, unless `all_answered` is false."""
+        """Take a turn at a rate, after a warm-up. Raises Broken if a request gets no right answer, unless `all_answered` is false."""
         send = partial(generators.open_loop, server, rate)
         send(WARM_UP, *self.flags, path=self.route)
         turn = self._take(load, server, lambda: send(seconds, *self.flags, path=self.route))
@@ -108,7 +108,7 @@ class Contender:
         return server.total(self.batches[0]), server.total(self.batches[1])
 
     def row(self, name: str, load: str, roles: tuple[str, ...], peer: float) -> dict[str, object]:
-        """Return a row of a table; `peer` is the cost that the ratio refers to."""
+        """Return a table row. `peer` is the cost that the ratio refers to."""
         cost = self.cost(load)
         by_role = {role: self.mean(load, lambda turn, role=role: turn.cpu_us.get(role, 0.0)) for role in roles}  # type: ignore[misc]
         return {
@@ -139,7 +139,7 @@ def mosec(
     workers: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run mosec while the context lasts; `environment` says what it serves (see bench/stand/peer_models.py)."""
+    """Run mosec while the context lasts. `environment` configures what it serves (see bench/stand/peer_models.py)."""
     variables = {"BENCH_BATCH_MS": str(batch_ms), "BENCH_MSGSPEC": "1" if fast_json else "", **(environment or {})}
     flags = ("--address", "127.0.0.1", "--log-level", "warning")
     with _peer("mosec", flags, _mosec_role, (max_batch, wait_ms, workers), variables) as server:
@@ -148,7 +148,6 @@ def mosec(
 
 @contextmanager
 def litserve(max_batch: int, wait_ms: int, workers: int, environment: Mapping[str, str]) -> Iterator[Server]:
-    """Run LitServe while the context lasts."""
     with _peer("litserve", (), lambda _: "litserve", (max_batch, wait_ms, workers), environment) as server:
         yield server
 
@@ -161,7 +160,7 @@ def _peer(
     shape: tuple[int, int, int],
     environment: Mapping[str, str],
 ) -> Iterator[Server]:
-    """A peer of a shape: largest batch, milliseconds that a batch waits for more, and workers."""
+    """Run a peer with a maximum batch size, a wait for more entries in ms, and a number of workers."""
     port, program = stand.free_port(), str(stand.HERE / f"{name}_server.py")
     variables = dict(zip(("BENCH_MAX_BATCH", "BENCH_MAX_WAIT_MS", "BENCH_WORKERS"), map(str, shape), strict=True))
     command = [sys.executable, SAFE_PATH, program, "--port", str(port), *flags]
@@ -180,7 +179,7 @@ def _answers(url: str) -> bool:
 
 
 def _mosec_role(process: Process) -> str:
-    """The Rust program is the front; Python processes that multiprocessing spawned are workers."""
+    """Return a process's role. The Rust program is the front; Python processes spawned by multiprocessing are workers."""
     if process.name == "mosec":
         return "front"
     if "spawn_main" in process.command:

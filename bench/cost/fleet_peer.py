@@ -1,16 +1,16 @@
-"""CPU time of a request over Redis, role by role, side by side with Triton's server.
+"""CPU time of a request over Redis, by role, compared with Triton's server.
 
     python bench/cost/fleet_peer.py                            about ten minutes
     python bench/cost/fleet_peer.py --rounds 1 --seconds 4     a first impression
 
-Both put a text in capitals, at once, at most 64 in a batch, and get a JSON POST of 115 bytes. Headway is a gateway, a worker host with one GPU
-process, a controller and redis-server, with everything on: an API key and its rate limit, metrics, admin ports. Triton is one process and
-that of its Python backend, with a queue delay of 2 ms. Headway is measured with the window policy at 2 ms, with its default policy, and with an
-append-only file that is synced every second. Triton keeps nothing that would outlive it.
+Both upper-case a string in no time, at most 64 in a batch, and get a JSON POST of 115 bytes. Headway is a gateway, a worker host with one GPU
+process, a controller and redis-server, with everything enabled: an API key and its rate limit, metrics, admin ports. Triton is one process and
+its Python backend's, with a queue delay of 2 ms. Headway is measured with the window policy at 2 ms, with its default policy, and with an
+append-only file that is synced every second. Triton persists nothing.
 
-The servers take turns, and each round starts fresh ones, all processes of one on one core. The loads are wrk to the brim, 1,000 requests/s, and
-10,000, or less where the brim of the slowest is too near. A function that takes no time is the hardest case, as hardly two requests
-meet in a batch at 1,000/s. So that rate is measured with batches of 20 ms, too.
+The servers take turns. Each round starts fresh ones, with all processes of a server on one core. The loads are wrk at full load, 1,000
+requests/s, and 10,000 (or less if that is too close to the slowest one's limit). A function that takes no time is the hardest case: at 1,000/s,
+hardly two requests share a batch. So that rate is also measured with batches of 20 ms.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CALIBRATION = 2.0
 MOST, GOAL = 1.0, 0.75
 ROLES = ("front", "gateway", "worker", "gpu", "controller", "redis")
 _PREFIX = len("01234567-000000000 ")
-"""Characters that the load generator puts before each input."""
+"""Characters that the load generator adds before each input."""
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _contenders(folder: Path, key: str, batch_ms: float) -> dict[str, Contender]:
-    """All servers, with a function that takes so many milliseconds."""
+    """Return all servers, with a function that takes `batch_ms`."""
     ours_file, triton_file = folder / "ours.json", folder / "triton.json"
     ours_file.write_bytes(b'{"input": "%s"}' % (b"the quick brown fox " * 6)[: BODY_BYTES - 13 - _PREFIX])
     triton_file.write_bytes(triton_server.body(BODY_BYTES))
@@ -94,7 +94,7 @@ def _contenders(folder: Path, key: str, batch_ms: float) -> dict[str, Contender]
 
 
 def _calibrated(contenders: Mapping[str, Contender]) -> float:
-    """The higher of the two rates."""
+    """Return the higher of the two rates."""
     brims = []
     for contender in contenders.values():
         with contender.start() as server:

@@ -1,14 +1,13 @@
 """What an idle server costs, what an idle fleet asks of Redis, and what pages that show the dashboard cost.
 
     python bench/cost/idle.py                                 about seven minutes
-    python bench/cost/idle.py --seconds 10 --only rest        a look
+    python bench/cost/idle.py --seconds 10 --only rest        a first impression
 
-`rest` leaves alone a server with two GPUs made of sleep, and a fleet of two gateways, two worker hosts with two such GPUs each, and two controllers.
-A wake-up is one time that a thread slept and went on (voluntary context switches); CPU time is the scheduler's own. Redis's calls are those of
-its slow log.
+`rest` leaves a server with two emulated GPUs alone, and a fleet of two gateways, two worker hosts with two such GPUs each, and two controllers.
+A wake-up is a voluntary context switch; CPU time comes from the scheduler. Redis's calls come from its slow log.
 
-`viewers` is the CPU time of a server with four such GPUs, at rest and at 100 requests/s, while so many pages look. Rounds without viewers come
-before and after the others, because the machine isn't the same all the time. It leaves bench/out/viewers.json.
+`viewers` is the CPU time of a server with four such GPUs, at rest and at 100 requests/s, while pages watch it. Rounds without viewers come before
+and after the others, because the machine's speed varies. It writes bench/out/viewers.json.
 """
 
 import argparse
@@ -26,15 +25,15 @@ from bench.stand.findings import Findings
 from bench.stand.generators import open_loop
 
 SETTLE = 8.0
-"""Seconds until the start is over."""
+"""Seconds for the start-up to settle."""
 WAKE_UPS, CPU_MS, CALLS = 5.0, 1.0, 5.0
-"""Bounds a second."""
+"""Bounds per second."""
 VIEWERS = (0, 1, 20, 0)
 RATES = (0.0, 100.0)
 MOST_VIEWED = 2.0
-"""Most that 20 viewers may cost, in percent of a core."""
+"""Maximum cost of 20 viewers, in percent of a core."""
 BEGUN = 3.0
-"""Seconds until all viewers have had the beginning of their streams."""
+"""Seconds until all viewers have received the beginning of their streams."""
 
 
 def main() -> int:
@@ -68,7 +67,7 @@ def rest(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _rest(root: int, seconds: float) -> list[dict[str, Any]]:
-    """What the processes of a server do meanwhile, the first one first."""
+    """Return what a server's processes do during the rest, starting with the first."""
     family = processes.family(root)
     before = [_spent(process.pid) for process in family]
     time.sleep(seconds)
@@ -84,7 +83,7 @@ def _each_second(after: tuple[int, int], before: tuple[int, int], seconds: float
 
 
 def _spent(pid: int) -> tuple[int, int]:
-    """Wake-ups, and nanoseconds of CPU time, of all threads of a process."""
+    """Return the wake-ups, and nanoseconds of CPU time, of all threads of a process."""
     wake_ups = nanoseconds = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         status = (thread / "status").read_text().splitlines()
@@ -111,7 +110,7 @@ def viewers(findings: Findings, options: argparse.Namespace) -> None:
 
 
 async def _viewed(server: stand.Server, rate: float, count: int, seconds: float) -> float:
-    """Share of a core that the process takes while so many read the stream of the dashboard."""
+    """Return the share of a core that the process takes while `count` viewers read the dashboard's stream."""
     limits = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=limits[0], timeout=limits[1]) as client:
         tasks = [asyncio.create_task(_view(client, server.admin)) for _ in range(count)]

@@ -3,8 +3,8 @@
     python bench/cost/instructions.py                 two minutes
     python bench/cost/instructions.py --times 50      a first impression
 
-One process makes the same calls on a clock that only the program moves. So two runs differ by 1 %, whatever else the machine does, and the effect
-of a change to the functions shows without a quiet hour. The instructions of a PING are taken off each figure.
+One process makes the same calls, on a clock that only the program moves. So two runs differ by 1 % even on a busy machine, and show the effect
+of a change to the functions. The instructions of a PING are subtracted from each number.
 
 valgrind and redis-server have to be installed. On Debian and Ubuntu: apt-get install valgrind redis-server
 """
@@ -46,15 +46,13 @@ _numbers = itertools.count(1)
 
 
 class AtOnce:
-    """Policy by which whatever waits leaves."""
+    """A policy that lets everything leave immediately."""
 
     def rule(self, load: Load) -> Rule:
         return Rule(size=1)
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """Loop whose clock the program moves."""
-
     at = 1e6
 
     def time(self) -> float:
@@ -62,7 +60,7 @@ class ManualLoop(asyncio.SelectorEventLoop):
 
 
 class Watched:
-    """A redis-server under valgrind, to be used as a context manager."""
+    """A redis-server under valgrind, used as a context manager."""
 
     def __init__(self) -> None:
         self.port = stand.free_port()
@@ -81,13 +79,12 @@ class Watched:
         shutil.rmtree(self._folder)
 
     def control(self, *command: str) -> None:
-        """Tell valgrind to count, to begin anew, or to write down its counts."""
+        """Tell valgrind to count, reset its counts, or write them."""
         subprocess.run(
             ["callgrind_control", *command, str(self._server.pid)], check=True, capture_output=True, timeout=120.0
         )
 
     def counted(self) -> int:
-        """Return the instructions since counting began."""
         for file in self._folder.glob("o*"):
             file.unlink()
         self.control("--dump=now")
@@ -101,8 +98,6 @@ class Watched:
 
 
 class Caller:
-    """The process that calls."""
-
     def __init__(self, watched: Watched, loop: ManualLoop) -> None:
         self._loop, self.slots = loop, SLOTS
         self._heard_at = -math.inf
@@ -111,7 +106,7 @@ class Caller:
         self._read = 0
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass; slots send their heartbeats."""
+        """Let time pass. Slots send their heartbeats."""
         self._loop.at += seconds
         if self._loop.at > self._heard_at + HEARTBEATS:
             self._heard_at = self._loop.at
@@ -138,7 +133,7 @@ class Caller:
         _, self._read = await self.broker.replies(GATEWAY, self._read)
 
     async def serve(self, enqueues: int, each: int = 1, tenants: int = 1, task: bool = False) -> None:
-        """Enqueue so often, so many each time, from tenants in turn; claim and complete them all, and read the answers."""
+        """Make `enqueues` calls with `each` entries, from tenants in turn. Claim and complete all entries, and read the answers."""
         for number in range(enqueues):
             await self.wait(0.001)
             await self.enqueue(each, f"tenant {number % tenants}", task)
@@ -148,7 +143,7 @@ class Caller:
         await self.complete(lease)
 
     async def lone(self) -> None:
-        """A slot asks in vain, then an entry comes and wakes it."""
+        """Claim in vain, then wake the slot with a new entry."""
         await self.wait(0.01)
         await self.broker.claim(SLOTS[0], AtOnce())
         await self.serve(1)

@@ -3,11 +3,11 @@
     python bench/cost/payload.py                  a minute
     python bench/cost/payload.py --seconds 3      a first impression
 
-Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a number and answer with 5 MB, over `POST /v1/predict` as octets: in one
+Two GPUs, emulated by 100 ms of sleep, get 5 MB and return its length, or get a number and return 5 MB, over `POST /v1/predict` as octets: in one
 process with the arena, and in a fleet over Redis.
 
-Copies are those of one request on one GPU: the most memory that each process takes while large requests come one after the other, less what it
-took before, in multiples of the payload. What large requests cost the small ones of others, neighbours.py asks; beside Triton, tensors.py.
+Copies are for one request at a time on one GPU: the peak memory of each process minus its memory before, in multiples of the payload.
+neighbours.py measures what large requests cost other tenants' small ones; tensors.py compares with Triton.
 """
 
 import argparse
@@ -32,9 +32,9 @@ SIZE = 5_000_000
 SMALL = 100
 IN_HAND = 4
 ALONE = 6
-"""Large requests of which the copies are counted."""
+"""Number of large requests when counting copies."""
 MOST_MS = 4.0
-"""Most milliseconds of CPU time of a large request in one process with its workers."""
+"""Maximum milliseconds of CPU time of a large request, in one process with its workers."""
 MOST_COPIES = 2.0
 BODY_LIMIT = 16 << 20
 TARGETS = "bench/stand/targets.py"
@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of a payload: its URL, a large and a small request, its processes by role, and CPU seconds so far by role."""
+    """A way to send payloads: its URL, a large and a small request, its processes and CPU seconds so far by role."""
 
     url: str
     large: Request
@@ -71,7 +71,6 @@ def main() -> int:
 
 
 def cost(findings: Findings, options: argparse.Namespace) -> None:
-    """Measure each way in both directions."""
     rows: list[dict[str, object]] = []
     for (name, start), direction in itertools.product(WAYS.items(), ("in", "out")):
         with start(direction, 1) as way:
@@ -93,7 +92,7 @@ def cost(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _copies(way: Way) -> dict[str, float]:
-    """Payloads that fit into the memory that each process took at most for one request, by role."""
+    """Return each role's peak memory for one request, in payloads."""
     with contextlib.closing(_client(way.url)) as client:
         for _ in range(3):
             _ask(client, way.small)
@@ -117,7 +116,7 @@ def _memory(pid: int, name: str) -> int:
 
 
 def _load(url: str, request: Request, seconds: float) -> int:
-    """Send requests in a closed loop; how many were answered."""
+    """Send requests in a closed loop. Returns how many were answered."""
     until = time.monotonic() + seconds
 
     def run(done: int) -> int:
@@ -174,7 +173,7 @@ def _redis(direction: str, workers: int) -> Iterator[Way]:
 
 
 def takes(url: str, request: Request) -> bool:
-    """Whether a gateway knows by now what its workers take."""
+    """Return True if a gateway already knows its workers' input type."""
     with contextlib.closing(_client(url)) as client:
         try:
             _ask(client, request)

@@ -1,19 +1,19 @@
-"""CPU time of a request beside mosec, the fastest batching server for Python that we know of, and how it grows.
+"""CPU time of a request compared with mosec, the fastest batching server for Python that we know of, and how it grows.
 
     python bench/cost/peer.py                                          about ten minutes
     python bench/cost/peer.py --only brim --rounds 1 --seconds 5       a first impression
 
-brim     Both put a text in capitals, at once, in one worker process, at most 64 in a batch, and get the same JSON POST of 115 bytes, by wrk to the
-         brim of one core. Headway runs with everything on: an API key and its rate limit, metrics, the admin port. It is measured
-         with the window policy at mosec's 2 ms and with its default policy; mosec as it comes and with msgspec for its JSON.
+brim     Both upper-case a string in no time, in one worker process, at most 64 in a batch, and get the same JSON POST of 115 bytes, with wrk
+         saturating one core. Headway runs with everything enabled: an API key and its rate limit, metrics, the admin port. It is measured
+         with the window policy at mosec's 2 ms and with its default policy; mosec with its defaults, and with msgspec for its JSON.
 rates    Open loop, Poisson: 1,000 requests/s on two GPUs and 3,000 on four, which sleep for 100 ms a batch of at most 100. Headway has its
-         defaults, a key and a limit; mosec waits 10 ms for a batch. A request that comes alone costs several times what one does at the
-         brim, because what it needs has left the processor's caches.
+         defaults, a key and a limit; mosec waits 10 ms for a batch. A request that comes alone costs several times as much as on a
+         saturated core, because its data has left the processor's caches.
 growth   Headway alone on such GPUs, eleven for each 10,000 requests/s, at 100 to 10,000 requests/s; then 1 to 64 workers at 900.
-waiting  Memory of each further client that waits for its answer.
+waiting  Memory of each additional client that waits for its answer.
 
-The servers take turns, and each round starts fresh ones. CPU time is that of all processes of a server; its ratios travel between machines.
-Each part leaves its own file: peer, peer_rates, growth, waiting.
+The servers take turns, and each round starts fresh ones. CPU time covers all processes of a server; only ratios are comparable between machines.
+Each part writes its own file: peer, peer_rates, growth, waiting.
 """
 
 import argparse
@@ -40,17 +40,17 @@ KEYS = OUT / "peer-keys.toml"
 MOST, GOAL = 0.7, 0.6
 GPU_MS, GPU_BATCH, GPU_WAIT_MS = 100.0, 100, 10
 RATES = {"1,000/s, 2 GPUs": (1_000.0, 2), "3,000/s, 4 GPUs": (3_000.0, 4)}
-"""Requests per second, and GPUs for them."""
+"""Requests per second, and the number of GPUs."""
 MOST_AT_RATES = 1.0
-"""Most CPU time to mosec's."""
+"""Maximum CPU time relative to mosec's."""
 GROWTH = {
     "rates": [(rate, max(1, math.ceil(rate * 1.1 / 1000))) for rate in (100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)],
     "numbers of workers": [(900.0, workers) for workers in (1, 4, 16, 64)],
 }
 SPREAD = 1.1 / 0.9
-"""Most that the largest cost may be of the smallest."""
+"""Maximum ratio of the largest cost to the smallest."""
 FEW, CLIENTS = 500, 4_000
-"""Clients that wait already."""
+"""Numbers of waiting clients."""
 MOST_KB = 20.0
 _ASK = "POST /v1/inference HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n{body}"
 

@@ -1,11 +1,11 @@
-"""What records cost in CPU time: a ledger in SQLite or PostgreSQL, and traces, with a collector that takes them and one that never answers.
+"""What records cost in CPU time: a ledger in SQLite or PostgreSQL, and traces, with a working collector and one that never answers.
 
     python bench/cost/records.py                     about five minutes
     python bench/cost/records.py --seconds 4         a first impression
 
-Services without records and with each kind are up at the same time, and get the same load in turn, all of it sampled where there are traces. All of
-Headway's own process is counted, the writer of SQLite included, but not the server of PostgreSQL. That is as it comes, with fsync, on the core of
-load generators. What becomes of a ledger while its database is away, chaos.py asks; of other collectors in trouble, tests/telemetry.
+Services without records and with each kind run side by side, and get the same load in turn. All traces are sampled. CPU time is that of Headway's
+own process, including the SQLite writer but not the PostgreSQL server, which has its defaults, with fsync, on the load generators' core. chaos.py
+covers a ledger whose database is down; tests/telemetry covers other collector problems.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from bench.stand.processes import family
 from tests.servers.postgres import PostgresServer
 
 MOST_COST = 1.10
-"""Largest ratio of CPU time with a ledger to that without."""
+"""Maximum ratio of CPU time with a ledger to that without."""
 MOST_P95_MS = 3.0
-"""Most milliseconds that traces may add to P95; a load by itself varies by about 1."""
+"""Maximum milliseconds that traces may add to P95, which varies by about 1 ms anyway."""
 BATCH_MS, MAX_BATCH = 100, 100
 DROPPED = "headway_ledger_dropped_total", "headway_trace_spans_dropped_total"
 _DURABLE = {"fsync": "on", "full_page_writes": "on", "autovacuum": "on", "shared_buffers": "128MB"}
@@ -87,7 +87,7 @@ def _p95(measured: list[Measured]) -> list[float]:
 def _measure(
     kinds: Kinds, rate: float, seconds: float, rounds: int
 ) -> tuple[dict[str, list[Measured]], dict[str, float]]:
-    """Loads of each service, and its rows or spans that were dropped."""
+    """Return the loads of each service, and the rows or spans that it dropped."""
     runs: dict[str, list[Measured]] = {name: [] for name in kinds}
     shape = ("--workers", str(math.ceil(rate * 1.3 / 1000)), "--max-batch-size", str(MAX_BATCH), "--log-level", "error")
     gpu = {"EMULATED_MS": str(BATCH_MS), "EMULATED_MAX": str(MAX_BATCH), "OTEL_BSP_SCHEDULE_DELAY": "500"}
@@ -108,7 +108,7 @@ def _measure(
 @contextlib.contextmanager
 def _postgres() -> Iterator[PostgresServer]:
     with PostgresServer(**_DURABLE) as server:
-        for process in family(server.pid):  # Processes that it starts later inherit the core.
+        for process in family(server.pid):  # Its later child processes inherit the core.
             with contextlib.suppress(ProcessLookupError):
                 stand.move_to_load_core(process.pid)
         yield server
@@ -116,7 +116,7 @@ def _postgres() -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def _collector() -> Iterator[str]:
-    """URL of a collector that takes all."""
+    """Run a collector that accepts everything. Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

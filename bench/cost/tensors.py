@@ -1,12 +1,12 @@
-"""CPU time of a request that carries numbers, over all processes, beside Triton's Python backend.
+"""CPU time of a request that carries numbers, over all processes, compared with Triton's Python backend.
 
     python bench/cost/tensors.py                               six minutes
     python bench/cost/tensors.py --rounds 1 --seconds 2        a first impression
 
-One function takes a batch as an array, and answers with the first and the last number of each row. A request has one row: 4 numbers (FP32), an
-image (UINT8, 224×224×3, 150 kB), or 600 kB (FP32). Triton serves the same function. Both get the same bytes by the binary form of the Open
-Inference Protocol over HTTP, with wrk, and by gRPC. A batch leaves when it has as many rows as there are connections, or after 20 ms, so that
-both fill theirs. Each round begins with the other server. Bounds are on the median of the rounds' ratios.
+A function takes a batch as an array, and returns the first and last number of each row. A request has one row: 4 numbers (FP32), an image
+(UINT8, 224×224×3, 150 kB), or 600 kB (FP32). Triton serves the same function. Both get the same bytes in the Open Inference Protocol's binary
+form over HTTP, with wrk, and by gRPC. A batch leaves when it has as many rows as there are connections, or after 20 ms, so that both fill
+theirs. The servers swap their order each round. Bounds apply to the median of the rounds' ratios.
 """
 
 import argparse
@@ -28,13 +28,13 @@ WAIT_MS = 20
 WARM_UP = 1.0
 BODY_LIMIT = 8 << 20
 WAYS = HTTP, GRPC = "HTTP", "gRPC"
-"""Ways in that both servers have: the protocol's binary form, and its raw contents."""
+"""APIs that both servers have: the protocol's binary form over HTTP, and raw contents over gRPC."""
 Loads = Mapping[str, Callable[[float], int]]
-"""Ways in by name: a function of seconds that returns the number of answered requests."""
+"""Loads by API: a function of seconds that returns the number of answered requests."""
 
 
 class Case(NamedTuple):
-    """Row of a request, Triton's name of the model, requests in hand and in a full batch, and most of Triton's time that it may take."""
+    """A request's row, Triton's name of the model, requests in flight and per full batch, and the bound on the ratio to Triton's time."""
 
     model: str
     datatype: str
@@ -82,7 +82,7 @@ def beside_triton(findings: Findings, options: argparse.Namespace) -> None:
 def _rounds(
     sides: tuple[tuple[Server, Loads], ...], way: str, options: argparse.Namespace
 ) -> list[tuple[Spent, Spent]]:
-    """CPU time of a request of each side, round by round."""
+    """Return the CPU time of a request on each side, round by round."""
     for _, loads in sides:
         loads[way](WARM_UP)
     rounds = []

@@ -1,14 +1,14 @@
-"""What bulk jobs cost the requests beside them, and what they get done: each load without a job and with one, in turns.
+"""What bulk jobs cost other requests, and how much they get done: each load without a job and with one, in turns.
 
     python bench/load/bulk.py                              all, 30 s of load each, twice
     python bench/load/bulk.py --seconds 8 --rounds 1       a first impression
     python bench/load/bulk.py --only spacing lone          some of them
 
-spacing     H1: 1,000 requests/s on two GPUs (100 ms a batch of at most 100), beside a job of 100,000 lines.
-lone        requests that never meet, to one, two and eight GPUs that only bulk keeps busy.
-idle        nothing but a job: how full the batches are, and how long the GPUs run of the time.
+spacing     H1: 1,000 requests/s on two GPUs (100 ms a batch of at most 100), during a job of 100,000 lines.
+lone        single requests that never overlap, to one, two and eight GPUs that only bulk keeps busy.
+idle        only a job: how full the batches are, and for what share of the time the GPUs run.
 
-GPUs are made of sleep; load is open-loop, Poisson. The job is sent before the load begins.
+GPUs are emulated; load is open-loop, Poisson. The job is sent before the load begins.
 """
 
 import argparse
@@ -34,21 +34,21 @@ BATCH_MS, MAX_BATCH, RATE = 100.0, 100, 1_000.0
 LINES = 100_000
 WARM_UP = 5.0
 LATER = 1.03
-"""Most that P95 may grow by beside a job."""
+"""Maximum ratio of P95 beside a job."""
 LONE_LATER = 1.05
-"""Most that P99 of lone requests may grow by."""
+"""Maximum ratio of the P99 of lone requests."""
 SPARE = 800.0
-"""Least lines per second beside H1."""
+"""Minimum lines per second beside H1."""
 FULL = 0.95
-"""Least part of the GPUs' time and seats that a job alone takes."""
+"""Minimum share of the GPUs' time and batch room that a job alone uses."""
 
 Start = Callable[[Path, str], AbstractContextManager[Server]]
-"""Starts a service, by the folder for bulk jobs and a name."""
+"""Starts a service, given a folder for bulk jobs and a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A load, without a job or beside one: latencies in ms, answers and lines per second."""
+    """A load, with or without a job: latencies in ms, answers and lines per second."""
 
     p50: float
     p95: float
@@ -115,10 +115,7 @@ def emulated(gpus: int) -> Start:
 def in_turns(
     rounds: int, name: str, start: Start, load: Callable[[Server, int], Side], lines: int
 ) -> tuple[list[Side], list[Side]]:
-    """Measure the load without a job and with one, in turns, each on a service of its own.
-
-    `load` gets a service and a seed. Lines run before it begins.
-    """
+    """Measure the load without a job and with one, in turns, each on a new service. `load` gets a service and a seed, once lines run."""
     sides: tuple[list[Side], list[Side]] = [], []
     for number, beside in itertools.product(range(rounds), (False, True)):
         with (
@@ -134,7 +131,7 @@ def in_turns(
 
 
 def compare(findings: Findings, title: str, sides: tuple[list[Side], list[Side]]) -> Side:
-    """Show both sides, means over their rounds, and return the quotients, with ÷ without."""
+    """Show both sides, as means over their rounds, and return the quotients, with ÷ without."""
     without, beside = (
         Side(*(statistics.mean(getattr(side, field) for side in both) for field in Side.__slots__)) for both in sides
     )
@@ -152,7 +149,6 @@ def _lines(sides: tuple[list[Side], list[Side]]) -> float:
 
 
 def _load(rate: float, seconds: float, server: Server, seed: int) -> Side:
-    """So many requests per second for so long."""
     before = server.total("headway_bulk_lines_total")
     measured = open_loop(server, rate, seconds, "--seed", str(seed))
     lines = (server.total("headway_bulk_lines_total") - before) / measured.report.elapsed_s
@@ -162,7 +158,7 @@ def _load(rate: float, seconds: float, server: Server, seed: int) -> Side:
 
 
 def _alone(seconds: float, server: Server, seed: int) -> Side:
-    """A blocking client, which pauses before each request."""
+    """Run a blocking client that pauses before each request."""
     before, begun = server.total("headway_bulk_lines_total"), time.monotonic()
     ours, _ = trips.alternate(server, seconds, seed)
     took, times = time.monotonic() - begun, [trip.total for trip in ours]
@@ -173,7 +169,7 @@ def _alone(seconds: float, server: Server, seed: int) -> Side:
 
 @contextmanager
 def _job(server: Server, folder: Path, lines: int) -> Iterator[None]:
-    """A job of so many short texts, sent by `headway bulk` while the context lasts."""
+    """Run a job of `lines` short strings, sent by `headway bulk`, while the context lasts."""
     texts = folder / "texts.txt"
     with texts.open("w", encoding="ascii") as file:
         file.writelines(f"line {number}\n" for number in range(lines))

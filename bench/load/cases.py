@@ -1,21 +1,21 @@
-"""The cases that Headway is designed for, with real servers, real clients and GPUs made of sleep; and one queue for all gateways and hosts.
+"""The cases that Headway is designed for, with real servers, real clients and emulated GPUs; and one queue for all gateways and hosts.
 
     python bench/load/cases.py                             about ten minutes
     python bench/load/cases.py --seconds 10 --rounds 1     a first impression
     python bench/load/cases.py --only H1 H7
-    python bench/load/cases.py --only B2 hosts remote      over Redis; leaves bench/out/gathering.json
+    python bench/load/cases.py --only B2 hosts remote      over Redis; writes bench/out/gathering.json
 
 H1, H3   1,000 requests/s on two GPUs: P95 against that of perfectly even spacing
-H7       a lone request on an idle system: what Headway adds to the run of the function
-H2       10,000 requests/s on eleven GPUs, in steps: as far as this machine carries it, and what stops it
-B2       1,000 requests/s on two GPUs (100 ms a batch of at most 100), over Redis: through one gateway, and through three at a third each. Batches must
-         be as full, and as many.
-hosts    the same rate on two worker hosts with one GPU each, beside `serve` with two: P95 may be 10 ms more
+H7       a lone request on an idle system: what Headway adds to the function's run
+H2       10,000 requests/s on eleven GPUs, in steps: how far this machine gets, and what stops it
+B2       1,000 requests/s on two GPUs (100 ms a batch of at most 100), over Redis: through one gateway, and a third each through three. Number and
+         size of the batches must be the same.
+hosts    the same rate on two worker hosts with one GPU each, compared with `serve` with two: P95 may be 10 ms higher
 remote   a lone request on an idle system over Redis: what is added at P99
 
-Load is open-loop, Poisson, from the instant each request was due, so the generator's own lateness is in every figure (but those of lone requests: see
-bench/stand/lone.py). Each server is warmed up first, because it learns batch time and rate in service. B2 and hosts take turns, with the same
-seeds in a round, and their figures are means over the rounds.
+Load is open-loop, Poisson, timed from the instant each request was due, so every latency includes the generator's own lateness (except for lone
+requests: see bench/stand/lone.py). Each server is warmed up first, because it learns batch time and rate in service. B2 and hosts take turns, with
+the same seeds in a round; their results are means over the rounds.
 """
 
 import argparse
@@ -37,18 +37,18 @@ WARM_UP = 5.0
 LATE_MS = 5.0
 BUSY = 0.9
 ADDED_MS = {"H7": 2.0, "remote": 5.0}
-"""Most that a lone request may pay at P99."""
+"""Maximum milliseconds added to a lone request at P99."""
 APART = 0.05
-"""Largest difference of fill, and of the number of batches, between one gateway and three."""
+"""Maximum difference in batch size, and in the number of batches, between one gateway and three."""
 LATER_MS = 10.0
-"""Most that P95 on two hosts may exceed that of the single process."""
+"""Maximum milliseconds by which P95 on two hosts may exceed that of one process."""
 LOCAL, SHARED = ("H1", "H3", "H7", "H2"), ("B2", "hosts", "remote")
-"""Cases of one process, and of a fleet; each of the two leaves a file of its own."""
+"""Cases of one process, and of a fleet; each group writes its own file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A load, the GPUs for it, and the bound on P95 in ms."""
+    """A load, its GPUs, and the bound on P95 in ms."""
 
     name: str
     batch_ms: float
@@ -71,7 +71,7 @@ STEPS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Mean entries in a batch, batches per second, and a report of the load for each gateway."""
+    """Mean batch size, batches per second, and a load report for each gateway."""
 
     fill: float
     batches: float
@@ -135,7 +135,7 @@ def _served(case: Case) -> Start:
 
 
 def _climb(seconds: float, findings: Findings) -> None:
-    """H2 in steps, until one isn't carried."""
+    """Raise the rate of H2 in steps, until one isn't carried."""
     rows, carried = [], 0.0
     for step in STEPS:
         run = _run(_served(step), step.rate, seconds)
@@ -154,7 +154,7 @@ def _climb(seconds: float, findings: Findings) -> None:
 
 
 def _culprit(run: Run) -> str:
-    """What kept a step from being carried."""
+    """Return what limited a step."""
     own = run.loads[0].report.generator
     if run.core > BUSY:
         return "no: the server's core is full"
@@ -170,7 +170,7 @@ SINGLE, TWO_HOSTS = "single process", "two hosts of one GPU"
 
 
 def _shared(findings: Findings, chosen: Sequence[str], options: argparse.Namespace) -> None:
-    """Measure the cases of a fleet; each round takes all of them in turn."""
+    """Measure the cases of a fleet. Each round runs all of them."""
     case = CASES[0]
     over_redis = partial(fleet.emulated, case.batch_ms, case.max_batch)
     setups: dict[str, Start] = {}
@@ -199,7 +199,6 @@ def _shared(findings: Findings, chosen: Sequence[str], options: argparse.Namespa
 
 
 def _compare(findings: Findings, chosen: Sequence[str], runs: Mapping[str, Sequence[Run]]) -> None:
-    """Three gateways with one, and two hosts with one process."""
     if "B2" in chosen:
         findings.figure("B2: mean batch through one gateway", _mean("fill", runs[ONE]))
         findings.figure("B2: mean batch through three gateways", _mean("fill", runs[THREE]))
@@ -211,7 +210,7 @@ def _compare(findings: Findings, chosen: Sequence[str], runs: Mapping[str, Seque
         findings.at_most("p95 on two hosts, less that of the single process", later, LATER_MS, "ms")
 
 
-# What both have in common.
+# For both.
 
 
 def _run(start: Start, rate: float, seconds: float, seed: int | None = None) -> Run:

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as a hostile client writes them, without any state or check."""
+"""HTTP/2 frames as a hostile client writes them, without state or checks."""
 
 from collections.abc import Sequence
 
@@ -18,18 +18,18 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def hello() -> bytes:
-    """Return the beginning of a connection, which lets all pass that the server sends, so that it never waits."""
+    """Return the start of a connection, with windows so large that the server never has to wait."""
     window = frame(SETTINGS, 0, 0, b"\x00\x04" + _LARGEST.to_bytes(4, "big"))
     return PREFACE + window + frame(WINDOW, 0, 0, (_LARGEST - 65_535).to_bytes(4, "big"))
 
 
 def stream_of(number: int) -> int:
-    """Return the number of a connection's stream in the order in which they begin."""
+    """Return the stream id of a connection's n-th stream."""
     return (2 * number + 1) & _LARGEST
 
 
 def headers(number: int, method: str, more: Fields = (), *, end: bool = False) -> bytes:
-    """Return the beginning of a gRPC call."""
+    """Return the headers frame of a gRPC call."""
     fields = [
         (":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "bench"),
         ("content-type", "application/grpc"), ("te", "trailers"), *more,
@@ -38,11 +38,11 @@ def headers(number: int, method: str, more: Fields = (), *, end: bool = False) -
 
 
 def message(number: int, body: bytes, *, end: bool = True, length: int | None = None) -> bytes:
-    """Return a message of a call in a frame; `length` is the one that it claims."""
+    """Return a data frame with one message. `length` is the length that it claims."""
     claimed = len(body) if length is None else length
     return frame(DATA, END_STREAM if end else 0, stream_of(number), b"\0" + claimed.to_bytes(4, "big") + body)
 
 
 def reset(number: int) -> bytes:
-    """Return the cancellation of a call."""
+    """Return the frame that cancels a call."""
     return frame(RESET, 0, stream_of(number), _CANCEL.to_bytes(4, "big"))

@@ -1,21 +1,21 @@
-"""How many queries a second a server carries within a bound on latency, judged by MLPerf LoadGen, beside others and itself.
+"""How many queries a second a server carries within a bound on latency, judged by MLPerf LoadGen, compared with other servers and earlier commits.
 
     python bench/load/loadgen.py                                                seven minutes; `real` ten more
     python bench/load/loadgen.py --only padded --seconds 2 --steps 3            a first impression
-    python bench/load/loadgen.py --only beside --against ../before --rounds 3   this commit beside another checkout: thirteen minutes
+    python bench/load/loadgen.py --only beside --against ../before --rounds 3   this commit against another checkout: thirteen minutes
 
-LoadGen's Server scenario is the load: Poisson, one sample a query, none put together; a run is VALID when so many queries keep the bound that its
-early stopping is sure of it. Its client is a process of its own with kept connections, which says how late it was itself. A run in which it was late
-by more than 2 % of the bound is tried anew, and then refused: nothing is reported of it. A rate is carried when its run is VALID and every query
-was answered right; bisection finds the highest.
+The load is LoadGen's Server scenario: Poisson, one sample a query. A run is VALID if enough queries meet the bound for LoadGen's early stopping to
+be sure. Its client is a separate process with kept connections, which reports its own lateness. A run that is late by more than 2 % of the bound
+is repeated, and finally refused: nothing is reported for it. A rate is carried if its run is VALID and every query was answered right;
+bisection finds the highest.
 
-constant  Two GPUs made of sleep, 100 ms a batch of at most 100; P99 ≤ 250 ms. Headway, mosec and LitServe.
+constant  Two emulated GPUs, 100 ms a batch of at most 100; P99 ≤ 250 ms. Headway, mosec and LitServe.
 padded    Two of α + β · number · longest, at most 32; α is 8 ms, and a batch of 32 of mean length takes 50 ms. Lengths are those of the Azure conv
-          trace, capped at 2,048 (with --traces DIR; else log-normal, as that is). P99 ≤ 250 ms. The same three.
-real      examples/embeddings.py on the CPU, sentences and whole sections of docs/, at most 32 in a batch, P99 ≤ 1 s; only where `make
-          example-embeddings` has set it up. The same three, and the model's own `encode` of all texts at once.
-beside    The padded box of this commit and of the checkout `--against`, in one process and over Redis with two gateways: P95 at 600/s, and the
-          highest rate at P95 ≤ 250 ms. Left out without `--against`, which has the others show that checkout, too.
+          trace, capped at 2,048 (with --traces DIR; else from a similar log-normal). P99 ≤ 250 ms. The same three.
+real      examples/embeddings.py on the CPU, sentences and whole sections of docs/, at most 32 in a batch, P99 ≤ 1 s; only if `make
+          example-embeddings` has set it up. The same three, and the model's own `encode` of all strings in one call.
+beside    The padded model with this commit and the checkout `--against`, in one process and over Redis with two gateways: P95 at 600/s, and the
+          highest rate at P95 ≤ 250 ms. Skipped without `--against`, which adds that checkout to the other parts, too.
 """
 
 import argparse
@@ -47,22 +47,22 @@ GPUS, WAIT_MS = 2, 10
 CONSTANT_MS, CONSTANT_BATCH = 100.0, 100
 ALPHA_MS, MEAN_BATCH_MS, PADDED_BATCH = 8.0, 50.0, 32
 CONV = (6.56, 0.88)
-"""Mean and standard deviation of the logarithms of the trace's lengths, for want of the trace."""
+"""Mean and standard deviation of the logarithms of the trace's lengths, used if the trace is missing."""
 SAMPLES = 4096
 BOUND_MS, REAL_BOUND_MS = 250.0, 1000.0
 BESIDE_RATE, BESIDE_PERCENTILE = 600.0, 0.95
 MORE, LESS, OVER_REDIS = 1.6, 0.65, 0.95
-"""Goals of `beside`: rate carried and P95 as shares of before, and rate over Redis as a share of one process's."""
+"""Goals of `beside`: rate carried and P95 relative to before, and rate over Redis relative to one process."""
 MORE_REAL, OF_ENCODE = 1.4, 0.85
-"""Goals of `real`: texts per second to before, and to the model's own `encode` of all texts at once."""
+"""Goals of `real`: strings per second relative to before, and to the model's own `encode` of all strings in one call."""
 OURS, BEFORE = "headway", "headway, before"
 PADDED = f"{stand.TARGETS}:Padded"
 EMBEDDER = stand.ROOT / "examples" / "embeddings.py"
 WEIGHED = ("--weight", "tokens", "--max-batch-weight", "4000")
-"""The model cuts each text at 256 tokens, so that its time does not follow from a text's length."""
+"""The model truncates strings at 256 tokens, so its time doesn't follow from a string's length."""
 
 Start = Callable[[], AbstractContextManager[list[str]]]
-"""Brings a server up, and gives the URLs of its ports."""
+"""Starts a server, and yields the URLs of its ports."""
 
 
 def main() -> int:
@@ -82,11 +82,11 @@ def main() -> int:
     return parts.run(parser, PARTS, {name: f"loadgen_{name}" for name in PARTS})
 
 
-# What is asked.
+# Requests.
 
 
 def lengths(options: argparse.Namespace, findings: Findings) -> list[int]:
-    """Return lengths of texts in octets, drawn from the trace."""
+    """Return string lengths in octets, drawn from the trace."""
     rng = random.Random(options.seed)
     if known := read_lengths(options.traces).get("conv"):
         return rng.choices(known, k=SAMPLES)
@@ -100,14 +100,13 @@ def _asked(options: argparse.Namespace, texts: Sequence[str], bound_ms: float, p
 
 
 def _text(number: int, length: int) -> str:
-    """A text of a length, unlike others as far as it has room."""
     return (f"{number:x} the quick brown fox " * (length // 20 + 1))[:length]
 
 
 def _padded(
     options: argparse.Namespace, findings: Findings, percentile: float = 0.99
 ) -> tuple[Load, dict[str, str], float]:
-    """Load of the padded box, its variables, and what it would carry if nothing were filled up."""
+    """Return the load of the padded model, its variables, and what it would carry without padding."""
     drawn = lengths(options, findings)
     beta_us = (MEAN_BATCH_MS - ALPHA_MS) / PADDED_BATCH / statistics.fmean(drawn) * 1000.0
     load = _asked(options, [_text(number, length) for number, length in enumerate(drawn)], BOUND_MS, percentile)
@@ -116,7 +115,7 @@ def _padded(
 
 
 def _real_texts(seed: int) -> list[str]:
-    """Sentences of docs/, and one whole section for every eight of them."""
+    """Return sentences of docs/, and one whole section for every eight of them."""
     sentences, sections = [], []
     for page in sorted((stand.ROOT / "docs").glob("*.md")):
         for section in page.read_text(encoding="utf-8").split("\n## "):
@@ -127,7 +126,7 @@ def _real_texts(seed: int) -> list[str]:
     return [rng.choice(sections if number % 9 == 8 else sentences) for number in range(SAMPLES // 4)]
 
 
-# Who is asked.
+# Servers.
 
 
 @contextmanager
@@ -153,7 +152,7 @@ def _peer(
 
 
 def _module(target: str) -> str:
-    """FILE:NAME as MODULE:NAME."""
+    """Turn FILE:NAME into MODULE:NAME."""
     file, _, name = target.rpartition(":")
     return f"{'.'.join(Path(file).relative_to(stand.ROOT).with_suffix('').parts)}:{name}"
 
@@ -180,7 +179,6 @@ def _over_redis(variables: Mapping[str, str]) -> Iterator[list[str]]:
 
 @contextmanager
 def _of(checkout: Path, start: Start) -> Iterator[list[str]]:
-    """A server of a checkout's code."""
     before, stand.checkout = stand.checkout, checkout
     try:
         with start() as urls:
@@ -235,13 +233,13 @@ def _encoded_per_second(texts: Sequence[str]) -> float:
 
 
 Shape = tuple[str, int, int, Mapping[str, str]]
-"""Target, number of its workers, largest batch, and variables."""
+"""Target, number of its workers, maximum batch size, and variables."""
 
 
 def _compare(
     findings: Findings, options: argparse.Namespace, load: Load, shape: Shape, ideal: float, flags: Sequence[str] = ()
 ) -> dict[str, Found]:
-    """Find what each server carries. `ideal` is about what the GPUs could. `flags` are for Headway."""
+    """Find what each server carries. `ideal` is roughly the GPUs' limit. `flags` are for Headway."""
     starts: dict[str, Start] = {name: partial(SERVERS[name], *shape) for name in options.servers}
     if OURS in starts:
         starts[OURS] = partial(_headway, *shape, more=flags)
@@ -312,7 +310,7 @@ def beside(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _p95_ms(findings: Findings, urls: Sequence[str], load: Load) -> float:
-    """P95 at a rate that both carry; not a number where the client was late."""
+    """Return P95 at a rate that both carry, or NaN if the client was late."""
     try:
         verdict = judge.judge(urls, load, BESIDE_RATE)
     except ClientLate as exc:
@@ -323,7 +321,6 @@ def _p95_ms(findings: Findings, urls: Sequence[str], load: Load) -> float:
 
 
 def _goals(findings: Findings, ways: list[str], rated: dict[str, list[Found]], calm: dict[str, list[float]]) -> None:
-    """Hold the medians of the rounds against the goals."""
     carried = {name: _median([_carried(outcome) for outcome in all_]) for name, all_ in rated.items()}
     p95 = {name: _median(values) for name, values in calm.items()}
     for way in ways:
@@ -335,12 +332,12 @@ def _goals(findings: Findings, ways: list[str], rated: dict[str, list[Found]], c
 
 
 def _median(rounds: Sequence[float]) -> float:
-    """Median of all rounds; not a number where one of them has nothing to report."""
+    """Return the median of all rounds, or NaN if one has nothing to report."""
     return math.nan if any(map(math.isnan, rounds)) else statistics.median(rounds)
 
 
 def _carried(outcome: Found) -> float:
-    """Queries per second; not a number where there is nothing to report."""
+    """Return queries per second, or NaN if there is nothing to report."""
     return math.nan if outcome.refused or outcome.best is None else outcome.best.scheduled_rate
 
 

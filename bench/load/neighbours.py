@@ -1,16 +1,16 @@
-"""What one tenant can do to another: for each resource one does its worst, while the other's requests are measured.
+"""What one tenant can do to another: one does its worst to each resource, while the other's requests are measured.
 
     python bench/load/neighbours.py                                  what lists, large bodies and answers, and floods do: ten minutes
-    python bench/load/neighbours.py --only queue bodies --where one  some loads, in one process alone
+    python bench/load/neighbours.py --only queue bodies --where one  some loads, in one process only
     python bench/load/neighbours.py --only cheap                     what costs one request's price and much of the loop: two minutes
     python bench/load/neighbours.py --only fitting                   lengths and parameters of a call: two minutes
     python bench/load/neighbours.py --only all                       these and all others: half an hour
 
-Two tenants share two GPUs made of sleep (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker host over Redis.
-One tenant sends 100/s to the first gateway, open-loop, and holds tasks, an idempotency key's answers and a dead letter. Its P95 and its errors are
-measured alone, then with the other one at its worst, and then all that was kept for it is asked for. The other comes to all gateways, from a process
-of low priority, so that the service is under attack and not the load generator. It has a key of 1,000 requests a minute, unless the attack is on the
-queue or on memory.
+Two tenants share two emulated GPUs (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker host over Redis. The
+measured tenant sends 100/s to the first gateway, open-loop, and keeps tasks, answers under an idempotency key and a dead letter. Its P95 and errors
+are measured alone, then with the other tenant at its worst; then everything kept for it is fetched. The other tenant uses all gateways, from a
+low-priority process, so that it attacks the service and not the load generator. Its key allows 1,000 requests a minute, unless the attack is on
+the queue or on memory.
 """
 
 import argparse
@@ -50,28 +50,28 @@ from tests.identity.writing import entry, key_of
 GPUS, BATCH_MS, MAX_BATCH = 2, 20.0, 8
 RATE = 100.0
 LEAST_REQUESTS = 100
-"""Requests of which a P95 tells something; a tenant that sends few is measured for longer."""
+"""Minimum number of requests for a meaningful P95; a tenant that sends few is measured for longer."""
 WARM_UP, HEAD_START = 1.5, 1.0
-"""Seconds of load before the calm figures, and of the attack before the hostile ones."""
+"""Seconds of load before the calm measurement, and of the attack before the hostile one."""
 KEPT = 5
-"""Tasks, and answers under keys, that the measured tenant has."""
+"""How many tasks, and how many answers under keys, the measured tenant keeps."""
 MOST_CONNECTIONS = 2000
 WHERE = ("one", "two")
 SHOWN = (
     "load", "where", "errors", "p95 calm", "p95", "% of calm", "at most", "cpu calm %", "cpu %", "cpu of all %", "its requests/s", "of them", "kept, lost",
     "new client, max ms", "memory +MB",
 )  # fmt: skip
-"""Columns of the table; the file has all."""
+"""Columns of the table; the file has all of them."""
 NEW_CLIENT_MS = 500.0
-"""Most milliseconds that a request over a new connection may take."""
+"""Maximum milliseconds for a request over a new connection."""
 MEGABYTE = 1 << 20
 LEAVE_SECONDS = 5.0
-"""Seconds within which all that the other tenant held must be let go."""
+"""Seconds within which everything that the other tenant held must be released."""
 NICE = int(os.environ.get("NEIGHBOURS_NICE", "15"))
 BEGUN = json.dumps({})
-"""Line that the other tenant prints when it begins."""
+"""Printed by the other tenant when it begins."""
 SPARE = 4
-"""Descriptors that may be left."""
+"""Descriptors that may remain."""
 
 
 def main() -> int:
@@ -155,12 +155,12 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
 
 
 def _urls(made: Fleet, worst: Worst) -> str:
-    """Where an attack comes to: all doors, divided by commas."""
+    """Return the URLs to attack: those of all gateways, separated by commas."""
     return ",".join(f"http://127.0.0.1:{door.grpc_port}" if worst.grpc else door.url for door in made.doors)
 
 
 def _count_charged(findings: Findings, where: str) -> dict[str, object]:
-    """Inputs that ran of lists that count towards a limit, beside those that were charged and answered."""
+    """Count the inputs that ran from lists that count towards a limit, and those that were charged and answered."""
     lists, size = 60, 10
     with (
         tempfile.TemporaryDirectory(prefix="headway-bench-neighbours-") as folder,
@@ -178,7 +178,7 @@ def _count_charged(findings: Findings, where: str) -> dict[str, object]:
         with ThreadPoolExecutor(lists) as threads:
             list(threads.map(ask, range(lists)))
         elapsed = time.monotonic() - begun
-        time.sleep(1.0)  # What was refused late may be on its way yet.
+        time.sleep(1.0)  # Late refusals may still be on their way.
         ran = _ran(made) - ran
     allowed = size + int(elapsed)
     findings.at_most(f"limits, {where}: inputs answered", size * sum(answers), allowed)
@@ -187,12 +187,11 @@ def _count_charged(findings: Findings, where: str) -> dict[str, object]:
 
 
 def _ran(made: Fleet) -> int:
-    """Inputs that the GPUs have run."""
     return round(sum(host.total("headway_batch_size_sum") for host in made.hosts))
 
 
 def _left(server: Server, before: int) -> int:
-    """Descriptors that are left once the other tenant has gone; waits until there are none, or too long."""
+    """Return the descriptors left after the other tenant has gone. Waits until there are none, or it takes too long."""
     patience = time.monotonic() + LEAVE_SECONDS
     while (left := server.descriptors() - before) > 0 and time.monotonic() < patience:
         time.sleep(0.1)
@@ -200,7 +199,7 @@ def _left(server: Server, before: int) -> int:
 
 
 class _Kept:
-    """What the measured tenant has at the service: outcomes of tasks, answers under keys, a dead letter."""
+    """What the service keeps for the measured tenant: outcomes of tasks, answers under keys, a dead letter."""
 
     def __init__(self, server: Server, key: str) -> None:
         self._server = server
@@ -210,7 +209,7 @@ class _Kept:
         self._letter = self._call("POST", "/v1/inference", "REJECT mine").get("request_id")
 
     def lost(self) -> int:
-        """Return how much of it is gone."""
+        """Return how many of them are gone."""
         answers = [self._call("GET", f"/v1/result/{task.get('task_id')}") for task in self._tasks]
         tasks: int = sum(one.get("output") != f"TASK {number}" for number, one in enumerate(answers))
         return tasks + self._ask_again() + (not self._has_letter())
@@ -222,7 +221,7 @@ class _Kept:
             return False
 
     def _ask_again(self) -> int:
-        """How many of the requests under keys ran."""
+        """Repeat the requests with keys. Returns how many ran again."""
         answers = [
             self._call("POST", "/v1/inference", f"keyed {number}", **{"Idempotency-Key": f"mine-{number}"})
             for number in range(KEPT)
@@ -235,7 +234,7 @@ class _Kept:
 
 
 def _call(server: Server, key: str, method: str, path: str, body: bytes | None = None, **fields: str) -> dict[str, Any]:
-    """A request over a connection of its own; its answer, with what the header says of it."""
+    """Send a request over a new connection. Returns the answer, with the values from its header."""
     headers = {"Authorization": f"Bearer {key}", **fields}
     request = urllib.request.Request(f"{server.url}{path}", body, headers, method=method)
     try:
@@ -247,7 +246,7 @@ def _call(server: Server, key: str, method: str, path: str, body: bytes | None =
 
 
 class _Newcomers:
-    """Requests of the measured tenant over new connections, one after the other; `longest` is in seconds."""
+    """Requests of the measured tenant over new connections, one after the other. `longest` is in seconds."""
 
     def __init__(self, server: Server, key: str) -> None:
         self.longest = 0.0
@@ -275,7 +274,7 @@ class _Newcomers:
 
 @contextlib.contextmanager
 def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, dict[str, str]]]:
-    """The service, in one process or over Redis, and the keys of both tenants."""
+    """Run the service, in one process or over Redis. Yields it with the keys of both tenants."""
     keys, rows = {}, []
     for name, rate, burst in (("calm", 0, 0), ("limited", 1000, 0), ("unlimited", 0, 0), ("listed", 60, 10)):
         keys[name] = key_of(name)
@@ -311,17 +310,17 @@ def _answers(server: Server, key: str) -> bool:
 
 
 def _busy(used: Server | Fleet) -> float:
-    """CPU seconds without those of processes that run functions."""
+    """Return CPU seconds, without processes that run functions."""
     return sum(seconds for role, seconds in used.usage().items() if role != "gpu")
 
 
 def _memory(server: Server) -> int:
-    """Bytes without those of processes that run functions."""
+    """Return bytes of memory, without processes that run functions."""
     return sum(size for role, size in server.rss().items() if role != "gpu")
 
 
 def _sizes(server: Server, folder: Path) -> dict[str, float]:
-    """Bytes of what may grow."""
+    """Return the sizes in bytes of what may grow."""
     return {
         "memory": _memory(server),
         "ledger": sum(path.stat().st_size for path in folder.glob("ledger.db*")),
@@ -343,7 +342,6 @@ class _Attack:
         self._path = path
 
     def done(self) -> dict[str, int]:
-        """Return the numbers of its requests by how they were answered."""
         counts: dict[str, int] = json.loads(self._path.read_text().splitlines()[-1])
         return counts
 
@@ -371,7 +369,7 @@ def _attack(name: str, url: str, key: str) -> Iterator[_Attack]:
 
 
 async def _do_worst(name: str, url: str, key: str) -> int:
-    """Be the other tenant until SIGTERM, and print what was answered."""
+    """Act as the other tenant until SIGTERM. Prints the outcomes."""
     os.nice(NICE)
     worst, numbers, answers = WORST[name], count(), Counter[str]()
     addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, url.split(","))]
@@ -394,7 +392,7 @@ async def _do_worst(name: str, url: str, key: str) -> int:
 
 
 def _send_file(url: str, key: str, size: int) -> bytes:
-    """Send a file for bulk jobs of about so many bytes, and return its id."""
+    """Send a file of about `size` bytes for bulk jobs. Returns its id."""
     body = {"model": "default", "prompt": "f" * 900}
     line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body})
     lines = f"{line}\n".encode() * (size // 1000)
@@ -411,14 +409,14 @@ def _fetching(worst: Worst, file: bytes) -> Callable[[int], bytes]:
 
 
 async def _in_turn(act: Any, number: int, worst: Worst, *how: Any) -> None:
-    """A connection, which begins when it is its turn."""
+    """Open a connection when it is its turn."""
     if worst.every < 60.0:
         await asyncio.sleep(worst.every * number / worst.connections)
     await act(worst, *how)
 
 
 async def _client(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
-    """A connection over HTTP, made again whenever it is closed."""
+    """Run an HTTP connection, reopening it whenever it is closed."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(*address)
@@ -452,7 +450,7 @@ async def _client(worst: Worst, address: Address, key: str, numbers: Iterator[in
 
 
 async def _frames(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
-    """A connection to the gRPC port, whose answers are read and dropped."""
+    """Run a connection to the gRPC port, discarding the answers."""
     credential = key.encode()
     while True:
         try:
@@ -487,7 +485,7 @@ async def _drop(reader: asyncio.StreamReader) -> None:
 
 
 async def _status(reader: asyncio.StreamReader) -> str:
-    """Status of an answer, once all of it has come."""
+    """Return the status of an answer, after reading all of it."""
     head = await reader.readuntil(b"\r\n\r\n")
     lowered = head.lower()
     if b"transfer-encoding: chunked" in lowered:
@@ -508,13 +506,13 @@ async def _skip(reader: asyncio.StreamReader, size: int) -> None:
 
 
 async def _streams(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
-    """A connection with all its streams, by a client that heeds flow control. Each is made again whenever it ends."""
+    """Run a connection with all its streams, respecting flow control. Streams are replaced when they end."""
     async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL) as channel:
         await asyncio.gather(*(_write_stream(worst, channel, key, numbers, answers) for _ in range(worst.streams)))
 
 
 async def _calls(worst: Worst, address: Address, key: str, numbers: Iterator[int], answers: Counter[str]) -> None:
-    """A connection with one call after the other, by a client that heeds flow control."""
+    """Run a connection that makes one call after the other, respecting flow control."""
     async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=CHANNEL) as channel:
         while True:
             method, _, message = worst.request(next(numbers)).partition(b" ")
@@ -544,7 +542,6 @@ async def _write_stream(
 
 
 async def _count_answers(call: Any, answers: Counter[str]) -> None:
-    """Count the answers of a stream until it ends."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         async for answer in call:
             answers["answered" if len(answer) > 10_000 else "refused"] += 1

@@ -4,14 +4,14 @@
     python bench/load/overload.py --seconds 8 --minutes 0.5      a first impression
     python bench/load/overload.py --only soak --minutes 20       long enough to tell
 
-promise   3,000 requests/s to 2,000/s of capacity (two GPUs, 100 ms a batch of at most 100) under a promise of 200 ms, which is also the deadline, by
+promise   3,000 requests/s to 2,000/s of capacity (two GPUs, 100 ms a batch of at most 100) under a promise of 200 ms, which is also the deadline;
           5 % enterprise, 25 % paid and 70 % free: what is answered in time, and how fast the others are refused.
-soak      800 requests/s to two GPUs (10 ms a batch of at most 64) for `--minutes`, while a worker is killed every `--kill-every` seconds. Does anything
-          grow? Memory, descriptors, threads and processes are sampled. The medians of the second and of the last fifth of the time must be
-          alike. With `--kill-every 0.4` it shows what dead workers leave in their host.
+soak      800 requests/s to two GPUs (10 ms a batch of at most 64) for `--minutes`, with a worker killed every `--kill-every` seconds. Memory,
+          descriptors, threads and processes must not grow: their medians in the second and the last fifth of the time must be about equal.
+          `--kill-every 0.4` shows what dead workers leave behind in their host.
 
-GPUs are made of sleep; everything is on loopback. Enterprise is the tier of requests without a key where a mix asks, because X-Request-Tier
-may only lower a tier. `promise` leaves bench/out/overload.json.
+GPUs are emulated; everything is on loopback. In mixed loads, requests without a key are enterprise, because X-Request-Tier may only lower a tier.
+`promise` writes bench/out/overload.json.
 """
 
 import argparse
@@ -39,13 +39,13 @@ WARM_UP = 4.0
 PROMISED_BATCH, OFFERED, PROMISE_MS = 100, 3_000.0, 200.0
 SOAK_RATE, SAMPLES = 800.0, 100
 MOST_GROWTH = {"front, MiB": 8.0, "workers, MiB": 8.0, "descriptors": 32, "threads": 0}
-"""Most growth from the second fifth of the time to the last."""
+"""Maximum growth from the second fifth of the time to the last."""
 
 T = TypeVar("T")
 
 
 class Watch(threading.Thread, Generic[T]):
-    """Looks every so many seconds until `finish`, which returns what was seen."""
+    """Samples at intervals until `finish`, which returns the samples."""
 
     def __init__(self, look: Callable[[], T], every: float) -> None:
         super().__init__(daemon=True)
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def promise(findings: Findings, options: argparse.Namespace) -> None:
-    """Half as much again as two GPUs can serve."""
+    """Send one and a half times what two GPUs can serve."""
     capacity = GPUS * PROMISED_BATCH / BATCH_MS * 1000
     findings.say(f"{OFFERED:,.0f}/s offered to {capacity:,.0f}/s for {options.seconds:g} s; {stand.PINNING}.")
     deadline = ("--request-timeout-ms", f"{PROMISE_MS:g}", "--queue-timeout-ms", f"{PROMISE_MS:g}")
@@ -110,7 +110,7 @@ def soak(findings: Findings, options: argparse.Namespace) -> None:
         watch, killing = Watch(lambda: _held(server), seconds / SAMPLES), Watch(kill, options.kill_every)
         measured = open_loop(server, SOAK_RATE, seconds, "--expect", "upper")
         kills, samples = sum(map(bool, killing.finish())), watch.finish()
-        time.sleep(1.0)  # The server looks for connections that have gone twice a second.
+        time.sleep(1.0)  # The server checks for closed connections twice a second.
         after = _held(server)
     fifth = len(samples) // 5
     early, late = ({what: statistics.median(one[what] for one in part) for what in before}
@@ -127,7 +127,6 @@ def soak(findings: Findings, options: argparse.Namespace) -> None:
 
 
 def _held(server: Server) -> dict[str, float]:
-    """What a server holds now."""
     rss = server.rss()
     return {
         "front, MiB": rss.get("front", 0) / 2**20, "workers, MiB": rss.get("worker", 0) / 2**20,

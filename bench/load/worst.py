@@ -1,4 +1,4 @@
-"""What a tenant does at its worst, by the resource that it takes: over HTTP, and with frames of its own over gRPC."""
+"""A tenant at its worst, by the resource that it takes: over HTTP, and over gRPC with hand-made frames."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from headway.oip.tensors import pack
 from tests.identity.writing import key_of
 
 KEY = b"?" * len(key_of("worst"))
-"""Placeholder of the tenant's key, as long as every key, because requests tell lengths."""
+"""Placeholder for the tenant's key, with the length of every key, because requests state lengths."""
 
 FILE_ID = b"file-" + b"?" * 32
 
@@ -25,24 +25,24 @@ class Worst:
 
     Attributes:
         what: in words.
-        request: number to the bytes of a request.
+        request: maps a number to the bytes of a request.
         every: seconds between two requests of a connection; 0: as fast as they are answered.
         limited: its key has a limit.
-        waits: it waits for answers; else it only holds its connections.
-        leaves: it leaves at once after every request of so many; 0: after none.
-        fresh: each request comes on a connection of its own.
-        file: bytes of a file that it sends first, by whose id FILE_ID is replaced.
-        grpc: it comes to the gRPC port with frames of its own, and waits for no answer.
-        once: requests after which a connection sends no more; 0: none.
-        streams: streams on each connection, by a client that heeds flow control; `request` is a message.
-        unary: calls over gRPC by such a client; `request` is the method, a space and the message.
-        bound: most that P95 of the measured tenant may be, in percent of calm.
+        waits: it waits for answers; otherwise it only holds its connections.
+        leaves: it disconnects right after every n-th request; 0: never.
+        fresh: each request uses a new connection.
+        file: size in bytes of a file that it sends first, whose id replaces FILE_ID.
+        grpc: it sends its own frames to the gRPC port, and waits for no answer.
+        once: requests after which a connection sends no more; 0: no limit.
+        streams: streams on each connection, by a client that respects flow control; `request` is a message.
+        unary: gRPC calls by such a client; `request` is the method, a space and the message.
+        bound: maximum P95 of the measured tenant, in percent of calm.
         tier, calm_tier: tiers of its keys, and of the measured tenant's.
         rate: requests per second of the measured tenant.
         beside: name of what it does at the same time.
         newcomers: the measured tenant's new connections are timed, too.
         target: class of what is served.
-        calm: further flags of the measured tenant's load.
+        calm: additional flags of the measured tenant's load.
     """
 
     what: str
@@ -85,7 +85,7 @@ def _members(path: str, **members: Any) -> bytes:
 
 
 def _label(number: int) -> bytes:
-    """Something else that a metric could be labelled with, each time."""
+    """Return a request with a new value for something that a metric might use as a label."""
     name = f"x{number}"
     return [
         _ask("label", model=name),
@@ -134,7 +134,6 @@ def _call(number: int, method: str, body: bytes) -> bytes:
 
 
 def _large(number: int) -> bytes:
-    """Tensor of one text of 60 kB."""
     asked = _TENSOR(model_name="default", id=str(number), raw_input_contents=[pack([b"s" * 60_000])])
     asked.inputs.add(name="x", datatype="BYTES", shape=[1])
     return bytes(asked.SerializeToString())
@@ -143,11 +142,11 @@ def _large(number: int) -> bytes:
 # Lengths and parameters of a call.
 
 CALM_LENGTH = 400
-"""Octets of the measured tenant's inputs where lengths count. A full batch of them takes what all take elsewhere."""
+"""Octets of the measured tenant's inputs when lengths count. A full batch of them takes the usual time."""
 
 
 def _lengths(what: str, length: Callable[[int], int], connections: int = 8, every: float = 0.5) -> Worst:
-    """Inputs of some lengths for a model that pads."""
+    """Return a tenant that sends inputs of certain lengths to a model that pads."""
     return Worst(
         what, lambda n: _ask(f"{n} ".ljust(length(n), "l")), connections, every=every, limited=False, target="PaddedNeighbours",
         calm=("--input", "c" * CALM_LENGTH),
@@ -166,11 +165,11 @@ FITTING: dict[str, Worst] = {
 WORST |= FITTING
 
 
-# Large bodies, answers and lists, and floods that others of the tier should not feel.
+# Large bodies, answers and lists, and floods that others of the tier should not notice.
 
 _LISTED, _LARGE_LIST = ["text"] * 160, {"x": "p" * 900_000}
 _FEW, _LITTLE = ("--max-batch-size", "2"), ("--target-utilisation", "0.1")
-"""Flags of a service whose lowest tier may send 20 requests a second."""
+"""Flags of a service whose lowest tier may send 20 requests per second."""
 _DEEP_TREE: Any = []
 for _ in range(29):
     _DEEP_TREE = [_DEEP_TREE]
@@ -193,13 +192,12 @@ _PACKED = _post(gzip.compress(b'{"input":"zip"' + b" " * 1_000_000 + b"}", 9), "
 
 
 def _kept(number: int) -> bytes:
-    """Outputs of 8 MB that are kept, or that several have in common."""
+    """Return a request for an output of 8 MB that is kept, or shared by several requests."""
     fields = ((), ("Prefer: respond-async",), (f"Idempotency-Key: k{number}",), ())[number % 4]
     return _ask("HUGE" if number % 4 == 3 else f"HUGE {number}", *fields)
 
 
 def _listed(number: int) -> bytes:
-    """Tensor of 1,024 small texts."""
     asked = _TENSOR(model_name="default", id=str(number), raw_input_contents=[pack([b"%d" % at for at in range(1024)])])
     asked.inputs.add(name="x", datatype="BYTES", shape=[1024])
     return bytes(asked.SerializeToString())
@@ -210,7 +208,7 @@ _ROWS = ("rows=bench/stand/targets.py:Ends('FP32', -1)",)
 
 
 def _rows(rows: int, width: int, size: int) -> bytes:
-    """Tensor of `size` bytes that claims so many rows of so many FP32."""
+    """Return a tensor of `size` bytes that claims `rows` rows of `width` FP32 numbers."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [rows, width], "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     length = f"Inference-Header-Content-Length: {len(head)}"
@@ -300,10 +298,10 @@ WORST |= NEIGHBOURS | {
 }  # fmt: skip
 
 
-# What costs a single request's price and much of the event loop.
+# What costs as little as a single request but much of the event loop.
 
 _TEXT_ROWS = ("rows=bench/stand/targets.py:Ends('FP32', -1)", "texts=bench/stand/targets.py:Letters")
-"""Models that take arrays of numbers, and of texts."""
+"""Models that take arrays of numbers, and of strings."""
 _NUMBERS = _post(b'{"model":"rows","input":[' + b"0," * 499_000 + b"0]}")
 _MESSAGES = [
     _post(b'{"model":"default","%b":[%b]}' % (name, b",".join([b'{"role":"user","content":"a"}'] * 28_000)), path=path)
@@ -337,7 +335,7 @@ _WINDOW_CALLS = 100
 
 
 def _byte_by_byte(number: int) -> bytes:
-    """Calls whose answers are taken a byte at a time, ten of them in turn."""
+    """Return frames of calls whose answers are read a byte at a time, ten of them in turn."""
     if number < _WINDOW_CALLS:
         begin = http2.frame(http2.SETTINGS, 1, 0) + http2.frame(http2.SETTINGS, 0, 0, b"\x00\x04" + bytes(4))
         return begin * (number == 0) + _call(number, _PREDICT, _input("w" * 7_000))

@@ -1,7 +1,7 @@
-"""Clients of bulk jobs, beside a crowd: they send files of lines, begin jobs, end a few, and fetch what came of each.
+"""Clients of bulk jobs, alongside a crowd: they send files of lines, begin jobs, cancel a few, and fetch the results.
 
-Their texts have `bulk` in them, and no client of a crowd sends such texts. Nothing is sent again for want of an answer, but a job that was begun
-without an answer is found in the end, and judged too.
+Their strings contain `bulk`, which no client of a crowd uses. Unanswered requests aren't repeated, but a job that began without an answer is found
+at the end, and judged too.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from tests.promises.operation import BAD, Job
 from tests.promises.texts import LARGE_BYTES
 
 LINES = 1_000, 4_000
-"""Least and most lines of a job."""
+"""Minimum and maximum lines of a job."""
 EVERY = 6.0
 """Mean seconds between two jobs."""
 SEVERAL, PARTS = 0.1, (2, 6)
-"""Share of the lines that have several inputs, and least and most of these."""
+"""Share of the lines with several inputs, and the minimum and maximum of these."""
 REJECTED, LARGE, CANCELLED = 0.01, 0.002, 0.25
-"""Shares of lines that the model rejects, of lines that are large, and of jobs that are ended when half done."""
+"""Shares of lines that the model rejects, of large lines, and of jobs that are cancelled half-way."""
 ENDPOINT = "/v1/completions"
 LOOK_EVERY = 0.5
 PATIENCE = 180.0
-"""Seconds after the load in which each job ends. The next holder waits for the lease of 30 s of one that was killed."""
+"""Seconds after the load within which each job must end. After a kill, the next holder waits for the 30 s lease to expire."""
 ANSWERED = 40.0
-"""Seconds after which a client asks another gateway."""
+"""Seconds before a client asks another gateway."""
 ENDED = ("completed", "cancelled", "failed", "expired")
 
 
@@ -45,11 +45,11 @@ class BulkClients:
         self._seed, self._poison, self._parameters = seed, poison, parameters
         self._rng = random.Random(f"bulk {seed}")
         self._sent: dict[str, Job] = {}
-        """Jobs by the file of their lines, as far as it was taken."""
+        """Jobs by their file of lines, if it was accepted."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWERED))
 
     async def run(self, seconds: float) -> None:
-        """Begin jobs for so long."""
+        """Begin jobs for `seconds`."""
         loop = asyncio.get_running_loop()
         end, begun = loop.time() + seconds, set[asyncio.Task[None]]()
         try:
@@ -75,12 +75,12 @@ class BulkClients:
                 self._jobs += [job for job in self._sent.values() if job.id]
                 await asyncio.gather(*map(self._fetch, self._jobs))
         except TimeoutError:
-            pass  # The status of a job tells that it has not ended.
+            pass  # The job's status shows that it hasn't ended.
         finally:
             await self._session.close()
 
     async def _begin(self, number: int) -> None:
-        """Send a job; some are ended when they are half done."""
+        """Send a job. Some are cancelled half-way."""
         rng = self._rng
         tenant, cancels = rng.choice(list(self._tenants)), rng.random() < CANCELLED
         lines = {f"{number}-{at}": self._texts(number, at) for at in range(rng.randint(*LINES))}
@@ -109,7 +109,7 @@ class BulkClients:
         return tuple(self._text(number, f"{at}.{place}", count) for place in range(count))
 
     def _text(self, number: int, at: str, of: int) -> str:
-        """A text of a line with so many."""
+        """Return one of the strings of a line that has `of` of them."""
         luck, large = self._rng.random(), self._rng.random() < LARGE
         poison, rejected = self._poison / of, REJECTED / of
         kind = BAD[1] if luck < poison else BAD[0] if luck < poison + rejected else "bulk"
@@ -133,7 +133,7 @@ class BulkClients:
         return [json.loads(line) for line in content.splitlines()]
 
     async def _ask(self, tenant: str, path: str, body: Any = None, *, tries: int = 1_000, whole: bool = False) -> Any:
-        """Return the answer of any gateway that gives one; after so many tries nothing."""
+        """Return the first answer of any gateway, or None after `tries`."""
         fields = {"Authorization": self._tenants[tenant]}
         fields |= {"Content-Type": "application/json"} if isinstance(body, str) else {}
         while tries:

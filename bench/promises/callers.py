@@ -1,13 +1,13 @@
 """Clients behind a load balancer, over HTTP and gRPC, and the history of their requests.
 
-Load is open-loop. Each request is a text of its own and has one outcome:
+Load is open-loop. Each request is a different string and has one outcome:
 
     ok             the right answer
     an error       status and code of a refusal or failure, such as `503 no_workers`
-    wrong          another answer than the right one to this very text
-    cut            the connection was closed instead of an answer
+    wrong          an answer that isn't the right one for this string
+    cut            the connection was closed without an answer
     silent         no answer within PATIENCE
-    unreachable    no connection was taken
+    unreachable    no connection could be opened
 """
 
 import asyncio
@@ -30,14 +30,14 @@ PATIENCE = 40.0
 IDLE_SECONDS = 5.0
 """Age at which an unused connection is closed, well before the service would."""
 SHOWN = 8
-"""Violations that are kept word for word."""
+"""Number of violations kept verbatim."""
 PREDICT = "/headway.v1.Inference/Predict"
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 
 
 @dataclass(slots=True)
 class Request:
-    """A request; `due` and `ended` are instants of the loop's clock, the latter 0 until it has ended."""
+    """A request. `due` and `ended` are times of the loop's clock; `ended` is 0 until the request ends."""
 
     text: str
     due: float
@@ -46,7 +46,7 @@ class Request:
 
 
 class History:
-    """Requests in the order in which they fell due, and the first violations in words."""
+    """Requests in the order in which they fell due, and descriptions of the first violations."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -58,13 +58,11 @@ class History:
 
     @property
     def latencies(self) -> Sequence[float]:
-        """Seconds from the due instant to right answers, ascending."""
+        """Seconds from the due time to the right answer, ascending."""
         return sorted(request.ended - request.due for request in self.requests if request.outcome == "ok")
 
 
 class _Load:
-    """Open-loop, Poisson load."""
-
     def __init__(self, rate: float, seed: int) -> None:
         self.history = History()
         self.loop = asyncio.get_running_loop()
@@ -73,11 +71,10 @@ class _Load:
         self._end = math.inf
 
     def end_load(self) -> None:
-        """Send no more."""
         self._end = self.loop.time()
 
     async def run(self) -> History:
-        """Send until `end_load`; returns when each request has its outcome."""
+        """Send until `end_load`. Returns when each request has its outcome."""
         due, asked = self.loop.time(), set[asyncio.Task[None]]()
         try:
             while (due := due + self._rng.expovariate(self._rate)) < self._end:
@@ -102,7 +99,7 @@ class _Load:
             history.examples.append(f"{request.outcome}: {request.text!r}: {example}")
 
     async def _ask(self, text: str) -> tuple[str, str]:
-        """Return the outcome of a request, and in words what is wrong about it."""
+        """Send a request. Returns its outcome, and a description of what is wrong."""
         raise NotImplementedError
 
     async def _close(self) -> None:
@@ -110,7 +107,7 @@ class _Load:
 
 
 class Callers(_Load):
-    """Clients over HTTP/1.1, which check an https:// URL by `trust`. Build it in a running loop."""
+    """Clients over HTTP/1.1. For https:// URLs they verify with `trust`. Build it in a running loop."""
 
     def __init__(self, url: str, rate: float, seed: int, trust: ssl.SSLContext | None = None) -> None:
         super().__init__(rate, seed)
@@ -140,7 +137,7 @@ class Callers(_Load):
 
 
 class GrpcCallers(_Load):
-    """Clients over one gRPC channel to HOST:PORT, which they check by a certificate in PEM. Build it in a running loop."""
+    """Clients over one gRPC channel to HOST:PORT, which verify with a certificate in PEM. Build it in a running loop."""
 
     def __init__(self, target: str, authority: bytes, rate: float, seed: int) -> None:
         super().__init__(rate, seed)

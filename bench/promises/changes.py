@@ -1,7 +1,7 @@
-"""Changes that are no trouble: weights of the versions of a model, and the number of workers.
+"""Changes that must do no harm: weights of a model's versions, and the number of workers.
 
-The rules of the autoscaler want one worker more whenever a request waits as they look, and one less when none does. So the number goes up and
-down for as long as there is load, and ends at the least.
+The autoscaler's rules ask for one worker more whenever a request is waiting when they look, and one less if none is. So the number goes up and
+down while there is load, and ends at the minimum.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from bench.stand.fleet import Fleet
 from tests.promises.operation import History, Weighing, mark_of
 
 LASTS = (8.0, 14.0)
-"""Least and most seconds for which weights last."""
+"""Minimum and maximum seconds between changes of the weights."""
 TELL_EVERY = 1.0
-"""Seconds after which gateways are told again: one that has just started may have read the file before."""
+"""Seconds between repeated reload requests: a gateway that has just started may have read the old file."""
 
 
 class Rollout:
-    """Weights of versions in a file that gateways are told to read again."""
+    """Weights of versions in a file that gateways are told to reload."""
 
     def __init__(self, folder: Path, versions: Sequence[str], seed: int) -> None:
         self.file = folder / "weights.toml"
@@ -43,7 +43,6 @@ class Rollout:
         self._write()
 
     async def run(self, made: Fleet, history: History) -> None:
-        """Change the weights again and again, until cancelled."""
         loop = asyncio.get_running_loop()
         history.weighings.append(Weighing(self._weights, time.monotonic()))
         while True:
@@ -70,7 +69,7 @@ class Rollout:
 
 
 def report(findings: Findings, history: History) -> None:
-    """Tell how much of each version there was to judge."""
+    """Print how many requests of each version were judged."""
     runs = {mark: run for run in history.runs for mark in run.marks()}
     rows = Counter[tuple[str, str]]()
     for operation in history.operations:
@@ -105,7 +104,7 @@ def flags_of_host(most: int) -> Sequence[str]:
 
 
 class Growth:
-    """Notes of what the autoscaler wanted: how often more and fewer workers, and the most."""
+    """Records what the autoscaler wanted: how often more and fewer workers, and the maximum."""
 
     def __init__(self, made: Fleet) -> None:
         self.changes = Counter[str]()
@@ -113,7 +112,6 @@ class Growth:
         self._made = made
 
     async def run(self) -> None:
-        """Look until cancelled."""
         before = 0
         while True:
             await asyncio.sleep(SCALER_LOOKED_AT_EVERY)

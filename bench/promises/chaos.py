@@ -1,31 +1,31 @@
-"""Everything is killed at random, Redis too, and every promise is checked: none lost, none mixed up, none run twice.
+"""Everything is killed at random, Redis too, and every promise is checked: no request lost, mixed up or run twice.
 
     python bench/promises/chaos.py                           ten minutes
-    python bench/promises/chaos.py --seconds 60 --seed 7     a first impression; the same dice as before
+    python bench/promises/chaos.py --seconds 60 --seed 7     a first impression; the same random choices as before
     python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
     python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk, so what it forgets isn't held against it
-    python bench/promises/chaos.py --large 0.1               more of the texts are large, and go apart from the queue
-    python bench/promises/chaos.py --memory                  one service with three GPUs and its broker in memory, in place of the fleet
+    python bench/promises/chaos.py --large 0.1               more strings are large, and are stored apart from the queue
+    python bench/promises/chaos.py --memory                  one service with three GPUs and its broker in memory, instead of the fleet
     python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile
     python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on a GPU that holds two of them
-    python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one
+    python bench/promises/chaos.py --rows                    the model takes tensors of strings, and several inputs are rows of one
     python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1
-    python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time
+    python bench/promises/chaos.py --autoscale               an autoscaler adds and removes workers all the time
     python bench/promises/chaos.py --fitted                  the model pads, and a call has one value of a parameter
-    python bench/promises/chaos.py --bulk                    bulk jobs run beside
+    python bench/promises/chaos.py --bulk                    bulk jobs run at the same time
 
-They go together, but for tensors (--rows, --numbers) with --sharing, --fitted or --bulk, and --autoscale with --sharing.
+They combine, except for tensors (--rows, --numbers) with --sharing, --fitted or --bulk, and --autoscale with --sharing.
 
-Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file synced at every write:
-with less, a killed Redis may forget what it has acknowledged. Clients of three tenants come open-loop through all gateways and do all that clients
-do (`tests/promises/crowd.py`); the third tenant is limited. Meanwhile processes of every role, Redis and the ledger's PostgreSQL are killed, told
-to end and paused, and an operator drains workers, processes and the machine (`bench/promises/trouble.py`).
+Three gateways, three worker hosts with one emulated GPU each, two controllers, and Redis with its append-only file synced at every write: with
+less, a killed Redis may forget what it has acknowledged. Clients of three tenants, one of them limited, send open-loop through all gateways and do
+everything that clients do (`tests/promises/crowd.py`). Meanwhile processes of every role, Redis and the ledger's PostgreSQL are killed, terminated
+and paused, and an operator drains workers, processes and the machine (`bench/promises/trouble.py`).
 
-In the end every task and key is asked for once more, and the whole history is judged (`tests/promises/checker.py`) by what each fault may cost
+At the end every task and key is fetched again, and the whole history is judged (`tests/promises/checker.py`) by what each fault may cost
 (`tests/promises/faults.py`). The ledger, counts, dead letters, warnings and what is left in Redis are compared with what clients were told, what ran
-and what was done. A drain and a worker that the autoscaler takes away excuse nothing but a want of workers. Each bulk job has ended, and each line
-of a completed one has its own answer or error. With --fitted no call has inputs with other values. The queue is empty, no lease is left, and the
-registry of every gateway names the GPU processes there are.
+and what was done. A drain, or a worker that the autoscaler removes, excuses only a lack of workers. Every bulk job must have ended, and each line of
+a completed one must have its own answer or error. With --fitted, no call mixes inputs with different values. The queue must be empty, no lease may
+be left, and the registry of every gateway must list exactly the existing GPU processes.
 """
 
 import argparse
@@ -64,35 +64,35 @@ from tests.promises.ways_in import MODEL, TENSORS_IN, WAYS_IN
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
 MOST_WORKERS = 3
-"""Most workers of a host with an autoscaler."""
+"""Maximum workers of a host with an autoscaler."""
 LEAST_CHANGES = 1
-"""Least times that the autoscaler has to want more, and fewer."""
+"""The autoscaler must want more, and fewer, at least this often."""
 RATE = 300.0
 BATCH_MS, MAX_BATCH = 50.0, 64
 TIMEOUT_MS = 30_000
 QUIET_SECONDS = 12.0
-"""Load without trouble at the end, within which a worker that is gone leaves the registry."""
+"""Seconds of load without trouble at the end, in which workers that are gone leave the registry."""
 LAST = 1.0
-"""Seconds before a deadline within which a request may be late already, because no run would end in time."""
+"""Seconds before its deadline from which a request may be refused as late, because no run would end in time."""
 SETTLE_SECONDS = 15.0
 THREADS = 32
 """More than there are processes and servers to wait for."""
 SHOWN = 5
-"""Violations of a promise that are told word for word."""
+"""Number of violations of a promise printed verbatim."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
 ROWS, *NUMBERS = (TARGET.replace("Marked", name) for name in ("Rows", "Codes", "Numbers"))
 BODY_BYTES = 4_000_000
-"""A large text as numbers in JSON takes some times its own size."""
+"""A large string as JSON numbers takes several times its own size."""
 FITTED = TARGET.replace("Marked", "Fitted")
 VALUES = tuple(json.dumps({"t": value}) for value in (1, 1.0, 2, "1", None))
-"""Parameters of a call that requests have; 1 and 1.0 may be in one call."""
+"""Parameters that calls use; 1 and 1.0 may share a call."""
 SPREAD = 1_000
-"""Most characters that a text to a model that pads has more than others."""
+"""Maximum extra characters of strings for a model that pads."""
 OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
-"""Targets of further models."""
+"""Targets of the other models."""
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
-"""Requests a second and burst of the last tenant to the default model; to all models together it may have twice as many."""
+"""The last tenant's limit for the default model: requests per second and burst. For all models together it is double."""
 
 
 def main() -> int:
@@ -142,7 +142,7 @@ def main() -> int:
             for path in witness.files:
                 findings.say(f"  a request that waited for more than {LATE_SECONDS:g} s: {path}")
             if options.fitted:
-                # The model reads only the beginning of a large text, so no line predicts its time.
+                # The model reads only the beginning of a large string, so no line predicts its time.
                 if not options.large:
                     findings.at_least("GPU processes that know in the end that the model pads", rest.padding, 1)
                 _tell_parameters(findings, history)
@@ -157,7 +157,7 @@ def main() -> int:
 
 
 def _await_tensors(made: Fleet) -> None:
-    """Wait until all gateways know that the model takes tensors. Before, they take a tensor of texts for several inputs."""
+    """Wait until all gateways know that the model takes tensors. Before that, they take a tensor of strings for several inputs."""
     fields = {"Authorization": f"Bearer {key_of(TENANTS[0])}"}
     for door in made.doors:
         asked = urllib.request.Request(f"{door.url}/v2/models/{MODEL}", headers=fields)
@@ -203,7 +203,6 @@ def _target(options: argparse.Namespace) -> str:
 
 
 def _flags(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Flags of processes that take requests."""
     timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
     patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
     keys = str(folder / "keys.toml")
@@ -224,8 +223,8 @@ async def _drive(
     ledger: Ledger,
     history: History,
 ) -> tuple[Crowd, Trouble, Witness, Growth]:
-    """The load, with trouble until shortly before its end; then all is asked for once more."""
-    # Processes that wait for Redis keep a thread each: with the few of a small machine, none is left to start Redis again.
+    """Run the load, with trouble until shortly before its end. Then fetch everything again."""
+    # Processes waiting for Redis each hold a thread. A small machine has so few that none would be left to restart Redis.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
     crowd = Crowd(
@@ -280,10 +279,10 @@ class Rest:
     """What is left when the clients have gone, and should be nothing.
 
     Attributes:
-        queued: entries in the queue, by the gateway that says most.
+        queued: entries in the queue, by the gateway that reports most.
         kept: entries in Redis, by kind.
         endless: large values in Redis that would never expire.
-        wrong: gateways whose registry differs from what there is, in words.
+        wrong: descriptions of gateways whose registry differs from reality.
         padding: GPU processes that have learnt that their model pads.
     """
 
@@ -300,7 +299,7 @@ class Rest:
 
 
 async def _settled(made: Fleet) -> Rest:
-    """What is left, once it is nothing or it took too long."""
+    """Return what is left, once it is nothing or waiting took too long."""
     loop = asyncio.get_running_loop()
     patience = loop.time() + SETTLE_SECONDS
     while True:
@@ -329,7 +328,7 @@ def _look(made: Fleet) -> Rest:
 
 
 def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
-    """Tables of what happened, and the promises."""
+    """Print tables of what happened, and check the promises."""
     history = crowd.history
     troubles = Counter(fault.what for fault in history.faults)
     findings.table("Trouble", [{"fault": what, "times": times} for what, times in sorted(troubles.items())])
@@ -368,7 +367,6 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
 
 
 def _tell_jobs(findings: Findings, history: History) -> None:
-    """Tell how much of bulk jobs there was to judge."""
     ended = Counter(job.status for job in history.jobs)
     codes = Counter(code for job in history.jobs for _, code in job.errors)
     findings.table("Bulk jobs", [{"status": status, "jobs": times} for status, times in sorted(ended.items())])
@@ -383,7 +381,7 @@ def _tell_jobs(findings: Findings, history: History) -> None:
 
 
 def _tell_parameters(findings: Findings, history: History) -> None:
-    """Tell how many calls there were, and the inputs in them by their parameters."""
+    """Print how many calls there were, and their inputs by parameters."""
     calls, inputs, mixed = figures(history)
     findings.table(
         "Inputs by parameters of their call",
@@ -397,7 +395,7 @@ def _outcome(operation: Operation) -> str:
 
 
 def _late(history: History) -> list[Operation]:
-    """Requests whose deadline passed, if it isn't a short one of their own."""
+    """Return requests that missed their deadline, except those that set a short one themselves."""
     asked = [operation for operation in history.operations if operation.kind is Kind.ASK and operation.status == 504]
     return [late for late in asked if (late.returned or late.called) - late.called >= TIMEOUT_MS / 1000 - LAST]
 

@@ -1,4 +1,4 @@
-"""Evidence of the service itself of a history, once all is answered: ledger, counts, dead letters, keys, logs."""
+"""Collects the service's own evidence once everything is answered: ledger, counts, dead letters, keys, logs."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ from tests.servers.postgres import PostgresServer
 LINE = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\dT\S+) \[(?P<level>warning|error|critical) *\] (?P<event>.*?) \[[\w.]+\](?P<text>.*)"
 )
-"""Warning or error in a log. Lines of another form belong to the one above them."""
+"""A warning or error in a log. Lines of another form belong to the one above."""
 
 
 def collect(made: Fleet, evidence: Evidence) -> None:
-    """Collect what a fleet tells while it is up: all but its logs and the ledger's rows."""
+    """Collect what a running fleet reports: everything but its logs and the ledger's rows."""
     for door in made.doors:
         evidence.counted[door.name] = door.outcomes()
         evidence.dropped += int(door.total("headway_ledger_dropped_total"))
@@ -53,7 +53,6 @@ def _letters(door: Server) -> Iterator[Letter]:
 
 
 def keys_in(client: redis.Redis) -> Iterator[Key]:
-    """Return all keys of a fleet."""
     sizes: dict[str, Callable[[bytes], Any]] = {
         "hash": lambda key: _fields(client, key), "zset": client.zcard, "list": client.llen, "stream": client.xlen, "set": client.scard,
         "none": lambda key: 0,
@@ -62,24 +61,24 @@ def keys_in(client: redis.Redis) -> Iterator[Key]:
         kind = client.type(key)
         type_ = kind.decode() if isinstance(kind, bytes) else kind
         size, ttl = int(sizes.get(type_, client.strlen)(key)), client.pttl(key) / 1000.0
-        if type_ != "none":  # Else it has ended meanwhile.
+        if type_ != "none":  # Otherwise it has expired meanwhile.
             yield Key(key.decode(errors="backslashreplace"), type_, size, max(ttl, -1.0))
 
 
 def _fields(client: Any, key: bytes) -> int:
-    """Fields of a hash; of one with entries, those without an outcome."""
+    """Return the number of fields of a hash. For a hash of entries, count only those without an outcome."""
     if not key.endswith(b":e"):
         return int(client.hlen(key))
     return sum(not header.startswith(b"!") for header in client.hvals(key))
 
 
 def lines_of(made: Fleet) -> list[Line]:
-    """Return warnings and errors of the logs of all processes that were ever started."""
+    """Return the warnings and errors in the logs of all processes ever started."""
     return [line for server in made.ever for line in lines_in(server.name, server.output)]
 
 
 def lines_in(process: str, output: str) -> Iterator[Line]:
-    """Return warnings and errors of a log; instants are those of the monotonic clock."""
+    """Yield the warnings and errors in a log, timed by the monotonic clock."""
     offset = time.time() - time.monotonic()
     for line in map(LINE.match, output.splitlines()):
         if line is not None:
@@ -90,12 +89,12 @@ def lines_in(process: str, output: str) -> Iterator[Line]:
 # The ledger.
 
 LEDGERS = ("postgres", "sqlite")
-"""A database that can be killed and paused, or a file."""
+"""A server that can be killed and paused, or a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A ledger; a file has no server."""
+    """A ledger. If it is a file, it has no server."""
 
     url: str
     server: PostgresServer | None = None
@@ -103,7 +102,7 @@ class Ledger:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of processes that write it, inputs and outputs too."""
+        """Flags of processes that write it, including inputs and outputs."""
         return ["--ledger", self.url, "--ledger-content"]
 
     def rows(self) -> list[Row]:
@@ -112,7 +111,6 @@ class Ledger:
 
 @contextlib.contextmanager
 def ledger_of(kind: str, folder: Path) -> Iterator[Ledger]:
-    """An empty ledger of a kind, until the context ends."""
     if kind == "sqlite":
         file = folder / "ledger.db"
         yield Ledger(f"sqlite:///{file}", file=file)

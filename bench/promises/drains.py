@@ -1,7 +1,7 @@
-"""Drains of a fleet: an operator drains a worker, a process or the whole machine for a while, one order at a time.
+"""Drains of a fleet: an operator drains a worker, a process or the whole machine for a while, one at a time.
 
-The service refuses a drain that would leave a model without a healthy worker. That of the machine is forced, and short; requests may be refused
-meanwhile for want of workers.
+The service refuses a drain that would leave a model without a healthy worker. Draining the machine is forced, and short; requests may be refused
+meanwhile for lack of workers.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from bench.stand.stand import Server
 from tests.promises.faults import Drained, Fault
 
 LEVELS = {"worker": 3, "process": 3, "machine": 1}
-"""Weights of what is drained."""
+"""Weights of the levels to drain."""
 LASTS, LASTS_FOR_ALL = (0.5, 8.0), (0.3, 2.0)
-"""Least and most seconds from when it is idle until it is undrained; and those of the whole machine."""
+"""Minimum and maximum seconds between idle and undrained, and the same for the whole machine."""
 HEARD = 10.0
-"""Longest wait until an order is carried out."""
+"""Maximum seconds until an order takes effect."""
 LOOK_EVERY = 0.1
 ANSWERED_WITHIN = 5.0
 
 
 class Drains:
-    """Orders of an operator, which are noted in `faults`.
+    """An operator's orders, recorded in `faults`.
 
     Attributes:
-        now: names of processes that are drained, all or in part.
+        now: names of processes that are drained, entirely or in part.
         refused: orders that the service refused.
     """
 
@@ -59,7 +59,7 @@ class Drains:
         status, answer = await self._told("start", name=name, force=str(level == "machine").lower())
         if status != 200:
             self.refused += 1
-            await self._told("end", name=name)  # An earlier try without an answer may have been carried out.
+            await self._told("end", name=name)  # An earlier try without an answer may have succeeded.
             return
         ids = {worker for drain in answer["drains"] for worker in drain["workers"]}
         noted = self._note(level, began, [worker for worker in healthy if worker["worker_id"] in ids])
@@ -78,7 +78,7 @@ class Drains:
             self.now.clear()
 
     async def _name(self, level: str, worker: str) -> str:
-        """Name of what is drained; empty if it isn't known now."""
+        """Return the name of what to drain, or an empty string if it isn't known now."""
         if level == "machine":
             return socket.gethostname()
         process = worker.partition("/")[0]
@@ -88,7 +88,7 @@ class Drains:
         return next((member["id"] for member in fleet["members"]), "") if fleet else ""
 
     def _note(self, level: str, began: float, lines: Sequence[dict[str, Any]]) -> list[Drained]:
-        """Note a drain, of GPU processes or of a whole process of Headway."""
+        """Record a drain of GPU processes, or of a whole Headway process."""
         noted: dict[tuple[str, int], Drained] = {}
         for line in lines:
             host = host_of(self._made, line)
@@ -101,19 +101,18 @@ class Drains:
         return list(noted.values())
 
     async def _idle(self, ids: set[str]) -> bool:
-        """Whether all these workers are drained and run nothing, or are gone."""
+        """Return True once all these workers are drained and run nothing, or are gone."""
         workers = await self._workers()
         there = [worker for worker in workers if worker["worker_id"] in ids and worker["status"] != "offline"]
         return bool(workers) and all(worker["status"] == "drained" and not worker["in_flight"] for worker in there)
 
     async def _back(self, ids: set[str]) -> bool:
-        """Whether all these workers are healthy, or gone."""
         workers = await self._workers()
         there = [worker for worker in workers if worker["worker_id"] in ids and worker["status"] != "offline"]
         return bool(workers) and all(worker["status"] == "healthy" for worker in there)
 
     async def _seen(self, look: Callable[[], Any]) -> float | None:
-        """Instant at which something was seen; None if it wasn't in time."""
+        """Return when something was seen, or None if it wasn't seen in time."""
         until = time.monotonic() + HEARD
         while time.monotonic() < until:
             if await look():
@@ -125,7 +124,7 @@ class Drains:
         return await self._asked(listed) or []
 
     async def _asked(self, ask: Callable[[Server], Any]) -> Any:
-        """Answer of the first process that gives one; None if none does."""
+        """Return the first answer that a process gives, or None."""
         for door in self._rng.sample(self._made.doors, len(self._made.doors)):
             try:
                 if answer := await asyncio.to_thread(ask, door):
@@ -135,7 +134,7 @@ class Drains:
         return None
 
     async def _told(self, what: str, **query: str) -> tuple[int, Any]:
-        """Status and answer to an order, which is repeated until it isn't answered by an error of the service."""
+        """Give an order, repeating it after server errors. Returns the status and answer."""
         while True:
             door = self._rng.choice(self._made.doors) if self._made.doors else None
             if door is not None and door.admin:
@@ -148,7 +147,6 @@ class Drains:
 
 
 def _posted(url: str) -> tuple[int, Any]:
-    """Status and answer to a POST; 0 where there is none."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=ANSWERED_WITHIN) as answer:
             return answer.status, msgspec.json.decode(answer.read())

@@ -1,13 +1,12 @@
-"""Whether a request fails behind Envoy, HAProxy and nginx, each with its file of `deploy/`, over TLS, while all that serves is restarted.
+"""Does any request fail behind Envoy, HAProxy or nginx, each with its file of `deploy/`, over TLS, while all servers are restarted?
 
     python bench/promises/proxied.py                               three minutes behind each
     python bench/promises/proxied.py --proxy nginx --seconds 60
 
-300 requests/s, half of them over HTTP/1.1, a third over gRPC, the rest over HTTP/2, at two gateways and two worker hosts with a GPU made of sleep
+300 requests/s, half of them over HTTP/1.1, a third over gRPC, the rest over HTTP/2, to two gateways and two worker hosts with one emulated GPU
 each, over Redis. Gateways and worker hosts are restarted one after the other, again and again.
 
-Of idle connections that end, tests/e2e/test_proxies.py asks; of planned failovers, tests/e2e/failover_drill.py; of all that may break in a fleet,
-chaos.py.
+tests/e2e/test_proxies.py covers idle connections that end; tests/e2e/failover_drill.py planned failovers; chaos.py all failures of a fleet.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def main() -> int:
 
 
 def _rolling(findings: Findings, kind: str, seconds: float) -> list[Row]:
-    """Restart all that serves, under load."""
+    """Restart all servers under load, one after the other."""
     restarts: Counter[str] = Counter()
 
     async def work(scene: Scene, front: Balancer) -> dict[str, History]:
@@ -112,7 +111,7 @@ def _rolling(findings: Findings, kind: str, seconds: float) -> list[Row]:
 
 
 def _http_2(front: Balancer) -> subprocess.Popen[str]:
-    """Clients over HTTP/2, which end with their input."""
+    """Start clients over HTTP/2, which end with their input."""
     arguments = (front.url, str(front.certificates.trusted), f"{RATES['http/2']:g}")
     command, environ = client_command("deploy", "http2_program.py", *arguments)
     pipe = subprocess.PIPE
@@ -123,7 +122,7 @@ def _http_2(front: Balancer) -> subprocess.Popen[str]:
 
 
 class Scene:
-    """A fleet whose gateways keep their ports, which ends with the stack."""
+    """A fleet whose gateways keep their ports, closed with the stack."""
 
     def __init__(self, stack: ExitStack, broker: str) -> None:
         held = [(Port(), Port()) for _ in range(EACH)]
@@ -139,7 +138,7 @@ class Scene:
                 self._fleet.rosters[role].append(self._started(role, place))
 
     def restart(self, role: str, place: int) -> None:
-        """End a process and start it anew; raise Broken if its exit code isn't 0. Returns when it serves."""
+        """End a process, start it again, and return when it serves. Raises Broken if its exit code isn't 0."""
         servers = self._fleet.rosters[role]
         if code := servers[place].stop():
             raise Broken(f"{servers[place].name} ended with exit code {code}:\n{servers[place].output[-2000:]}")

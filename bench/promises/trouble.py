@@ -1,4 +1,4 @@
-"""Trouble for a fleet: processes of every role are killed, told to end, paused and drained at random, and replaced.
+"""Trouble for a fleet: processes of every role are killed, terminated, paused and drained at random, and replaced.
 
     in peace ──SIGKILL──▶ gone ──random pause──▶ starting ──ready──▶ in peace
        │  ▲
@@ -6,8 +6,8 @@
        ├──────────────────────────────────┘
        └──SIGTERM──▶ draining ──exit──▶ gone
 
-Troubles overlap. At least one gateway and one worker host, mostly one of each version of the model, are in peace at any time and not drained.
-Redis, the ledger's database and a service with its broker in memory have one trouble at a time. What is drained meets trouble like all others.
+Troubles overlap. At least one gateway and one worker host (usually one for each version of the model) are in peace at any time and not drained.
+Redis, the ledger's database and a service with its broker in memory have one trouble at a time. Drained processes get trouble like all others.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ WEIGHTS = {
     "gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "drain": 3
 }  # fmt: skip
 GONE = (0.3, 3.0)
-"""Least and most seconds until a process that has gone is replaced."""
+"""Minimum and maximum seconds before a process that is gone is replaced."""
 PAUSED = (0.3, 6.0)
 """A lease lasts 3 s."""
 REDIS_AWAY = (0.1, 2.0)
 LEDGER_AWAY = (0.5, 8.0)
 KEPT = {"always": "durable", "everysec": "synced each second", "no": "memory only"}
-"""What a killed Redis brings back, by how often its append-only file is synced."""
+"""What a killed Redis recovers, by how often its append-only file is synced."""
 START_AGAIN = 1.0
-"""Seconds between attempts to start a process that didn't come up, because Redis was away."""
+"""Seconds between attempts to start a process that failed because Redis was away."""
 TAKING = ("gateway", "service")
 """Roles that take requests."""
 SPARED = ("gateway", "worker")
-"""Roles of which one is always left in peace."""
+"""Roles of which at least one is always left in peace."""
 LAST = 0.3
 """Chance of trouble for the last host of a version."""
 MOST_STARTS = 10
@@ -56,8 +56,6 @@ WATCH_EVERY = 0.25
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A process of the fleet."""
-
     role: str
     server: Server
     door: Door | None = None
@@ -67,12 +65,11 @@ class Unit:
 class Trouble:
     """All trouble. Build it in a running loop, once the fleet is up, and call `make` once.
 
-    The lists of the fleet, and `doors`, follow what becomes of processes. What is done is noted in `faults`, and which processes there are when, in
-    `processes`.
+    It keeps the fleet's lists and `doors` up to date. It records its actions in `faults`, and which processes existed when in `processes`.
 
     Attributes:
-        unruly: processes that ended without being told, or with an exit code other than 0; `examples` has them in words.
-        false_starts: attempts to start a process that failed, because Redis was away.
+        unruly: processes that ended unprompted, or with an exit code other than 0; `examples` describes them.
+        false_starts: failed attempts to start a process, because Redis was away.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class Trouble:
         self._weights = {role: weight for role, weight in WEIGHTS.items() if role in there}
 
     async def make(self, seconds: float) -> None:
-        """Make trouble for so long; returns when all is repaired."""
+        """Make trouble for `seconds`. Returns when everything is repaired."""
         end = self._loop.time() + seconds
         watch = self._loop.create_task(self._watch())
         try:
@@ -129,7 +126,6 @@ class Trouble:
 
     @property
     def refused(self) -> int:
-        """Drains that the service refused."""
         return self._drains.refused
 
     def orphans(self) -> list[Process]:
@@ -137,7 +133,7 @@ class Trouble:
         return [child for child in self._children if processes.is_alive(child)]
 
     def _begin(self) -> None:
-        """Begin one trouble, if there is one to be had."""
+        """Begin one trouble, if possible."""
         role = self._rng.choices(list(self._weights), list(self._weights.values()))[0]
         if role in self._once:
             if role not in self._busy:
@@ -147,20 +143,20 @@ class Trouble:
             self._keep(self._rng.choice(doings)(unit))
 
     async def _alone(self, role: str) -> None:
-        """Make trouble of which there is one at a time."""
+        """Make a trouble that can't overlap with itself."""
         self._busy.add(role)
         await self._once[role]()
         self._busy.remove(role)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Keep a trouble that is under way; one that fails fails all of it."""
+        """Run a trouble in the background. If it fails, the whole run fails."""
         task = self._loop.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: None if done.cancelled() else self._failed.append(done.exception()))
 
     def _pick(self, role: str) -> Unit | None:
-        """A unit in peace whose trouble leaves another one in peace, if its role is spared."""
+        """Return a unit in peace, or None. For spared roles, another unit has to stay in peace."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
         chosen = self._rng.choice(calm) if calm else None
         others = [unit for unit in calm if unit is not chosen and unit.server.name not in self._drains.now]
@@ -197,11 +193,11 @@ class Trouble:
 
     async def _kill_gpu(self, unit: Unit) -> None:
         for pid in self._one_of(fleet.gpu_pids(unit.server)):
-            with self._noted("gpu killed", unit), contextlib.suppress(ProcessLookupError):  # It may just have left.
+            with self._noted("gpu killed", unit), contextlib.suppress(ProcessLookupError):  # It may have just exited.
                 os.kill(pid, signal.SIGKILL)
 
     async def _pause_gpu(self, unit: Unit) -> None:
-        """Pause a GPU process. Its host may find that it hangs, and replace it meanwhile."""
+        """Pause a GPU process. Its host may notice the hang, and replace it meanwhile."""
         victims = [process for pid in self._one_of(fleet.gpu_pids(unit.server)) if (process := processes.look(pid))]
         for process in victims:
             with self._noted("gpu paused", unit), contextlib.suppress(ProcessLookupError):
@@ -242,7 +238,7 @@ class Trouble:
                 await (self._start_ledger(server) if killed else asyncio.to_thread(server.resume))
 
     async def _start_ledger(self, server: PostgresServer) -> None:
-        """Start it, which may fail while what was killed is still on its way out."""
+        """Start the ledger's server, which may fail while the killed one is still exiting."""
         for attempt in range(1, MOST_STARTS + 1):
             try:
                 await asyncio.to_thread(server.start)
@@ -254,7 +250,7 @@ class Trouble:
                 await asyncio.sleep(START_AGAIN)
 
     def _leave(self, unit: Unit, standing: Standing) -> None:
-        """Have no client ask or count on a unit from now on, before the signal is sent."""
+        """Stop clients from using a unit or counting on it, before it gets the signal."""
         unit.in_peace = False
         if unit.door is not None:
             unit.door.standing = standing
@@ -298,7 +294,7 @@ class Trouble:
         self._units.append(Unit(role, server, door))
 
     async def _watch(self) -> None:
-        """Find processes that ended without being told, and replace them."""
+        """Find processes that ended unprompted, and replace them."""
         while True:
             await asyncio.sleep(WATCH_EVERY)
             for unit in [unit for unit in self._units if unit.in_peace and not unit.server.is_running]:
@@ -312,7 +308,7 @@ class Trouble:
 
     @contextlib.contextmanager
     def _noted(self, what: str, unit: Unit | None, whom: str = "redis") -> Iterator[None]:
-        """Note a fault, from its begin to its repair."""
+        """Record a fault, from its beginning to its repair."""
         whom = unit.server.name if unit is not None else whom
         fault = Fault(what, time.monotonic(), whom=whom)
         self._faults.append(fault)

@@ -1,10 +1,9 @@
-"""Watches of a fleet in trouble: of requests that wait for too long, of Redis, and of the registry.
+"""Watches a fleet in trouble: requests that wait too long, Redis, and the registry.
 
-A request that ends with 504 leaves no reason behind. So requests are watched while they are under way, and of one that waits for too long this is
-written down at once: the operation, the troubles until then, what each process tells of it, and what lies in each queue in Redis.
+A request that ends with 504 leaves no reason behind. So requests are watched while they run. If one waits too long, this is written down
+immediately: the operation, the troubles so far, what each process reports about it, and the contents of each queue in Redis.
 
-Stalls of Redis that nobody has staged are noted, because on a busy machine its disk may keep it for seconds. So are the slots that the registry has
-as healthy.
+Unplanned stalls of Redis are recorded, because a busy machine's disk may block it for seconds. So are the slots that the registry has as healthy.
 """
 
 import asyncio
@@ -27,16 +26,16 @@ from tests.promises.faults import Fault
 from tests.promises.operation import ASKS, History, Operation
 
 LATE_SECONDS = 14.0
-"""Age of a request at which something is wrong: pauses last 6 s, leases 3, and a host is replaced within some seconds."""
+"""Age at which a waiting request is suspicious: pauses last 6 s, leases 3 s, and a host is replaced within some seconds."""
 LATE_LOOKED_FOR_EVERY = 0.5
 MOST = 12
-"""Most requests of which evidence is written down."""
+"""Maximum number of requests whose evidence is written."""
 LEFT_OUT = ("k:", "kc:", "P:", "R:", "z", "o", "u", "w")
-"""Beginnings of names of keys that say nothing of what waits: kept outcomes, large values, dead letters, limits."""
+"""Prefixes of keys that don't show what is waiting: kept outcomes, large values, dead letters, limits."""
 
 
 class Witness:
-    """Witness of the requests of a history, who writes `files` into a folder."""
+    """Watches the requests of a history, and writes `files` into a folder."""
 
     def __init__(self, made: Fleet, history: History, folder: Path) -> None:
         self.files: list[Path] = []
@@ -45,7 +44,6 @@ class Witness:
         self._open: list[Operation] = []
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         while True:
             await asyncio.sleep(LATE_LOOKED_FOR_EVERY)
             for operation in self._late(time.monotonic()):
@@ -55,7 +53,7 @@ class Witness:
                     await asyncio.to_thread(self._write, operation, path)
 
     def _late(self, now: float) -> list[Operation]:
-        """Requests that have become late since the last look."""
+        """Return the requests that have become late since the last look."""
         operations = self._history.operations
         self._open += [operation for operation in operations[self._seen :] if operation.kind in ASKS]
         self._seen = len(operations)
@@ -79,7 +77,7 @@ class Witness:
 
 
 def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
-    """What a process tells of itself and of a request."""
+    """Return what a process reports about itself and a request."""
     facts: dict[str, Any] = {"name": server.name, "pid": server.pid, "version": server.version}
     paths = ["/internal/health", "/internal/workers"]
     if operation.id:
@@ -95,7 +93,7 @@ def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
 
 
 TOLD = 2_000
-"""Most characters of a key's content that are written down."""
+"""Maximum characters of a key's content to write."""
 READ: Mapping[bytes, Callable[[Any, bytes], object]] = {
     b"string": lambda client, key: client.get(key),
     b"hash": lambda client, key: client.hgetall(key),
@@ -108,7 +106,7 @@ READ: Mapping[bytes, Callable[[Any, bytes], object]] = {
 
 
 def _told_by_redis(client: Any, texts: list[bytes]) -> dict[str, Any]:
-    """What lies in the queues, and the entries of these inputs."""
+    """Return the contents of the queues, and the entries of these inputs."""
     facts: dict[str, Any] = {"time": client.time(), "clients": client.client_list(), "queues": {}, "entries": []}
     for key in sorted(client.scan_iter(match=f"{PREFIX}:*", count=1000)):
         tag, _, rest = key.partition(b"}")
@@ -133,12 +131,12 @@ def _shown(value: Any) -> str:
 
 STALLS_LOOKED_FOR_EVERY = 0.2
 STALLED = 1.0
-"""Seconds after which a question without an answer is a stall."""
+"""Seconds without an answer that count as a stall."""
 
 
 @contextlib.contextmanager
 def stalls_noted(store: Redis | None, faults: list[Fault]) -> Iterator[None]:
-    """Note as a pause each time that Redis doesn't answer a write of another connection, while the context lasts."""
+    """While the context lasts, record a pause whenever Redis doesn't answer a write from another connection."""
     over = threading.Event()
     thread = threading.Thread(target=_watch_stalls, args=(store, faults, over))
     if store is not None:
@@ -177,13 +175,12 @@ REGISTRY_LOOKED_AT_EVERY = 0.5
 
 
 class RegistryWatch:
-    """Watch of the registry of a fleet, or of a service; notes `sightings`."""
+    """Watches the registry of a fleet or a service, and records `sightings`."""
 
     def __init__(self, made: Fleet, sightings: list[Sighting]) -> None:
         self._made, self._sightings = made, sightings
 
     async def run(self) -> None:
-        """Look until cancelled."""
         while True:
             await asyncio.sleep(REGISTRY_LOOKED_AT_EVERY)
             for door in self._made.doors:
@@ -194,7 +191,7 @@ class RegistryWatch:
                     break
 
     def _slot(self, line: dict[str, Any]) -> Slot | None:
-        """Slot of a line of the registry; None if it isn't healthy, or its host is gone."""
+        """Return the slot of a registry line, or None if it isn't healthy, or its host is gone."""
         name, host = line["worker_id"], host_of(self._made, line)
         if line["status"] != "healthy" or host is None:
             return None
@@ -204,13 +201,13 @@ class RegistryWatch:
 
 
 def host_of(made: Fleet, line: dict[str, Any]) -> Server | None:
-    """Return the process of the worker of a line of the registry; None for one that is gone."""
-    pid = line["worker_id"].partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
+    """Return the process that runs the worker of a registry line, or None if it is gone."""
+    pid = line["worker_id"].partition("/")[0].rpartition("-")[2]  # A fleet's workers have such names, not a service's.
     return next((host for host in made.hosts if str(host.pid) == pid or made.services), None)
 
 
 def listed(door: Server) -> list[dict[str, Any]]:
-    """Return the workers that a gateway lists; none where it doesn't answer."""
+    """Return the workers that a gateway lists, or none if it doesn't answer."""
     try:
         workers: list[dict[str, Any]] = door.ask("/internal/workers", REGISTRY_LOOKED_AT_EVERY)["workers"]
     except (OSError, urllib.error.HTTPError, msgspec.DecodeError):

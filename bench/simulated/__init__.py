@@ -1,1 +1,1 @@
-"""What does a policy do with traffic? Under virtual time, without a process or a socket."""
+"""How does a policy handle traffic? In virtual time, without processes or sockets."""

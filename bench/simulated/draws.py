@@ -1,4 +1,4 @@
-"""Services and loads drawn at random. Each follows from a seed and a number alone, so that any of them can be run again by itself."""
+"""Services and loads drawn at random. Each is determined by a seed and a number, so that any of them can be rerun alone."""
 
 import random
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from headway.simulator.scenario import Faults, Kill, QueueRules, Scenario, Step
 
 REQUESTS, WARM_UP_REQUESTS = 15_000, 5_000
 PATIENT = QueueRules(queue_timeout=30.0, timeout=30.0, max_queue=100_000)
-"""Deadlines so late that latencies tell all."""
+"""Deadlines so late that they don't distort latencies."""
 CLIENTS = (4, 16, 64)
 KINDS = ("poisson", "poisson", "poisson", "death", "steps", "bursts", "closed", "cold")
 """Kinds of loads, in turn."""
 COLD_BATCHES = 5
-"""Least batch times of a cold start that count, which lasts for a second at least."""
+"""Minimum batch times of a cold start that count; it lasts at least a second."""
 TOUR = 12.0
 """Mean requests of a synthetic burst, and of the lull after it."""
 
@@ -33,17 +33,17 @@ class Drawn:
 
 
 def full_seconds(scenario: Scenario) -> float:
-    """Return the seconds of a full batch on a GPU that isn't slow."""
+    """Return the time of a full batch in seconds, on a GPU that isn't slow."""
     return scenario.alpha + scenario.beta * scenario.max_batch
 
 
 def capacity(scenario: Scenario) -> float:
-    """Return the most requests per second, the slow GPU's included."""
+    """Return the maximum requests per second, including the slow GPU's."""
     return (scenario.workers - 1 + 1 / scenario.faults.slow) * scenario.max_batch / full_seconds(scenario)
 
 
 def draw(seed: int, number: int, traces: Traces) -> Drawn:
-    """Draw configuration `number` of a seed. Bursts are those of `traces` and synthetic ones."""
+    """Draw configuration `number` of a seed. Bursts are synthetic or from `traces`."""
     rng = random.Random(f"{seed}/{number}")
     kind = KINDS[number % len(KINDS)]
     workers, max_batch = rng.randint(2 if kind == "death" else 1, 8), rng.choice((16, 32, 64, 100))
@@ -61,7 +61,7 @@ def with_load(name: str, kind: str, fleet: Scenario, rng: random.Random, traces:
     if kind == "closed":
         return closed(name, fleet, rng.choice(CLIENTS))
     load = rng.uniform(0.05, 0.95)
-    if kind == "death":  # What is left can carry it.
+    if kind == "death":  # The remaining GPUs can carry it.
         load = min(load, 0.9 * (fleet.workers - 1) / fleet.workers)
     rate = load * capacity(fleet)
     if kind == "cold":
@@ -80,7 +80,7 @@ def with_load(name: str, kind: str, fleet: Scenario, rng: random.Random, traces:
     elif kind == "bursts":
         traffic = rng.choice(("synthetic", *sorted(traces)))
         trace = traces[traffic] if traffic in traces else synthetic(rng)
-        # A recording's bursts are many times its mean rate: at a high load nothing but their backlog would count.
+        # A recording's bursts are many times its mean rate: at a high load, only their backlog would count.
         changes["rate"] = rate = min(rate, 0.5 * capacity(fleet))
         lap = len(trace) / rate
         changes |= {"trace": trace, "warmup": lap, "duration": 2 * lap}
@@ -88,28 +88,27 @@ def with_load(name: str, kind: str, fleet: Scenario, rng: random.Random, traces:
 
 
 def closed(name: str, fleet: Scenario, clients: int) -> Drawn:
-    """Give a fleet clients that wait for their answers."""
+    """Add clients to a fleet that wait for their answers."""
     cycle = full_seconds(fleet)
     changes = {"rate": 0.0, "clients": clients, "warmup": 20 * cycle, "duration": 120 * cycle}
     return Drawn(name, "closed", _changed(fleet, changes), 0.0)
 
 
 def cold(name: str, fleet: Scenario, rate: float) -> Drawn:
-    """Send a rate to a fleet that knows nothing but its warm-up."""
+    """Send a rate to a fleet that has only been warmed up."""
     seconds = max(1.0, COLD_BATCHES * full_seconds(fleet))
     changes = {"rate": rate, "warmup": 0.0, "duration": seconds}
     return Drawn(name, "cold", _changed(fleet, changes), rate / capacity(fleet))
 
 
 def steady(name: str, fleet: Scenario, rate: float) -> Drawn:
-    """Send Poisson arrivals to a fleet."""
     warmup = max(WARM_UP_REQUESTS / rate, 5.0)
     changes = {"rate": rate, "warmup": warmup, "duration": warmup + max(REQUESTS / rate, 5.0)}
     return Drawn(name, "poisson", _changed(fleet, changes), rate / capacity(fleet))
 
 
 def synthetic(rng: random.Random) -> tuple[float, ...]:
-    """Return instants of bursts of Poisson arrivals, with lulls as long between them."""
+    """Return arrival times: bursts of Poisson arrivals, with lulls of the same length between them."""
     gaps: list[float] = []
     while len(gaps) < REQUESTS // 2:
         burst = 1 + int(rng.expovariate(1.0 / TOUR))
@@ -128,7 +127,7 @@ def _fleet(workers: int, alpha: float, beta: float = 0.0, max_batch: int = 64, s
 
 
 def named() -> tuple[Drawn, ...]:
-    """Return configurations that were once found to be bad, or that are asked for by name."""
+    """Return configurations that once did badly, or that were requested by name."""
     six, small = _fleet(6, 0.1, 0.002), _fleet(2, 0.02, 0.002)
     return (
         *(

@@ -1,12 +1,12 @@
-"""Inputs of like length together beside first come, first served, on models that pad and loads drawn at random: does anybody wait longer?
+"""Batching inputs of similar length compared with first come, first served, on random models that pad: does anyone wait longer?
 
     python bench/simulated/fit.py                                  500 configurations, some ten minutes of one core
     python bench/simulated/fit.py --configurations 50 --seed 2     a first impression, other ones
     python bench/simulated/fit.py --traces DIR                     also lengths of the Azure traces, see traces.py
 
 A service has 1 to 8 GPUs and batches of 8 to 128 inputs. A full batch without padding takes 20 to 200 ms, of which α is 2 to 80 %. Lengths are
-log-normal, of two sizes, even or those of a trace. One or three tiers of 1 to 10 tenants each ask 20 to 95 % of what the GPUs carry first come,
-first served. A ratio is a figure of latency with fit over that of first come, of the same requests; above 1 is worse. Where one is beyond its
+log-normal, of two sizes, even or from a trace. One or three tiers of 1 to 10 tenants each send 20 to 95 % of what the GPUs carry first come,
+first served. A ratio is a latency with fit over the same latency with first come, for the same requests; above 1 is worse. If one exceeds its
 bound, the mean over more seeds counts.
 """
 
@@ -29,13 +29,13 @@ from headway.simulator.report import percentile
 from headway.simulator.scenario import EVERYBODY, USUAL_MIX, QueueRules, Scenario
 
 BOUNDS = {"p95": 1.05, "p99": 1.05, "longest": 1.25}
-"""Most that each ratio may be."""
+"""Maximum of each ratio."""
 REQUESTS, WARM_UP_REQUESTS = 4_000, 1_500
 CYCLES, WARM_UP_CYCLES = 40, 40
-"""Least batch times that count, and those before them, in which the model is found to pad."""
+"""Minimum batch times that count, and those before them, in which the service learns that the model pads."""
 MORE_SEEDS = 20
 PATIENCE = 60.0
-"""Seconds of all deadlines, so that latencies tell all."""
+"""Seconds of all deadlines: so long that they don't distort latencies."""
 LONGEST = 2_048
 SHOWN = 15
 
@@ -43,7 +43,7 @@ Lengths = Mapping[str, tuple[int, ...]]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Outcome of a configuration: figures in ms first come and with fit, and the ratios."""
+    """Result of a configuration: latencies in ms with first come and with fit, and the ratios."""
 
     name: str
     lengths: str
@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> float:
-        """Largest ratio over its bound."""
+        """The largest ratio relative to its bound."""
         return max(self.ratios[name] / bound for name, bound in BOUNDS.items())
 
 
@@ -111,7 +111,6 @@ def draw(seed: int, number: int, recorded: Lengths) -> tuple[str, str, float, fl
 
 
 def compared(drawn: tuple[str, str, float, float, Scenario]) -> Row:
-    """Run a configuration first come and with fit."""
     name, kind, load, share, scenario = drawn
     for seeds in (1, MORE_SEEDS):
         first_come, fit = _figures(replace(scenario, first_come=True), seeds), _figures(scenario, seeds)
@@ -125,7 +124,7 @@ def compared(drawn: tuple[str, str, float, float, Scenario]) -> Row:
 
 
 def _figures(scenario: Scenario, seeds: int) -> dict[str, float]:
-    """Mean figures in ms over some seeds. A request without an answer counts as one that took all its time."""
+    """Return mean latencies in ms over some seeds. A request without an answer counts as one that took its whole timeout."""
     figures: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for seed in range(seeds):
         record = simulate(replace(scenario, seed=scenario.seed + seed))
@@ -137,7 +136,6 @@ def _figures(scenario: Scenario, seeds: int) -> dict[str, float]:
 
 
 def synthetic(kind: str, rng: random.Random) -> tuple[int, ...]:
-    """Draw lengths of a kind."""
     if kind == "log-normal":
         middle, spread = rng.uniform(20.0, 400.0), rng.uniform(0.3, 1.5)
         drawn = [rng.lognormvariate(0.0, spread) * middle for _ in range(4_000)]
@@ -152,7 +150,7 @@ def synthetic(kind: str, rng: random.Random) -> tuple[int, ...]:
 
 
 def read_lengths(folder: Path | None) -> dict[str, tuple[int, ...]]:
-    """Return the lengths of the inputs of the Azure traces, as far as they are there."""
+    """Return the lengths of the inputs in the Azure traces that are there."""
     lengths = {}
     for name, file in traces.TRACES.items():
         path = folder / file if folder is not None else None

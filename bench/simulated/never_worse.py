@@ -1,16 +1,15 @@
-"""The default policy beside the usual ones, on services and loads drawn at random: where is it worse, and by how much?
+"""The default policy compared with the usual ones, on random services and loads: where is it worse, and by how much?
 
     python bench/simulated/never_worse.py                                  500 configurations, about half an hour of one core
     python bench/simulated/never_worse.py --configurations 50 --seed 2     a first impression, other ones
 
-A service has 1 to 8 GPUs, a batch time of α + β for each input, batch times that vary or not, and one GPU that may be slower than the others. Its
-load is Poisson arrivals of 5 to 95 % of what the GPUs can do; the same while a GPU dies and comes back; steps between such rates; bursts,
-synthetic and of the Azure traces (--traces DIR, see traces.py); 4, 16 or 64 clients that each wait for their last answer; or a cold start straight
-into a rate. The production queue and policies run it under virtual time.
+A service has 1 to 8 GPUs, a batch time of α + β for each input, batch times that vary or not, and perhaps one GPU that is slower than the others.
+Its load is Poisson arrivals of 5 to 95 % of what the GPUs can do; the same while a GPU dies and comes back; steps between such rates; bursts,
+synthetic and from the Azure traces (--traces DIR, see traces.py); 4, 16 or 64 clients that each wait for their last answer; or a cold start
+straight into a rate. The production queue and policies run it in virtual time.
 
-The ratio of a configuration is P95 under `paced` over the smaller one of those under `window` and eager; with clients that wait, the larger one of
-their answers per second over that of `paced`. So above 1 is worse. Where chance could be the reason of a ratio beyond the bound, the mean
-over more seeds counts.
+A configuration's ratio is P95 under `paced` over the smaller P95 of `window` and eager; with clients that wait, the larger answer rate of those
+two over that of `paced`. So above 1 is worse. If chance could explain a ratio beyond the bound, the mean over more seeds counts.
 """
 
 import math
@@ -33,15 +32,15 @@ from headway.simulator.report import percentile
 from headway.simulator.scenario import Scenario
 
 MOST = 1.03
-"""Most that the ratio may be."""
+"""Maximum ratio."""
 SHOWN = 20
 POLICIES = ("paced", "window", "eager")
 SEEDS, MORE_SEEDS = 4, 16
-"""Seeds of cold starts, which have few requests; and of all that is beyond the bound with fewer."""
+"""Seeds of cold starts, which have few requests; and of everything that exceeds the bound with fewer."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Outcome of a configuration: P95 in ms and answers per second under each policy, and the ratio."""
+    """Result of a configuration: P95 in ms and answers per second under each policy, and the ratio."""
 
     name: str
     kind: str
@@ -84,7 +83,6 @@ def main() -> int:
 
 
 def compared(drawn: Drawn) -> Row:
-    """Run a configuration under each policy."""
     seeds = SEEDS if drawn.kind == "cold" else 1
     p95, answers = _figures(drawn, seeds)
     ratio = _ratio(drawn, p95, answers)
@@ -99,7 +97,7 @@ def compared(drawn: Drawn) -> Row:
 
 
 def _figures(drawn: Drawn, seeds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean P95 in ms, and mean answers per second, under each policy."""
+    """Return mean P95 in ms and mean answers per second, under each policy."""
     p95, answers = {}, {}
     for policy in POLICIES:
         runs = [_run(replace(drawn.scenario, policy=policy, seed=drawn.scenario.seed + n)) for n in range(seeds)]

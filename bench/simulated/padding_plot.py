@@ -1,4 +1,4 @@
-"""Picture for docs/padding.md: P95 over requests a second of a model that pads, first come and with inputs of like length together.
+"""Draws the picture for docs/padding.md: P95 by requests per second of a model that pads, first come and with similar lengths together.
 
     python bench/simulated/padding_plot.py --traces DIR     lengths of the Azure trace conv, see traces.py; needs matplotlib
 
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _p95(scenario: Scenario) -> list[tuple[int, float]]:
-    """P95 in ms by rate, up to the first that is too high to be shown."""
+    """Return P95 in ms by rate, up to the first that is too high to show."""
     curve = list[tuple[int, float]]()
     for rate in RATES:
         latency = sorted(simulate(replace(scenario, rate=float(rate))).latency)

@@ -1,10 +1,10 @@
-"""What `headway plan` says beside simulations with seeds that it hasn't seen.
+"""Predictions of `headway plan` compared with simulations of seeds that it hasn't seen.
 
     python bench/simulated/plans.py                some minutes
     python bench/simulated/plans.py --plans 5      a first impression
 
-Services, rates and a P95 are drawn at random, and each gets a plan. It holds when its k meets the P95, or when it said that it is on the edge; and when
-one GPU less doesn't, or comes within the doubt that the plan had of it.
+Services, rates and a P95 are drawn at random, and each gets a plan. It holds if its k meets the P95, or if the plan called it borderline; and if
+one GPU less doesn't meet it, or is within the plan's stated uncertainty.
 """
 
 import argparse
@@ -34,14 +34,14 @@ def main() -> int:
     findings = Findings("plans", seed=options.seed, plans=options.plans)
     rows: list[dict[str, object]] = []
     number = 0
-    planner.RATE_STEPS = 0  # Skips the search for how far a plan reaches.
+    planner.RATE_STEPS = 0  # Skips the search for the plan's highest rate.
     while len(rows) < options.plans:
         goal = _goal(options.seed, number)
         number += 1
         try:
             plan = make_plan(goal)
         except SettingError:
-            continue  # No number of GPUs keeps such a promise.
+            continue  # No number of GPUs can keep such a promise.
         rows.append(_planned(goal, plan))
     findings.table("Plans, and what seeds that they have not seen give; P95 in ms", rows)
     findings.none("plans whose k does not hold", sum(row["k holds"] == "NO" for row in rows))
@@ -62,7 +62,7 @@ def _goal(seed: int, number: int) -> Goal:
 
 
 def _planned(goal: Goal, plan: Plan) -> dict[str, object]:
-    """Row of a plan beside simulations with other seeds."""
+    """Return a row that compares a plan with simulations of other seeds."""
     assert goal.p95 is not None
     service, promise, less = goal.scenario, goal.p95 * 1000, plan.one_less
     given = _simulated_p95(goal, plan.gpus)
@@ -89,7 +89,7 @@ def _verdict(holds: bool, near: bool) -> str:
 
 
 def _simulated_p95(goal: Goal, gpus: int) -> float:
-    """Mean P95 in ms over the seeds."""
+    """Return mean P95 in ms over the seeds."""
     scenario = replace(draws.steady("", goal.scenario, goal.scenario.rate).scenario, workers=gpus)
     latencies = [sorted(simulate(replace(scenario, seed=seed)).latency) for seed in SEEDS]
     return statistics.fmean(percentile(ascending, 0.95) * 1000 for ascending in latencies)

@@ -1,8 +1,8 @@
-"""What the default policy does, through the simulator: the production queue and policy under virtual time.
+"""The default policy in the simulator: the production queue and policy in virtual time.
 
     python bench/simulated/policies.py
 
-The cases H1 to H6: does the policy keep what was promised? Arrivals are Poisson, and a batch takes its time whatever its size. 1.5 ms pass between
+The cases H1 to H6: does the policy keep its promises? Arrivals are Poisson, and a batch's time doesn't depend on its size. 1.5 ms pass between
 a GPU's answer and its next batch.
 """
 
@@ -23,7 +23,7 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A load, the GPUs for it, and the milliseconds that a percentile of its requests may take."""
+    """A load, its GPUs, and the bound in ms on a latency percentile."""
 
     name: str
     rate: float

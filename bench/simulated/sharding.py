@@ -1,10 +1,10 @@
-"""The size of a fleet: what 10,000 to 1,000,000 requests/s take, in gateways, Redis nodes and GPUs, and what breaks first.
+"""The size of a fleet: how many gateways, Redis nodes and GPUs 10,000 to 1,000,000 requests/s need, and what breaks first.
 
     python bench/simulated/sharding.py
 
-What all processes ask in common keeps one Redis node busy. One fleet goes as far as that node carries it; beyond, models are cut over fleets
-(docs/fleet.md). Costs are CPU time per request, measured over Redis at 2,000 requests/s on two cores; at higher rates each costs less. So this is
-enough, not the least. A batch takes 100 ms and holds at most 100. Latency and spacing in shards are asked by tests/simulator/test_engine.py.
+The data that all processes share occupies one Redis node. A fleet can grow as far as that node carries it; beyond that, models are split over
+fleets (docs/fleet.md). Costs are CPU time per request, measured over Redis at 2,000 requests/s on two cores. They fall at higher rates, so these
+numbers are an upper bound. A batch takes 100 ms and holds at most 100. tests/simulator/test_engine.py covers latency and spacing in shards.
 """
 
 import math
@@ -16,15 +16,15 @@ from bench.stand.findings import Findings
 ALPHA, MAX_BATCH = 0.1, 100
 RATES = (10_000, 100_000, 1_000_000)
 GATEWAY, HOST, REDIS = 103e-6, 58e-6, 70e-6
-"""Seconds of CPU for each request: in a gateway, in the hosts of the workers, and in Redis."""
+"""CPU seconds of a request: in a gateway, in the worker hosts, and in Redis."""
 ROW_READ, ROW_DECODED = 1.5e-6, 3.2e-6
-"""Seconds of CPU for each worker that a process asks for: in Redis, and in the process."""
+"""CPU seconds to look up one worker: in Redis, and in the process that asks."""
 BEAT = 89e-6
-"""Seconds of CPU in Redis for each heartbeat of a worker."""
+"""CPU seconds in Redis for a worker's heartbeat."""
 LOOKS, BEATS = 2.0, 2.0
-"""Looks at all workers that each gateway takes in a second, and heartbeats of each worker."""
+"""How often per second each gateway reads all workers, and each worker sends a heartbeat."""
 BUSY = 0.6
-"""Share of a core that a process is planned to be busy."""
+"""Planned utilisation of a core."""
 FILL = 0.7
 
 
@@ -38,23 +38,22 @@ class Size:
 
     @property
     def nodes(self) -> int:
-        """Redis nodes for what requests cost, a core each."""
+        """Redis nodes for the cost of the requests, one core each."""
         return math.ceil(self.rate * REDIS / BUSY)
 
     @property
     def gateways(self) -> int:
-        """Gateways, a core each, which also read what all workers tell."""
+        """Gateways, one core each, which also decode the rows of all workers."""
         left = BUSY - LOOKS * self.gpus * ROW_DECODED
         return math.ceil(self.rate * GATEWAY / left) if left > 0.0 else 0
 
     @property
     def in_common(self) -> float:
-        """Share of a Redis node's core for what all processes ask of one place: who is there."""
+        """The share of a Redis node's core for the shared registry of processes."""
         return self.gpus * (BEATS * BEAT + LOOKS * self.gateways * ROW_READ)
 
     @property
     def breaks(self) -> str:
-        """What breaks first if nothing is done about it."""
         if self.nodes == 1:
             return "nothing"
         return "one Redis node's core" if self.in_common <= BUSY else "the node that knows who is there"

@@ -1,4 +1,4 @@
-"""Recorded traffic that simulations replay, and the command line of those that draw services at random.
+"""Recorded traffic for simulations, and the command line of programs that draw services at random.
 
 The Azure LLM inference traces of 2023, from the folder `data` of the repository Azure/AzurePublicDataset on GitHub (CC-BY 4.0; Patel et al.,
 "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024). They are not part of this repository.
@@ -15,7 +15,7 @@ TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceT
 
 
 def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, ...]]:
-    """Return instants by name of the trace. Says which one is left out for want of its file."""
+    """Return arrival times by trace name. Reports traces that are skipped because their file is missing."""
     traces: dict[str, tuple[float, ...]] = {}
     for name, file in TRACES.items():
         path = None if folder is None else folder / file
@@ -28,7 +28,6 @@ def traffic(folder: Path | None, findings: Findings) -> dict[str, tuple[float, .
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Return the command line of a program that draws configurations."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--configurations", type=int, default=500, metavar="N", help="how many (default %(default)d)")
     made.add_argument("--seed", type=int, default=1, help="of the draw (default %(default)d)")

@@ -1,8 +1,7 @@
-"""Simulation of several models on GPUs that cannot hold all of them.
+"""Simulation of several models on GPUs that can't hold all of them.
 
-It drives the production rules (`core.locality`) and queues (`core.queue`) from a heap of virtual instants. What is simulated is
-the outside: who comes and for which model, how long a batch and a load take. While a GPU loads one model it runs
-batches of its others.
+It drives the production rules (`core.locality`) and queues (`core.queue`) from a heap of virtual times. It simulates the environment: arrivals for
+each model, and the time of batches and loads. While a GPU loads one model, it runs batches of its others.
 
     arrival ──▶ queue of its model ──▶ idle GPU where that is warm ──▶ answer, and the next batch of any model that is warm there
     look, twice a second ──▶ loads, each with the eviction that makes room for it ──▶ warm
@@ -28,13 +27,13 @@ from headway.core.queue_limits import QueueLimits
 from headway.model import Entry
 
 CHECK_LOADS_EVERY = 0.5
-"""Seconds between two looks at what is to be loaded, as in a process that serves."""
+"""Seconds between two decisions about what to load, as in a serving process."""
 GRAIN = 0.001
-"""Least seconds for which a timer is set, as event loops count in milliseconds."""
+"""Minimum seconds of a timer, because event loops count in milliseconds."""
 RATE_TIME = 1.0
 """Time constant of the arrival rate in seconds, as in `core.service_model`."""
 USE_TIME = 3.0
-"""Time constant of the share of a GPU that a model has had, in seconds."""
+"""Time constant in seconds of each model's share of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +43,15 @@ class WarmScenario:
     Attributes:
         models: names of the models.
         gpus: number of GPUs.
-        room: models that a GPU holds.
+        room: models that fit on a GPU.
         load_seconds: seconds of a load.
-        alpha, beta: seconds of a batch, and for each of its entries.
-        max_batch: most entries of a batch.
-        timeout: seconds until a request is given up.
+        alpha, beta: seconds of a batch, and additional seconds for each entry.
+        max_batch: maximum entries of a batch.
+        timeout: seconds after which a request is given up.
         policy: name of the departure policy.
-        min_warm: copies that each model keeps.
-        warmup: seconds at the start whose requests are left out of the latencies.
-        look_every: seconds between two looks at what is to be loaded.
+        min_warm: minimum warm copies of each model.
+        warmup: seconds at the start whose requests don't count in the latencies.
+        look_every: seconds between two decisions about what to load.
     """
 
     models: Sequence[str]
@@ -75,7 +74,7 @@ class WarmScenario:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Load that has begun: instant, and what was moved."""
+    """A load that has begun: its time, and the move."""
 
     at: float
     move: Move
@@ -95,7 +94,7 @@ class WarmRecord:
 
 
 Arrival = tuple[float, str]
-"""Instant of a request, and the name of its model."""
+"""Time of a request, and the name of its model."""
 
 
 def simulate_warm(scenario: WarmScenario, arrivals: Iterable[Arrival]) -> WarmRecord:
@@ -103,7 +102,7 @@ def simulate_warm(scenario: WarmScenario, arrivals: Iterable[Arrival]) -> WarmRe
 
 
 class _Gpu:
-    """A GPU; `model` and `departure` are of the batch that runs."""
+    """A GPU. `model` and `departure` belong to the running batch."""
 
     __slots__ = ("departure", "model", "name", "turns")
 
@@ -124,7 +123,7 @@ class _Simulation:
         self._placement = Placement(tuple(self._gpus), scenario.room, dict.fromkeys(scenario.models, scenario.min_warm))
         self._homes: dict[str, dict[str, None]] = {model: {} for model in scenario.models}
         self._leaving: dict[tuple[str, str], Move] = {}
-        """Moves that wait for the last batch of the model that makes room, by GPU and that model."""
+        """Moves that wait for the last batch of the evicted model, by GPU and that model."""
         self._came: dict[str, int] = dict.fromkeys(scenario.models, 0)
         self._rates = dict.fromkeys(scenario.models, 0.0)
         self._had: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -171,7 +170,7 @@ class _Simulation:
         self._wake(model, now)
 
     def _wake(self, model: str, now: float) -> None:
-        """Let GPUs that run nothing claim what is due of a model, then set the timer for when something may be."""
+        """Let idle GPUs claim the due batches of a model, then set a timer for when the next may be due."""
         queue = self._queues[model]
         while idle := {name: None for name in self._homes[model] if self._gpus[name].departure is None}:
             found = queue.wake(idle, now)
@@ -193,7 +192,7 @@ class _Simulation:
             self._wake(model, now)
 
     def _claim(self, gpu: _Gpu, model: str, now: float) -> float | None:
-        """Have a GPU take the batch of a model that leaves now. If none does, returns the instant to look again."""
+        """Let a GPU take the batch of a model that leaves now. If none does, returns when to look again."""
         self._expire(model, now)
         scenario = self._scenario
         departure = self._queues[model].depart(gpu.name, scenario.max_batch, self._policies[model], now)
@@ -236,7 +235,7 @@ class _Simulation:
             self._wake(one.model, now)
 
     def _look(self, now: float) -> None:
-        """Decide what is to be loaded, as long as anybody may still ask for it."""
+        """Decide what to load, while requests may still arrive."""
         every = self._scenario.look_every
         for model in self._queues:
             self._rates[model] += (self._came[model] / every - self._rates[model]) * min(every / RATE_TIME, 1.0)
@@ -254,7 +253,7 @@ class _Simulation:
             self._at(now + self._scenario.look_every, self._look)
 
     def _begin(self, move: Move, now: float) -> None:
-        """Begin a move: what makes room leaves as soon as its batch is done."""
+        """Begin a move. The evicted model leaves as soon as its batch is done."""
         self._record.loads.append(Loaded(now, move))
         if not move.evicts:
             self._load(move, now)

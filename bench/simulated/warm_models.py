@@ -1,22 +1,21 @@
-"""Several models on GPUs that can't hold all of them: how many loads, beside an optimum that knows all arrivals?
+"""Several models on GPUs that can't hold all of them: how many loads, compared with an optimum that knows all arrivals?
 
     python bench/simulated/warm_models.py                   all cases, about a minute of one core
     python bench/simulated/warm_models.py --seconds 900     a first impression
 
-20 models share the load by Zipf's law with exponent 1.1; half-way the popularity turns round. A load takes 30 s, a batch of n requests 100 + 25 n ms
-and holds 16 at most. Arrivals are Poisson. The rules, queues and default policy of production run under virtual time
-(`bench/simulated/warm_gpus.py`).
+20 models share the load by Zipf's law with exponent 1.1; half-way, the popularity is reversed. A load takes 30 s, a batch of n requests 100 + 25 n ms
+and holds 16 at most. Arrivals are Poisson. The production rules, queues and default policy run in virtual time (`bench/simulated/warm_gpus.py`).
 
-The optimum knows all arrivals in advance, loads at once, and puts any model in any place. It is the larger one of two numbers of loads:
+The optimum knows all arrivals in advance, loads in no time, and puts any model anywhere. It is the larger of two load counts:
 
-    MIN     serves requests one by one in order, with one copy of their model in any of the places; what isn't asked for next the longest makes
-            room (Belady, "A study of replacement algorithms", IBM Systems Journal 1966)
+    MIN     serves requests one by one in order, with one copy of their model in any place; evicts the model whose next request is furthest away
+            (Belady, "A study of replacement algorithms", IBM Systems Journal 1966)
     copies  the same for spans of 30 s, each of which needs as many copies of a model as its requests fill, with every batch full and every GPU
             busy all the time
 
 Bounds: at most twice the loads of the optimum; P95 of requests whose model was warm when they came, after the first 300 s, at most one full batch
-longer than on GPUs that hold all 20; where there is a place for each model, no load in the last quarter before the popularity shifts, nor
-in the last quarter of all.
+longer than on GPUs that hold all 20; if each model has a place, no load in the last quarter before the popularity shifts, nor in the last
+quarter of all.
 """
 
 import argparse
@@ -37,18 +36,18 @@ from headway.simulator.report import percentile
 MODELS = tuple(f"model-{number:02}" for number in range(20))
 EXPONENT = 1.1
 MOST = 2.0
-"""Most that our loads over those of the optimum may be."""
+"""Maximum ratio of our loads to the optimum's."""
 SPAN = 30.0
 """Seconds of a span of the optimum by copies."""
 SETTLED = 300.0
 """Seconds after which latencies count."""
 BASE = WarmScenario(MODELS, 8, 3, 30.0, 0.1, 0.025, 16, 180.0, warmup=SETTLED)
 CASES = ((8, 40.0, 1.0), (8, 80.0, 1.0), (4, 1.0, 1.0), (4, 0.3, 2.0), (4, 0.1, 4.0))
-"""GPUs, requests per second, and multiple of the seconds."""
+"""GPUs, requests per second, and factor for the duration."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Outcome of a case; latencies in seconds."""
+    """Result of a case; latencies in seconds."""
 
     gpus: int
     rate: float
@@ -66,12 +65,12 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """Loads over those of the optimum."""
+        """Loads relative to the optimum's."""
         return self.loads / max(self.minimum, self.copies)
 
 
 def traffic(rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
-    """Return arrivals whose popularity turns round half-way."""
+    """Yield arrivals whose popularity is reversed half-way."""
     rng = random.Random(f"{seed}/warm")
     weights = [1.0 / (rank + 1) ** EXPONENT for rank in range(len(MODELS))]
     now = 0.0
@@ -80,9 +79,9 @@ def traffic(rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
 
 
 def fewest(needs: Sequence[set[Hashable]], places: int) -> int:
-    """Return the fewest loads with which all that each instant needs is there, one instant after the other.
+    """Return the minimum number of loads that provides everything each step needs, step by step.
 
-    An instant that needs more than there are places gets as much as fits.
+    A step that needs more than there are places gets as much as fits.
     """
     uses: defaultdict[Hashable, list[int]] = defaultdict(list)
     for instant, needed in enumerate(needs):
@@ -142,12 +141,11 @@ def measure(gpus: int, rate: float, seconds: float, seed: int) -> Row:
 
 
 def _settled(record: WarmRecord, seconds: float) -> int:
-    """Loads in the last quarter of each half."""
+    """Return the loads in the last quarter of each half."""
     return sum((loaded.at / seconds) % 0.5 >= 0.375 and loaded.at < seconds for loaded in record.loads)
 
 
 def judge(row: Row, findings: Findings) -> None:
-    """Check a row against the bounds."""
     name = f"{row.gpus} GPUs, {row.rate:g}/s"
     findings.at_most(f"{name}: loads over those of the optimum", row.ratio, MOST)
     batch = BASE.alpha + BASE.beta * BASE.max_batch

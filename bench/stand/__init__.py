@@ -1,1 +1,1 @@
-"""The stand that all of them use: servers, load generators, findings."""
+"""What all benchmarks share: servers, load generators, findings."""

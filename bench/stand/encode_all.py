@@ -1,6 +1,6 @@
-"""Yardstick of a real model: texts a second of its own `encode`, given all at once, which it sorts by length and cuts.
+"""Yardstick of a real model: strings a second of its own `encode` in one call, which sorts them by length and splits them into batches.
 
-python bench/stand/encode_all.py FILE     a JSON array of texts
+python bench/stand/encode_all.py FILE     a JSON array of strings
 """
 
 import importlib

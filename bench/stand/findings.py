@@ -1,4 +1,4 @@
-"""Figures of a benchmark, and checks of them against bounds: shown as tables, kept as JSON."""
+"""Results of a benchmark and checks against bounds, printed as tables and saved as JSON."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ _PACKAGES = ("headway", "mosec", "litserve", "mlcommons-loadgen", "uvloop", "htt
 
 
 class Findings:
-    """Findings of one benchmark, which its file of results is named after."""
+    """Findings of one benchmark, whose results file is named after it."""
 
     def __init__(self, name: str, **conditions: object) -> None:
         self._name = name
@@ -40,7 +40,7 @@ class Findings:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Print and keep a table; each row is a mapping from columns to cells."""
+        """Print and save a table. Each row maps columns to cells."""
         self._tables[title] = [dict(row) for row in rows]
         shown = Table(box=box.SIMPLE, title=title, title_justify="left")
         columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -52,14 +52,14 @@ class Findings:
         self._console.print(shown)
 
     def keep(self, name: str, detail: object) -> None:
-        """Keep a detail in the file alone."""
+        """Save a detail in the file only."""
         self._details[name] = detail
 
     def check(self, what: str, value: float, bound: str, passed: bool) -> None:
         self._checks.append({"what": what, "value": value, "bound": bound, "passed": passed})
 
     def figure(self, what: str, value: float) -> None:
-        """Keep a figure without a bound, for pages to quote."""
+        """Save a number without a bound, for pages to quote."""
         self.check(what, value, "", True)
 
     def at_most(self, what: str, value: float, bound: float, unit: str = "") -> None:
@@ -69,11 +69,10 @@ class Findings:
         self.check(what, value, f"≥ {bound:,.15g} {unit}".rstrip(), value >= bound)
 
     def none(self, what: str, value: float) -> None:
-        """Check that a number is zero."""
         self.check(what, value, "0", value == 0)
 
     def close(self) -> int:
-        """Print the checks, write the file, and return the exit code: 1 when a check failed."""
+        """Print the checks, write the file, and return the exit code: 1 if a check failed."""
         rows = [{**check, "passed": "yes" if check["passed"] else "NO"} for check in self._checks if check["bound"]]
         if rows:
             self.table("Checks", rows)
@@ -96,7 +95,7 @@ class Findings:
 
 
 def machine() -> dict[str, object]:
-    """Return what the figures of a run depend on."""
+    """Return the facts about the machine that the results depend on."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -1,7 +1,7 @@
-"""A fleet under test: its own Redis, gateways, worker hosts and controllers, each a process that can be replaced.
+"""A fleet under test: its own Redis, gateways, worker hosts and controllers, each a replaceable process.
 
-Or one service with its broker in memory, in the same shape. All share the core of servers. Redis is the distribution's, because a build
-with another malloc gives other figures.
+Or one service with its broker in memory, with the same interface. All share the servers' core. Redis is the distribution's, because a build with
+another malloc gives other results.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MOST_LOGGED = 1_000_000
 """Length of the slow log while commands are timed."""
 PREFIX = "headway"
 MODEL = "default"
-"""Model that a request without a model means."""
+"""The model of requests that don't name one."""
 KINDS = {
     b"l": "waiting",
     b"a": "waiting",
@@ -43,10 +43,7 @@ KINDS = {
 
 
 class Redis:
-    """A redis-server, to be used as a context manager.
-
-    `keep` is `no`, or how often the append-only file is synced: `everysec` or `always`.
-    """
+    """A redis-server, used as a context manager. `keep` is `no`, or how often the append-only file is synced: `everysec` or `always`."""
 
     def __init__(self, name: str, keep: str = "no") -> None:
         self._name = name
@@ -78,7 +75,7 @@ class Redis:
         return self._server
 
     def start(self) -> None:
-        """Start it with what it kept, and wait until it answers."""
+        """Start it with its saved data, and wait until it answers."""
         if shutil.which("redis-server") is None:
             raise Broken("redis-server is not installed. On Debian and Ubuntu: apt-get install redis-server")
         command = ["redis-server"]
@@ -96,7 +93,7 @@ class Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5.0, socket_connect_timeout=5.0, decode_responses=False)
 
     def operations(self) -> dict[str, float]:
-        """Return what it was asked to do since it started.
+        """Return its operation counts since it started.
 
         `scripts` are calls of scripts and functions, `reads` blocking reads that returned, `inside` other commands, nearly all of which run inside
         scripts, `arrivals` reads from sockets, each of which may bring several commands, and `script_us` microseconds inside scripts by its clock.
@@ -114,7 +111,7 @@ class Redis:
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[dict[str, list[int]]]:
-        """Log every command while the context lasts; then the dict has the microseconds of each call, by command or function."""
+        """Log every command while the context lasts. Then the dict has the microseconds of each call, by command or function."""
         took: dict[str, list[int]] = {}
         with self.client() as client:
             client.config_set("slowlog-max-len", MOST_LOGGED)
@@ -129,7 +126,7 @@ class Redis:
             client.slowlog_reset()
 
     def remains(self) -> dict[str, int]:
-        """Return what it holds of entries, by kind. Answers that no gateway fetched don't count: they expire."""
+        """Return how many entries it holds, by kind. Answers that no gateway fetched don't count: they expire."""
         counts: dict[str, int] = {}
         with self.client() as client:
             for key in client.scan_iter(match=f"{PREFIX}:*"):
@@ -140,7 +137,6 @@ class Redis:
         return counts
 
     def endless_values(self) -> int:
-        """Return the number of large values that would never expire."""
         with self.client() as client:
             keys = [key for kind in ("P", "R", "zp") for key in client.scan_iter(match=f"{PREFIX}:*}}:{kind}:*")]
             return sum(client.ttl(key) == -1 for key in keys)
@@ -148,13 +144,13 @@ class Redis:
 
 @dataclass(slots=True)
 class Fleet:
-    """Processes of a fleet, which `fleet` and `lone_service` start.
+    """The processes of a fleet, which `fleet` and `lone_service` start.
 
     Attributes:
         store: Redis, or None for one service with its broker in memory.
         environment: variables of its workers.
-        others: targets by name of further models, which some worker hosts run on the same GPUs.
-        gateways, workers, controllers, services: processes that run, or ran until somebody ended them.
+        others: targets by name of additional models, which some worker hosts run on the same GPUs.
+        gateways, workers, controllers, services: processes that run, or ran until they were ended.
         ever: all processes that were started.
     """
 
@@ -205,11 +201,11 @@ class Fleet:
         return [gateway.url for gateway in self.gateways]
 
     def every(self) -> list[Server]:
-        """Return all processes of Headway."""
+        """Return all Headway processes."""
         return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
     def start(self, role: str, version: str = "", models: Sequence[str] = (), flags: Sequence[str] = ()) -> Server:
-        """Start one more process of a role. The caller adds it to its roster, and waits until it is up."""
+        """Start one more process of a role. The caller adds it to the list of its role, and waits until it is up."""
         name = f"{self.name}-{role}-{len(self.ever) + 1}"
         takes, runs = role in ("gateway", "service"), role in ("worker", "service")
         command = [sys.executable, "-m", "headway", "serve" if role == "service" else role]
@@ -237,7 +233,6 @@ class Fleet:
         return server
 
     def usage(self) -> dict[str, float]:
-        """Return CPU seconds so far, by role."""
         seconds: dict[str, float] = {}
         for server in (*self.every(), *([self.store.server] if self.store is not None else [])):
             for role, used in server.usage().items():
@@ -245,17 +240,16 @@ class Fleet:
         return seconds
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric over all worker hosts."""
         return sum(worker.total(name, **labels) for worker in self.workers)
 
     def stop(self) -> None:
-        """End all, those that take requests first."""
+        """End all processes, starting with those that take requests."""
         for server in self.every():
             server.stop()
 
 
 def wait_until_up(role: str, server: Server) -> Server:
-    """Return `server` when it serves."""
+    """Return `server` once it serves."""
     server.wait_for_banner("Try it:" if role in ("gateway", "service") else "Ready.")
     return server
 
@@ -284,7 +278,7 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Run a whole fleet while the context lasts.
 
-    `versions` of the model go to the worker hosts in turn. `sharing` more hosts have all models, those of `others` too, on one GPU that has
+    `versions` of the model are assigned to the worker hosts in turn. `sharing` more hosts have all models, including `others`, on one GPU that has
     room for all but one of them.
     """
     with Redis(f"{name}-redis", keep) as server:
@@ -326,7 +320,6 @@ def lone_service(
 
 
 def emulated(batch_ms: float, max_batch: int, *flags: str, hosts: int, gpus: int, name: str, **more: Any) -> Any:
-    """Run a fleet whose worker hosts have GPUs made of sleep."""
     return fleet(
         stand.EMULATED_GPU,
         *("--max-batch-size", str(max_batch), *flags),

@@ -1,4 +1,4 @@
-"""Load generators, each in a process of its own on the core of load generators."""
+"""Load generators, each in its own process on the load generators' core."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A load, and what the server used meanwhile: microseconds of CPU an answer by role, and its share of a core."""
+    """A load and the server's CPU use: microseconds per answer, by role, and its share of a core."""
 
     report: Report
     cpu_us: dict[str, float]
@@ -37,13 +37,11 @@ class Measured:
 
     @property
     def failures(self) -> int:
-        """Requests without a right answer."""
         total = self.report.total
         return total.requests - total.answered + (self.report.mismatches or 0)
 
 
 def open_loop(server: Service, rate: float, seconds: float, *flags: str, path: str = "") -> Measured:
-    """Run `headway bench` on a server."""
     command = [sys.executable, "-m", "headway", "bench", f"{server.url}{path}", "--json"]
     command += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", *flags]
     before = server.usage()
@@ -62,9 +60,8 @@ def open_loop(server: Service, rate: float, seconds: float, *flags: str, path: s
 
 @dataclass(frozen=True, slots=True)
 class Wrk:
-    """Result of wrk: `rate` is answers a second, `errors` counts broken connections and answers other than 2xx. Its loop is closed, so a
-    stall counts once for each connection only.
-    """
+    """Result of wrk. `rate` is answers per second, `errors` counts broken connections and answers other than 2xx. Its loop is closed, so a stall
+    counts only once for each connection."""
 
     requests: int
     rate: float
@@ -86,7 +83,7 @@ end
 
 
 def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, headers: Sequence[str] = ()) -> Wrk:
-    """Have wrk post one body over and over on kept connections, by one thread."""
+    """Make wrk post one body repeatedly on kept connections, from one thread."""
     if shutil.which("wrk") is None:
         sys.exit("wrk is not installed. On Debian and Ubuntu: apt-get install wrk")
     with tempfile.TemporaryDirectory() as folder:
@@ -106,20 +103,19 @@ def closed_loop(url: str, body: bytes, seconds: float, connections: int = 128, h
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Return CPU seconds between two usages, by role."""
     difference = {role: after[role] - before.get(role, 0.0) for role in after}
     return {role: seconds for role, seconds in difference.items() if seconds > 0.0}
 
 
 class Spent(NamedTuple):
-    """CPU time of a request in µs: in the process that holds the connections, and in all of the server's."""
+    """CPU time of a request in µs: of the process that holds the connections, and of all the server's processes."""
 
     front: float
     whole: float
 
 
 def measure(server: Service, load: Callable[[float], int], seconds: float) -> Spent:
-    """Return the CPU time of a request under a load of so many seconds, which returns the number of answered requests."""
+    """Return the CPU time of a request. `load` runs for `seconds` and returns the number of answered requests."""
     before = server.usage()
     answered = load(seconds)
     used = spent(before, server.usage())
@@ -128,7 +124,7 @@ def measure(server: Service, load: Callable[[float], int], seconds: float) -> Sp
 
 
 def posts(url: str, body: bytes, seconds: float, *fields: str, in_hand: int) -> int:
-    """Return the number of answered posts of a closed loop."""
+    """Send posts in a closed loop. Returns how many were answered."""
     done = closed_loop(url, body, seconds, in_hand, fields)
     if done.errors:
         raise Broken(f"{done.errors} of {done.requests} posts failed")
@@ -136,7 +132,7 @@ def posts(url: str, body: bytes, seconds: float, *fields: str, in_hand: int) -> 
 
 
 def calls(port: int, seconds: float, *more: str, in_hand: int) -> int:
-    """Return the number of answered calls of a closed loop."""
+    """Make gRPC calls in a closed loop. Returns how many were answered."""
     command = [sys.executable, "bench/stand/grpc_client.py", f"127.0.0.1:{port}", "--seconds", f"{seconds:g}", *more]
     command += ["--calls", str(in_hand)]
     done = subprocess.run(

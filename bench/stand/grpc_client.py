@@ -1,4 +1,4 @@
-"""Calls of ModelInfer in a closed loop, in a process of its own, each with a row of zeros. Prints as JSON how many were answered, and how many failed.
+"""Makes ModelInfer calls with a row of zeros in a closed loop. Prints as JSON how many were answered, and how many failed.
 
 python bench/stand/grpc_client.py ADDRESS --seconds 5 --calls 64 --infer MODEL --tensor FP32 4
 """
@@ -43,7 +43,7 @@ def infer(model: str, datatype: str, *row: str) -> Method:
 
 
 async def load(address: str, method: Method, seconds: float, calls: int) -> dict[str, int]:
-    """Have so many calls in hand all the time."""
+    """Keep `calls` calls in flight all the time."""
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
     channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(CONNECTIONS)]
     loop, outcomes = asyncio.get_running_loop(), {"answered": 0, "failed": 0}

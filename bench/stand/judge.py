@@ -1,4 +1,4 @@
-"""An independent judge: MLPerf LoadGen says whether a server keeps a bound on latency at a rate."""
+"""An independent judge: MLPerf LoadGen decides whether a server meets a latency bound at a rate."""
 
 import importlib.util
 import math
@@ -15,28 +15,28 @@ import msgspec
 from bench.stand.stand import HERE, Broken, on_load_core
 
 LATE_SHARE = 0.02
-"""Most that the client itself may add to P99, as a share of the bound."""
+"""Maximum that the client itself may add to P99, as a share of the bound."""
 TRIES = 3
-"""Tries of a run in which the client was late."""
+"""How often a run is tried if the client is late."""
 WITHIN = 1.03
-"""Ratio of the lowest rate that fails to the highest that holds, at which the search ends."""
+"""The search ends when the lowest failing rate is within this ratio of the highest that holds."""
 STEP = 1.4
 """Factor between rates while only one of the two is known."""
 WARM_UP = 3.0
 LEAST_QUERIES = 700
-"""With fewer queries early stopping is sure of no P99 unless all keep the bound."""
+"""With fewer queries, early stopping can't confirm any P99 unless all meet the bound."""
 _PATIENCE = 120.0
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """Body of a request, and octets that its right answer has."""
+    """Body of a request, and octets that the right answer contains."""
 
     body: bytes
     expected: bytes
 
 
 class Late(msgspec.Struct, frozen=True):
-    """P99 in ms of what the client adds: until a due query is issued, then written, and until its answer is read."""
+    """P99 in ms of the client's own delays: from due to issued, from issued to written, and until a received answer is read."""
 
     issue_ms: float
     write_ms: float
@@ -48,13 +48,13 @@ class Late(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Verdict of LoadGen, latencies from the instant at which a query was due, and what its client saw.
+    """LoadGen's verdict, latencies since each query was due, and what its client saw.
 
     Attributes:
         result: VALID or INVALID.
         early_stopping_met: whether there were enough queries to know.
         scheduled_rate: rate at which queries were due.
-        failures: numbers of queries without a right answer, of which LoadGen knows nothing, by status or reason.
+        failures: numbers of queries without a right answer, which LoadGen doesn't see, by status or reason.
         resent: queries that were sent again, because the server had closed an idle connection.
     """
 
@@ -78,7 +78,6 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.result == "VALID" and not self.failures
 
     def shown(self) -> str:
-        """Return it as a line."""
         failed = ", ".join(f"{count} × {why}" for why, count in self.failures.items())
         verdict = (
             f"{self.target_rate:,.0f}/s {self.result}, {self.queries:,} queries, p50 {self.p50_ms:.0f}, p95 {self.p95_ms:.0f}, "
@@ -88,12 +87,12 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class ClientLate(Broken):
-    """Raised where the client was late in all tries of a run, which then says nothing of the server."""
+    """Raised if the client was late in every try of a run, which then says nothing about the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked, and the bound on a percentile of latency. `late_ms` None stands for LATE_SHARE of the bound."""
+    """The requests, and the bound on a latency percentile. `late_ms` None means LATE_SHARE of the bound."""
 
     questions: Sequence[Question]
     bound_ms: float
@@ -109,7 +108,7 @@ class Load:
 
 @dataclass(slots=True)
 class Found:
-    """The runs of a server; `best` is that of the highest rate that holds, `refused` is why there is nothing to report."""
+    """A server's runs. `best` is the one with the highest rate that holds, `refused` is why there is nothing to report."""
 
     best: Verdict | None = None
     runs: list[Verdict] = field(default_factory=list)
@@ -117,7 +116,7 @@ class Found:
 
 
 def absent() -> str:
-    """Return why LoadGen can't judge here; empty if it can."""
+    """Return why LoadGen can't judge here, or an empty string if it can."""
     if importlib.util.find_spec("mlperf_loadgen") is not None:
         return ""
     return (
@@ -127,7 +126,7 @@ def absent() -> str:
 
 
 def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
-    """Ask a server at a rate; raise ClientLate if the client was late in every try."""
+    """Judge a server at a rate. Raises ClientLate if the client was late in every try."""
     late = []
     for _ in range(TRIES):
         verdict = _run(urls, load, rate, load.seconds, LEAST_QUERIES)
@@ -141,7 +140,7 @@ def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
 
 
 def most(urls: Sequence[str], load: Load, start: float, steps: int, say: Callable[[str], None]) -> Found:
-    """Find the highest rate at which a server keeps the bound, by bisection of at most so many steps."""
+    """Find the highest rate at which a server meets the bound, by bisection with at most `steps`."""
     outcome = Found()
     low, high, rate = 0.0, math.inf, start
     _run(urls, load, start / 2, WARM_UP)

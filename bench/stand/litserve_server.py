@@ -1,4 +1,4 @@
-"""LitServe as a peer: the same function on the same route, with LitServe's defaults otherwise.
+"""LitServe as a peer: the same function on the same route, otherwise with LitServe's defaults.
 
     python bench/stand/litserve_server.py --port 8000
 

@@ -1,10 +1,10 @@
-"""MLPerf LoadGen as a client: the Server scenario, in a process of its own, one request a query over kept connections.
+"""MLPerf LoadGen as a client: the Server scenario in its own process, one request a query over kept connections.
 
     python bench/stand/loadgen_client.py --requests FILE --folder DIR --rate 600 --seconds 5 --bound-ms 250 URL …
 
-LoadGen says when a query is due, counts its latency from that instant, and judges the run. `bench/load/loadgen.py` starts this, with FILE from
-`bench.stand.judge`. The outcome is JSON on stdout. It also says how late the client itself was: between due and issued by LoadGen's trace, until
-the request was written, and until an answer that was there was read.
+LoadGen says when a query is due, measures latency from that time, and judges the run. `bench/load/loadgen.py` starts this, with FILE from
+`bench.stand.judge`. It prints the result as JSON, with the client's own lateness: from due to issued by LoadGen's trace, until the request was
+written, and until a received answer was read.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from bench.stand.judge import Late, Question, Verdict
 ROUTE = "/v1/inference"
 OK = b" 200 "
 SWITCH_SECONDS = 0.0002
-"""For how long a thread may keep the other from running: LoadGen's must not wait for the one that reads answers."""
+"""How long a thread may block the other: LoadGen's must not wait for the one that reads answers."""
 BLOCKED_SECONDS = 0.00003
-"""A poll that took longer has waited, so nothing was there to be read before it returned."""
+"""A poll that took longer has waited, so nothing was readable before it returned."""
 SPARE = 8
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _DELAY = re.compile(r'"issue_delay":(\d+)')
@@ -42,10 +42,10 @@ class Connection:
     """A connection that carries one query at a time.
 
     Attributes:
-        query: LoadGen's id of it; 0 for none.
-        index: of the sample that it asks.
+        query: its id in LoadGen; 0 for none.
+        index: of its sample.
         again: it was sent again, because the server had closed the connection.
-        length: of the whole answer, once its head is there.
+        length: of the whole answer, once its head has arrived.
     """
 
     def __init__(self, place: tuple[str, int]) -> None:
@@ -67,9 +67,9 @@ class Connection:
 
 
 class Client:
-    """The system under test, as LoadGen calls it: writes each query as a request, and reads the answers.
+    """The system under test, as LoadGen calls it: sends each query as a request, and reads the answers.
 
-    Connections are dealt out to the URLs in turn.
+    Connections are assigned to the URLs in turn.
 
     Attributes:
         reads: seconds that each answer may have waited to be read.
@@ -94,7 +94,7 @@ class Client:
         self.resent = 0
 
     def issue(self, samples: list[Any]) -> None:
-        """Write a query. LoadGen's thread calls it at the instant at which it is due."""
+        """Send a query. LoadGen's thread calls this when the query is due."""
         for sample in samples:
             if not self._idle:
                 self._fail(sample.id, "no connection was idle")
@@ -125,7 +125,7 @@ class Client:
         self._ended = True
 
     def _take(self, connection: Connection) -> bool:
-        """Read what is there; true if that ended an answer."""
+        """Read the available data. Returns True if that completed an answer."""
         try:
             octets = connection.socket.recv(1 << 18)
         except OSError:
@@ -159,7 +159,7 @@ class Client:
         _complete(query)
 
     def _closed(self, connection: Connection) -> None:
-        """Open a connection anew that the server has closed, and ask again what it had not begun to answer."""
+        """Reopen a connection that the server has closed, and resend its query unless the answer had begun."""
         with self._opening:
             if not connection.query:
                 self._reopen(connection)

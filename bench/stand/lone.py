@@ -1,7 +1,7 @@
-"""What a lone request pays on an idle system, beside a round trip to the barest server there is.
+"""What a lone request costs on an idle system, compared with a round trip to the simplest possible server.
 
-A blocking client asks Headway and a socket that answers anything, in turns. Both wake from sleep for each request, so the difference is what
-Headway adds, its GPU process included. An open-loop generator is no use here, because it wakes as late as what is to be measured.
+A blocking client calls Headway and a socket that answers anything, in turns. Both wake from sleep for each request, so the difference is what
+Headway adds, including its GPU process. An open-loop generator doesn't help here: it wakes up as late as the delays it should measure.
 """
 
 import random
@@ -37,14 +37,14 @@ uvloop.run(main())
 
 
 class Trip(msgspec.Struct):
-    """Milliseconds of a round trip, and of it those of the server by its own word."""
+    """Milliseconds of a round trip, and the part that the server reports as its own."""
 
     total: float
     server: float
 
 
 def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip], list[Trip]]:
-    """Ask `server` and the bare one in turns; return the trips of both."""
+    """Call `server` and the bare one in turns. Returns the trips of both."""
     stand.pin_to_load_core()
     rng = random.Random(seed)
     ours: list[Trip] = []
@@ -66,7 +66,7 @@ def alternate(server: Service, seconds: float, seed: int = 0) -> tuple[list[Trip
 
 
 def measure(findings: Findings, server: Service, seconds: float, what: str, most: float) -> None:
-    """Show such trips, and check the milliseconds that are added at P99."""
+    """Show the trips, and check the milliseconds added at P99."""
     ours, bare = alternate(server, seconds)
     findings.keep("lone", {"headway": ours, "bare": bare})
     totals, floor = [trip.total for trip in ours], [trip.total for trip in bare]
@@ -80,7 +80,7 @@ def measure(findings: Findings, server: Service, seconds: float, what: str, most
 
 
 def row(name: str, values: Sequence[float]) -> dict[str, object]:
-    """Return percentiles of latencies in ms as a row of a table."""
+    """Return percentiles of latencies in ms as a table row."""
     return {"": name, "requests": len(values)} | {f"p{p:g}": percentile(values, p) for p in (50, 90, 95, 99, 100)}
 
 

@@ -1,9 +1,8 @@
-"""mosec as a peer: the same function on the same route, with mosec's defaults otherwise.
+"""mosec as a peer: the same function on the same route, otherwise with mosec's defaults.
 
     python bench/stand/mosec_server.py --address 127.0.0.1 --port 8000
 
-BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS and BENCH_WORKERS shape it. BENCH_MSGSPEC puts msgspec in place of its JSON. The function is that of
-peer_models.py.
+BENCH_MAX_BATCH, BENCH_MAX_WAIT_MS and BENCH_WORKERS configure it. BENCH_MSGSPEC replaces its JSON with msgspec. peer_models.py has the function.
 """
 
 import os

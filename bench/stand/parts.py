@@ -1,4 +1,4 @@
-"""Run programs in parts, each of which leaves a file of results of its own."""
+"""Runs programs in parts, each of which writes its own file of results."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -7,14 +7,11 @@ from bench.stand import stand
 from bench.stand.findings import Findings
 
 Parts = Mapping[str, Callable[[Findings, argparse.Namespace], None]]
-"""What a program measures, by the names of the command line."""
+"""What a program measures, by name on the command line."""
 
 
 def run(parser: argparse.ArgumentParser, parts: Parts, files: Mapping[str, str] | None = None) -> int:
-    """Run the parts that `--only` names. Returns the exit code: 1 when a check failed.
-
-    `files` are names of files of results, where they aren't the names of parts.
-    """
+    """Run the parts that `--only` names. Returns the exit code: 1 if a check failed. `files` names results files that differ from their parts."""
     parser.add_argument("--only", nargs="+", choices=parts, default=list(parts), metavar="PART", help=", ".join(parts))
     options = parser.parse_args()
     stand.end_in_order()

@@ -1,7 +1,7 @@
-"""Function that peers serve, the same as ours.
+"""The function that peers serve, the same as ours.
 
-BENCH_TARGET is MODULE:NAME of a function or class, such as `bench.stand.targets:Padded`. Empty: each text in capitals, after BENCH_BATCH_MS a
-batch.
+BENCH_TARGET is MODULE:NAME of a function or class, such as `bench.stand.targets:Padded`. If it is empty, strings are upper-cased, after
+BENCH_BATCH_MS a batch.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def made() -> Callable[[list[Any]], list[Any]]:
-    """Return the function: inputs to outputs that JSON can hold."""
+    """Return the function, which maps inputs to JSON-compatible outputs."""
     name = os.environ.get("BENCH_TARGET", "")
     if not name:
         return _upper(float(os.environ.get("BENCH_BATCH_MS", "0")) / 1000.0)

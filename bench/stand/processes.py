@@ -13,10 +13,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process when it was looked at.
+    """A process at one point in time.
 
     Attributes:
-        started: clock ticks since boot, which tell it from a later process with its pid.
+        started: clock ticks since boot, which distinguish it from a later process with its pid.
         cpu, ended_cpu: seconds of user and system time, of the process and of the children that it has waited for.
         rss: bytes.
     """
@@ -32,13 +32,12 @@ class Process:
 
 
 def look(pid: int) -> Process | None:
-    """Return the process `pid`, or None if it is gone."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return None
-    # The name may hold spaces and brackets; what follows the last bracket does not. Fields: proc(5).
+    # The name may contain spaces and brackets; nothing after the last bracket does. Fields: proc(5).
     head, _, tail = stat.rpartition(")")
     field = tail.split()
     return Process(
@@ -54,7 +53,6 @@ def look(pid: int) -> Process | None:
 
 
 def family(root: int) -> list[Process]:
-    """Return process `root` and its descendants."""
     every = {process.pid: process for process in map(look, _pids()) if process is not None}
     household: list[Process] = []
     waiting = [root]
@@ -72,7 +70,7 @@ def is_alive(process: Process) -> bool:
 
 
 def descriptors(pid: int) -> int:
-    """Return the number of open file descriptors, 0 for a process that is gone."""
+    """Return the number of open file descriptors, or 0 for a process that is gone."""
     try:
         return len(os.listdir(_PROC / str(pid) / "fd"))  # noqa: PTH208 - names are all that is wanted
     except OSError:
@@ -80,7 +78,7 @@ def descriptors(pid: int) -> int:
 
 
 def threads(pid: int) -> int:
-    """Return the number of threads, 0 for a process that is gone."""
+    """Return the number of threads, or 0 for a process that is gone."""
     try:
         return len(os.listdir(_PROC / str(pid) / "task"))  # noqa: PTH208
     except OSError:
@@ -88,7 +86,7 @@ def threads(pid: int) -> int:
 
 
 def usage(root: int, role: Callable[[Process], str]) -> dict[str, float]:
-    """Return CPU seconds so far by role; what ended children of `root` used is under `ended`."""
+    """Return CPU seconds so far, by role. Those of ended children of `root` are under `ended`."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for process in family(root):
         seconds[role(process)] += process.cpu

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def found(name: str) -> str:
-    """Return the path of a program, empty if there is none. It may be in an `sbin` beside a `bin` of PATH, as Debian has daemons."""
+    """Return the path of a program, or an empty string. Also looks in the `sbin` beside each `bin` of PATH, where Debian has daemons."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     beside = [str(Path(folder).parent / "sbin") for folder in folders if Path(folder).name == "bin"]
     return shutil.which(name, path=os.pathsep.join([*folders, *beside])) or ""

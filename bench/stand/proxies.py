@@ -1,6 +1,5 @@
-"""Envoy, HAProxy and nginx in front of gateways, each with its file of `deploy/`, in which only addresses, ports and paths are changed, and
-whether clients have to show certificates.
-"""
+"""Envoy, HAProxy and nginx in front of gateways, each with its file of `deploy/`. Only addresses, ports, paths and the need for client
+certificates are changed."""
 
 import re
 import shutil
@@ -21,9 +20,9 @@ FILES = {
 }
 KINDS = tuple(FILES)
 IDLE = {"envoy": "idle_timeout: 4s", "haproxy": "pool-purge-delay 1s", "nginx": "keepalive_timeout 4s"}
-"""Setting of each file for how long a connection to a gateway may be idle."""
+"""Each file's setting for how long a connection to a gateway may be idle."""
 MTLS = re.compile(r"# mTLS: ")
-"""Mark of lines for clients that have to show certificates."""
+"""Marks lines for clients that have to show certificates."""
 
 
 class Behind(NamedTuple):
@@ -32,10 +31,10 @@ class Behind(NamedTuple):
 
 
 class Certificates:
-    """Certificates of a proxy and its clients, in a folder, named as in `deploy/`.
+    """A proxy's certificates and its clients', in a folder, named as in `deploy/`.
 
     Attributes:
-        trusted: file by which clients check the proxy.
+        trusted: file by which clients verify the proxy.
         client: certificate and key of a client.
     """
 
@@ -58,7 +57,7 @@ class Certificates:
 
 
 def program(kind: str) -> str:
-    """Return the path of a proxy's program; empty if it isn't installed."""
+    """Return the path of a proxy's program, or an empty string if it isn't installed."""
     if kind == "envoy":
         return environments.program("deploy", "envoy")
     return programs.found(kind)
@@ -76,7 +75,7 @@ def command(
 ) -> list[str]:
     """Write a proxy's file, and return the command that runs it.
 
-    `mutual`: clients have to show a certificate. `idle`: seconds for which a connection to one of the two gateways may be idle.
+    `mutual`: clients have to show a certificate. `idle`: seconds after which a connection to one of the two gateways is closed as idle.
     """
     text = FILES[kind].read_text(encoding="utf-8")
     lines = text.splitlines()

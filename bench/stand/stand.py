@@ -1,7 +1,7 @@
-"""Start the servers that are measured, on a core of their own, and end them.
+"""Starts the servers under test on their own core, and ends them.
 
-A server and all that it starts share the first core that this process may use. Load generators get the last. Where there is one core,
-or no taskset, nothing is pinned, and the results say so. Everything listens on 127.0.0.1, on ports that the system chooses.
+A server and its child processes share the first core that this process may use. Load generators get the last. If there is only one core, or no
+taskset, nothing is pinned, and the results say so. Everything listens on 127.0.0.1, on ports that the system chooses.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ EMULATED_GPU = f"{ROOT / 'examples' / 'emulated_gpu.py'}:EmulatedGPU"
 GPU_CHILD = "headway/backends/process/child.py"
 """Part of the command line of processes that run functions."""
 GUARD = "headway-guard"
-"""Part of the command line of the process that ends what its parent started."""
+"""Part of the command line of the process that ends its parent's child processes."""
 
 checkout = ROOT
-"""Folder in which servers are started, so that Python takes their code from it."""
+"""Working directory of the servers, from which Python takes their code."""
 
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
-"""A server may take 30 s to end (`Settings.drain_s`). After this it is killed."""
+"""A server may take 30 s to end (`Settings.drain_s`). After this time it is killed."""
 
 _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 _PINS = len(_CORES) > 1 and shutil.which("taskset") is not None
@@ -53,7 +53,7 @@ _ADMIN = re.compile(r"^ *admin +(https?://[^/\s]+)", re.MULTILINE)
 
 
 class Broken(Exception):
-    """Raised where a server doesn't do what a benchmark needs; the text has the end of its output."""
+    """Raised if a server doesn't do what a benchmark needs. The text has the end of its output."""
 
 
 def on_server_core(command: Sequence[str]) -> list[str]:
@@ -75,13 +75,13 @@ def move_to_load_core(pid: int) -> None:
 
 
 def end_in_order() -> None:
-    """Have SIGTERM unwind this program as Ctrl-C does, so that its servers end."""
+    """Make SIGTERM unwind this program as Ctrl-C does, so that its servers end."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 @cache
 def _claim_logs() -> IO[bytes]:
-    """Keep other benchmarks away from these logs: their servers have the same names, and a server's port is read from its log."""
+    """Lock the logs against other benchmarks: their servers have the same names, and a server's port is read from its log."""
     OUT.mkdir(parents=True, exist_ok=True)
     claim = (OUT / ".claim").open("wb")
     try:
@@ -92,13 +92,13 @@ def _claim_logs() -> IO[bytes]:
 
 
 class Server:
-    """A server under test, to be used as a context manager, or ended by `stop`.
+    """A server under test, used as a context manager or ended by `stop`.
 
-    `role` names the role of each of its processes. `environment` has variables besides those of this process.
+    `role` returns the role of each of its processes. `environment` adds variables to those of this process.
 
     Attributes:
         url, admin: URLs of its ports, empty until they are known.
-        grpc_port, version, models: of the model that it serves, as far as its starter put them there.
+        grpc_port, version, models: of the model that it serves, if its starter sets them.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Server:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
-        """Wait until `ready` returns true; raise Broken if the process ends first, or takes too long."""
+        """Wait until `ready` returns True. Raises Broken if the process ends first, or takes too long."""
         patience = time.monotonic() + START_SECONDS
         while not ready():
             code = self._process.poll()
@@ -153,7 +153,7 @@ class Server:
             time.sleep(0.02)
 
     def wait_for_banner(self, last: str) -> None:
-        """Wait for `last`, the end of the banner of Headway, and read the URLs from it."""
+        """Wait for `last`, the end of Headway's banner, and read the URLs from the banner."""
         self.wait_for(lambda: last in self.output)
         public, admin = _PUBLIC.search(self.output), _ADMIN.search(self.output)
         if admin is None:
@@ -168,7 +168,6 @@ class Server:
         return processes.usage(self.pid, self._role)
 
     def rss(self) -> dict[str, int]:
-        """Return bytes in memory, by role."""
         sizes: dict[str, int] = {}
         for process in processes.family(self.pid):
             role = self._role(process)
@@ -176,7 +175,6 @@ class Server:
         return sizes
 
     def descriptors(self) -> int:
-        """Return the number of open file descriptors of the first process."""
         return processes.descriptors(self.pid)
 
     def ask(self, path: str, within: float = 10.0) -> Any:
@@ -198,7 +196,6 @@ class Server:
         return sum(value for (metric, own), value in self.metrics().items() if metric == name and wanted <= set(own))
 
     def outcomes(self) -> dict[str, int]:
-        """Return the numbers of requests by outcome, as the server counts them."""
         counts: dict[str, int] = {}
         for (name, labels), value in self.metrics().items():
             if name == "headway_requests_total":
@@ -214,12 +211,12 @@ class Server:
         return self.exit_code is None and self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill its first process alone."""
+        """Kill only its first process."""
         self._process.kill()
         self.exit_code = self._process.wait()
 
     def stop(self) -> int:
-        """End it with SIGTERM, or in the end with SIGKILL, and what it started too. Returns its exit code."""
+        """End it and its child processes with SIGTERM, or finally SIGKILL. Returns its exit code."""
         if self.exit_code is not None:
             return self.exit_code
         household = processes.family(self.pid)
@@ -245,7 +242,6 @@ class Server:
 def headway(
     target: str, *flags: str, name: str = "headway", environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Run `headway serve TARGET FLAGS` while the context lasts."""
     command = [sys.executable, "-m", "headway", "serve", target, "--port", "0", "--admin-port", "0", *flags]
     with Server(name, command, _headway_role, environment) as server:
         server.wait_for_banner("Try it:")
@@ -253,7 +249,7 @@ def headway(
 
 
 def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: str) -> Any:
-    """Run `headway serve` with GPUs made of sleep."""
+    """Run `headway serve` with emulated GPUs."""
     return headway(
         EMULATED_GPU,
         *("--workers", str(workers), "--devices", "cpu", "--max-batch-size", str(max_batch), "--log-level", "warning"),
@@ -264,14 +260,14 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
 
 
 def write_key(path: Path) -> str:
-    """Write a keys file with one key, whose limit is counted but never met, and return the key."""
+    """Write a keys file with one key, whose limit is counted but never reached. Returns the key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(entry("bench", "bench", "bench", "enterprise", "rate = 1e9\nburst = 1e9\n"), encoding="utf-8")
     return key_of("bench")
 
 
 def free_port() -> int:
-    """Return a port that is free now, for servers that can't choose one."""
+    """Return a currently free port, for servers that can't choose one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

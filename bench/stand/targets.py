@@ -1,4 +1,4 @@
-"""What the benchmarks serve."""
+"""Targets that the benchmarks serve."""
 
 import os
 import time
@@ -11,7 +11,7 @@ def upper(inputs: list[str]) -> list[str]:
 
 
 class Slow:
-    """Each text in capitals, after ten seconds but for the warm-up."""
+    """Upper-cases strings. Takes ten seconds, except for the warm-up."""
 
     def __init__(self) -> None:
         self.warm = False
@@ -24,7 +24,7 @@ class Slow:
 
 
 class Neighbours:
-    """Each text in capitals, after NEIGHBOURS_MS a batch.
+    """Upper-cases strings, in NEIGHBOURS_MS a batch.
 
     POISON makes its batch raise; REJECT fails alone; the answer to BIG has 1 MB, to HUGE 8.
     """
@@ -43,7 +43,7 @@ class Neighbours:
 
 
 class PaddedNeighbours(Neighbours):
-    """As Neighbours, for a model that pads. A batch of eight inputs of NEIGHBOURS_LENGTH takes NEIGHBOURS_MS, two fifths of it fixed."""
+    """Like Neighbours, for a model that pads. A batch of eight inputs of NEIGHBOURS_LENGTH takes NEIGHBOURS_MS, two fifths of it fixed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class PaddedNeighbours(Neighbours):
 
 
 class NeighboursTogether:
-    """As Neighbours, with a parameter that a call has once."""
+    """Like Neighbours, with a parameter that must be equal within a call."""
 
     together = ("temperature",)
 
@@ -68,7 +68,7 @@ class NeighboursTogether:
 
 
 class Padded:
-    """Each text in capitals, after α + β · number · longest: BENCH_ALPHA_MS, and BENCH_BETA_US for each octet."""
+    """Upper-cases strings in α + β · number · longest: BENCH_ALPHA_MS, and BENCH_BETA_US for each octet."""
 
     def __init__(self) -> None:
         self.alpha = float(os.environ["BENCH_ALPHA_MS"]) / 1000.0
@@ -80,7 +80,7 @@ class Padded:
 
 
 class Measure:
-    """The number of octets of each input, after EMULATED_MS."""
+    """Returns the number of octets of each input, after EMULATED_MS."""
 
     example = b"example"
 
@@ -93,7 +93,7 @@ class Measure:
 
 
 class Grow:
-    """As many octets as each input says, after EMULATED_MS."""
+    """Returns as many octets as each input says, after EMULATED_MS."""
 
     example = "7"
 
@@ -110,7 +110,7 @@ class Grow:
 
 
 class Letters:
-    """The number of texts of each row that aren't empty."""
+    """Returns the number of non-empty strings in each row."""
 
     inputs: ClassVar = {"x": ("BYTES", [-1])}
     outputs: ClassVar = {"output": ("FP32", [1])}
@@ -120,7 +120,7 @@ class Letters:
 
 
 class Ends:
-    """The first and the last number of each row of an array of one datatype and row shape."""
+    """Returns the first and last number of each row of an array with one datatype and row shape."""
 
     outputs: ClassVar = {"output": ("FP32", [2])}
 

@@ -1,7 +1,7 @@
-"""Triton with its Python backend as a peer, from the wheel `nvidia-pytriton` in an environment of its own (`make triton`; glibc 2.35 or later).
+"""Triton with its Python backend as a peer, from the wheel `nvidia-pytriton` in its own environment (`make triton`; glibc 2.35 or later).
 
-Only the server of that wheel is used, its libraries and the backend. It serves MODELS, functions that Headway serves beside it, at most 64
-inputs in a batch, with a queue delay of 2 ms unless another is given. All else is as it comes.
+Only that wheel's server, libraries and backend are used. It serves MODELS, the functions that Headway also serves, at most 64 inputs in a batch,
+with a queue delay of 2 ms unless another is given. Everything else is at its default.
 """
 
 import json
@@ -51,7 +51,7 @@ dynamic_batching {{ max_queue_delay_microseconds: {} }}
 
 
 def body(length: int) -> bytes:
-    """Return a request of exactly so many bytes, in the JSON of its protocol."""
+    """Return a request of exactly `length` bytes, in the JSON of Triton's protocol."""
     frame = b'{"inputs":[{"name":"text","shape":[1,1],"datatype":"BYTES","data":["%b"]}]}'
     text = b"the quick brown fox " * (length // 20)
     return frame % text[: length - len(frame) + 2]
@@ -65,7 +65,7 @@ def is_installed() -> bool:
 def upper(
     batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0, names: Sequence[str] = ("upper",)
 ) -> Iterator[Server]:
-    """Run Triton while the context lasts; `admin` is where its metrics are. `grpc_port` 0 stands for no gRPC; `upper` must be among the models."""
+    """Run Triton while the context lasts. `admin` is its metrics port. `grpc_port` 0 means no gRPC. `upper` must be among the models."""
     where = _where()
     port, metrics = stand.free_port(), stand.free_port()
     with tempfile.TemporaryDirectory(prefix="headway-bench-triton-") as folder:
@@ -81,7 +81,7 @@ def upper(
         command += [f"--grpc-port={grpc_port}", "--grpc-address=127.0.0.1"] if grpc_port else ["--allow-grpc=false"]
         command += ["--http-address=127.0.0.1", f"--http-port={port}"]
         command += ["--metrics-address=127.0.0.1", f"--metrics-port={metrics}"]
-        # The stub finds its packages by the first Python on the path.
+        # The stub uses the packages of the first Python on the path.
         environment = {"LD_LIBRARY_PATH": ":".join(where["libraries"]), "PATH": f"{PYTHON.parent}:/usr/bin:/bin"}
         environment["EMULATED_MS"] = str(batch_ms)
         with Server("triton", command, _role, environment) as server:

@@ -28,10 +28,9 @@ class UnknownName(NoDrain):
 
 
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
-    """Return drains for the worker with this name, or for all workers of the process or host with this name.
-
-    This includes an offline worker if its process can restart it; until the drain ends, it then starts without a backend. Raises
-    UnknownName, with similar names, if there is no such worker, and no such process or host that has workers."""
+    """Return drains for the worker with this name, or for all workers of the process or host with this name. Includes an offline
+    worker that its process can restart; until the drain ends, that worker starts without a backend. Raises UnknownName, with
+    similar names, if nothing with this name has workers."""
     homes = {
         worker.worker_id: home
         for worker in workers
@@ -53,9 +52,8 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
 def ended(
     name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
 ) -> list[Drain]:
-    """Return the drains to end for the worker, process or host with this name.
-
-    Raises UnknownName, with similar names, if it isn't drained, or NoDrain if it is a worker whose entire process is drained."""
+    """Return the drains to end for the worker, process or host with this name. Raises UnknownName, with similar names, if it isn't
+    drained, or NoDrain if it is a worker whose entire process is drained."""
     home = _home(name, members) if any(worker.worker_id == name for worker in workers) else None
     process = name.partition("/")[0] if home is None else home.id
     if name != process and any(drain.name == drain.process == process for drain in drains):

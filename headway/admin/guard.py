@@ -11,8 +11,7 @@ It checks requests to all routes except `/livez`, `/readyz` and `/healthz`:
                              token, no credential is needed, and the port listens on loopback only
     wrong Authorization      limited by address and logged, like failed sign-ins; see `Tries`
 
-The dashboard's files aren't secret, and need no credential, because otherwise nobody could sign in.
-"""
+The dashboard's files aren't secret, and need no credential, because otherwise nobody could sign in."""
 
 from __future__ import annotations
 
@@ -51,13 +50,11 @@ class Sessions:
 
     A session is a random string in a cookie. Scripts can't read the cookie (`HttpOnly`), and pages of other sites don't send it
     (`SameSite=Strict`). The process only keeps the string's SHA-256, in memory. So signing out also invalidates copies of the
-    cookie, and a restart ends all sessions. The cookie's name contains the port, because the ports of a host share cookies.
-    """
+    cookie, and a restart ends all sessions. The cookie's name contains the port, because the ports of a host share cookies."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Maps the SHA-256 of each session to its end in monotonic seconds, oldest first.
-        self._ends: OrderedDict[bytes, float] = OrderedDict()
+        self._ends: OrderedDict[bytes, float] = OrderedDict()  # By the SHA-256 of each session, oldest first.
 
     def begin(self) -> str:
         text = secrets.token_urlsafe(32)
@@ -75,22 +72,18 @@ class Sessions:
 
 
 class Tries:
-    """Limit on wrong tokens per address and in total. `clock` returns monotonic seconds.
-
-    The limit protects tokens that could be guessed. But others' attempts must not lock out the owner of the right token. So the
-    right token is always accepted if it can't be guessed, or if the client's address has sent it before."""
+    """Limit on wrong tokens per address and in total, against guessing. `clock` returns monotonic seconds. Nobody can lock out
+    the owner of the right token: it is always accepted if it can't be guessed, or if its address has sent it before."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._all = 0.0
-        # Maps each address to the time when it has all its attempts again.
-        self._of: OrderedDict[str, float] = OrderedDict()
+        self._of: OrderedDict[str, float] = OrderedDict()  # When each address has all its attempts again.
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, address: str, *, right: bool, guessable: bool) -> float:
-        """Count a token from an address. Return 0 if the token may be used, or else the seconds until the next attempt.
-
-        `right` is True if it is the right token, and `guessable` if the right token could be guessed."""
+        """Count a token from an address, which is `right` or wrong. `guessable` is True if the right token could be guessed. Return
+        0 if the token may be used, or else the seconds until the next attempt."""
         wait = self.wait(address)
         if right and not (wait and guessable and address not in self._known):
             self._passed(address)
@@ -162,8 +155,7 @@ _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", 
 
 
 class ServiceTokens:
-    """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`. `guessable` is True
-    if a token could be found by trial and error."""
+    """Service tokens in the setting `admin_token`: none, one, or two during a rotation. If `guessable`, one can be guessed."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
@@ -178,8 +170,7 @@ class ServiceTokens:
 
 
 class Guard:
-    """Checks requests before they reach the admin routes in `router`. Requests may address the port by one of `names`, or by an IP
-    address. `starting` returns True until the process has started."""
+    """Checks requests to `router`. `names` are the port's host names. `starting` returns True while the process starts."""
 
     def __init__(
         self,

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """The admin port's view of its process.
-
-    `now` returns the broker's time, on which all times from the broker are based. `clock` is this process's monotonic clock.
-    `gateway` replays dead letters; it is None in other roles. `ledger` is None if requests aren't recorded. `expected` is the
-    intended number of healthy workers, or 0 if unknown. `memory` returns the bytes used by the broker's servers, and their limit;
-    it is None if the broker is in this process. `troubles` returns the name of each store that doesn't respond, with the
-    consequences."""
+    """The admin port's view of its process."""
 
     settings: Settings
     role: Role
@@ -39,15 +33,15 @@ class ProcessView(msgspec.Struct, frozen=True):
     letters: DeadLetters
     fleet: Fleet
     board: Board
-    clock: Callable[[], float]
-    now: Callable[[], Awaitable[float]]
-    gateway: Gateway | None = None
-    ledger: Ledger | None = None
+    clock: Callable[[], float]  # This process's monotonic clock.
+    now: Callable[[], Awaitable[float]]  # The broker's clock, on which all times from the broker are based.
+    gateway: Gateway | None = None  # Replays dead letters. None in a role without a gateway.
+    ledger: Ledger | None = None  # None if requests aren't recorded.
     starting: Callable[[], bool] = lambda: False
     figures: Callable[[], ProcessFigures] = lambda: ProcessFigures(())
-    expected: int = 0
-    memory: Callable[[], tuple[int, int]] | None = None
-    troubles: Callable[[], Mapping[str, str]] = dict
+    expected: int = 0  # Intended number of healthy workers, or 0 if unknown.
+    memory: Callable[[], tuple[int, int]] | None = None  # Used bytes and limit of the broker's servers, if it has any.
+    troubles: Callable[[], Mapping[str, str]] = dict  # The consequences for each store that doesn't respond, by name.
 
     async def state(self) -> State:
         own = self.figures()

@@ -4,8 +4,7 @@ The answer comes from the first source that knows the request:
 1. the gateway, which knows its pending requests and those that it answered recently;
 2. the broker, which knows the state of other gateways' requests;
 3. the ledger, which has all finished requests and, if configured, unfinished ones.
-If several tenants have a request with this id, the newest is shown. `?tenant=` selects one.
-"""
+If several tenants have a request with this id, the newest is shown. `?tenant=` selects one."""
 
 from __future__ import annotations
 
@@ -25,11 +24,10 @@ from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
 LOST_AFTER = 60.0  # Seconds after its deadline until an unfinished request counts as lost.
-_OPTIONAL = (
+_OPTIONAL = (  # Fields that are null if unknown.
     "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
     "failed_part",
 )  # fmt: skip
-"""Fields that are null if unknown."""
 
 
 def routes(process: ProcessView) -> list[Route]:
@@ -113,7 +111,7 @@ def _shown(id: str) -> str | None:
 
 
 def _of_record(record: LedgerRecord) -> dict[str, Any]:
-    """Describe a request in the ledger. It counts as lost if it is still unfinished LOST_AFTER its deadline."""
+    """Describe a request in the ledger. It counts as lost if it is unfinished LOST_AFTER seconds after its deadline."""
     known = {
         "tenant": record.tenant,
         "user": record.user,

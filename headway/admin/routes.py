@@ -1,8 +1,7 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
 `guard.py` decides who may use the port. While the broker is unreachable, every route still responds, either with 503 or with
-what this process itself knows. While the process is starting, most routes return 503.
-"""
+what this process itself knows. While the process is starting, most routes return 503."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Snapshots of the fleet for the JSON routes, `headway status` and the dashboard. While the broker is unreachable, these show the
-last snapshot."""
+"""Snapshots of the fleet for JSON routes, `headway status` and the dashboard, which show the last one if the broker is down."""
 
 from __future__ import annotations
 
@@ -31,15 +30,12 @@ from headway.model import (
 )
 from headway.runtime.periodic import Periodic, PeriodicResource
 
-KEEP_EVERY = 16.0
-"""Maximum seconds between the snapshots taken in case the broker becomes unreachable. The first pause is 1 s, and each pause is
-twice the previous one, because a fleet changes most while it starts."""
+KEEP_EVERY = 16.0  # Maximum seconds between the snapshots taken for outages. Pauses double, starting with 1 s.
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
-_PLACES = {
+_PLACES = {  # Decimal places of measured values.
     "utilisation": 4, "memory": 4, "share": 4, "failed": 4, "items_per_second": 2, "usable_per_second": 2, "requests_per_second": 2,
 }  # fmt: skip
-"""Decimal places of measured values."""
 _TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])  # Fields that may contain lone surrogates.
 
 
@@ -186,11 +182,7 @@ class ScalingLine(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """State of the fleet at the broker's time `now`, which was `age_seconds` ago.
-
-    `departed` lists processes and workers that stopped in the last few minutes and haven't come back, newest first. `away` says
-    why the broker is unreachable, and is empty while it isn't. `scaling` is by model. `bulk` lists queues that have had bulk
-    entries."""
+    """State of the fleet at the broker's time `now`, which was `age_seconds` ago."""
 
     now: float
     queues: list[QueueLine]
@@ -199,10 +191,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     capacities: list[CapacityLine]
     dead_letters: int
     age_seconds: float = 0.0
-    away: str = ""
-    scaling: dict[str, ScalingLine] = {}
-    departed: list[DepartedLine] = []
-    bulk: list[BulkQueueLine] = []
+    away: str = ""  # Why the broker is unreachable. Empty while it isn't.
+    scaling: dict[str, ScalingLine] = {}  # By model.
+    departed: list[DepartedLine] = []  # What stopped in the last few minutes and hasn't come back, newest first.
+    bulk: list[BulkQueueLine] = []  # Queues that have had bulk entries.
 
 
 async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
@@ -262,8 +254,7 @@ class SnapshotSource(PeriodicResource):
         return self._last
 
     async def latest(self) -> Snapshot:
-        """Return a fresh snapshot or, if the broker is unreachable, the last one; see `aged`. Raises BrokerUnavailable if there is
-        neither."""
+        """Return a fresh snapshot or, if the broker is unreachable, the last one, `aged`. Raises BrokerUnavailable without either."""
         try:
             return await self.fresh()
         except BrokerUnavailable as exc:
@@ -339,8 +330,7 @@ def _gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
 
 
 def member_lines(members: Sequence[ProcessInfo], now: float) -> list[MemberLine]:
-    """Describe the processes at broker time `now`. If several processes claim to lead, only the one with
-    the newest heartbeat is shown as the leader."""
+    """Describe the processes at broker time `now`. If several claim to lead, only the one with the newest heartbeat is the leader."""
     leader = max((member.last_seen for member in members if member.leads), default=0.0)
     return [
         _line(

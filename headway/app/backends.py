@@ -98,12 +98,10 @@ def _installed(package: str) -> tuple[Path, Sequence[Path]]:
 
 
 class SlotPlan(msgspec.Struct, frozen=True):
-    """Plan for one slot, from which `make_backend` builds its backend.
-
-    If `warms_up`, the slot measures batches when it starts. If `cuts`, it may split a batch into several calls to save time. `pace`
-    limits the calls of all slots of a remote API together. `shared` is the object that the kind's `check` built for all slots. If it
-    is None, the slot builds its own.
-    """
+    """Plan for one slot, from which `make_backend` builds its backend. If `warms_up`, the slot measures batches when it
+    starts. If `cuts`, it may split a batch into several calls to save time. `pace` limits the calls of all slots of a
+    remote API together. `shared` is what `BackendKind.check` built for all slots; if it is None, the slot builds its
+    own."""
 
     settings: Settings
     name: str
@@ -128,12 +126,10 @@ class SlotPlan(msgspec.Struct, frozen=True):
 
 
 class BackendKind(msgspec.Struct, frozen=True):
-    """How targets of one kind are run.
-
-    `slot` is the prefix of worker names. It is empty if each slot has a device on this machine; the prefix is then `gpu` or `cpu`.
-    `words` are the banner's words for one slot and for several. If `one_breaker`, all slots share a breaker, because they call the
-    same service. `check` builds the object that all slots share, and raises SettingError if no backend works with these settings.
-    """
+    """How to run targets of one kind. `slot` is the prefix of worker names. It is empty if each slot has a device on this
+    machine: workers are then named for the device, `gpu` or `cpu`. `words` are the banner's words for one slot and for
+    several. If `one_breaker`, all slots share a breaker, because they call the same service. `check` builds the object that
+    all slots share, and raises SettingError if no backend works with these settings."""
 
     make: Callable[[Any, SlotPlan], Backend]
     slot: str
@@ -281,8 +277,8 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for the target's weight function. Return None if weights are characters. `most` limits a batch's weight, 0 for
-    no limit. Raises SettingError if the target is a remote API, which has no functions."""
+    """Build the estimate for the target's weight function, or return None if weights are characters. `most` limits the
+    weight of a batch (0: no limit). Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):

@@ -21,9 +21,7 @@ from headway.model import Role, Signature, TensorSpec, ValueKind
 Model = tuple[Settings, Target, Devices]
 
 READY = "Ready."  # Last line of the banner if the process has no clients.
-
-ENOUGH = 256
-"""File descriptors that a gateway needs for workers, files and outgoing connections, in addition to client connections."""
+ENOUGH = 256  # File descriptors that a gateway needs for workers, files and outgoing connections, besides clients'.
 MOST_SHOWN = 16
 _LONGEST_EXAMPLE = 200
 
@@ -40,11 +38,9 @@ def banner(
     models: Sequence[Model] = (),
     descriptors: int | None = None,
 ) -> str:
-    """Return the text of the banner.
-
-    `port` is 0 if there is no public port. `items_per_second` comes from warm-up batches. `models` is empty unless the process runs
-    several models. `signature` is that of the first model. `descriptors` is the limit on file descriptors.
-    """
+    """Return the text of the banner. `port` is 0 if there is no public port. `items_per_second` comes from warm-up batches.
+    `models` is empty unless there are several, and `signature` is that of the first model. `descriptors` is the limit on
+    file descriptors."""
 
     def lines() -> Iterator[str]:
         parts = ROLES[role]
@@ -152,8 +148,7 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
-"""The loopback address for each address that means all interfaces."""
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the loopback address for each wildcard
 
 
 def _near(settings: Settings) -> str:
@@ -214,10 +209,8 @@ def _who(settings: Settings) -> str:
 
 def _line_to_try(settings: Settings, port: int, signature: Signature | None, model: str) -> str:
     """Return a shell command that sends the target's example or, if that is long, another input that the target accepts.
-
-    For tensors without a short example, the command sends a row of zeros. It may be long, so a Python program prints it. If the shape
-    is unknown, the command reads the model's metadata instead. `model` is empty if requests needn't name a model.
-    """
+    For tensors without a short example, a Python program prints a row of zeros to send. If the shape is unknown, the
+    command reads the model's metadata instead. `model` is empty if requests needn't name a model."""
     curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""
     text = _example(signature)

@@ -126,8 +126,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
 BROKERS: Mapping[str, Callable[[Settings, BrokerCounts, Callable[[], float]], BrokerBundle]] = {
     "": _memory,
     **dict.fromkeys(SCHEMES, _redis),
-}
-"""Functions that build a broker, by the scheme of its URL. The empty scheme is for a broker in this process."""
+}  # By the scheme of the URL, which is empty for a broker in this process.
 
 
 def _models(settings: Settings) -> dict[str, QueueLimits]:

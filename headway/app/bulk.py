@@ -66,7 +66,7 @@ def make_bulk_jobs(
 
 
 def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
-    """Return the models that a job's API key allows, as far as known, or None if the key is no longer valid."""
+    """Return the models that a job's API key allows (if unknown: the job's), or None if the key is no longer valid."""
     if keys is None or not job.key:
         return job.models
     try:

@@ -1,9 +1,6 @@
-"""Assignment of GPUs to worker processes.
-
-`CUDA_VISIBLE_DEVICES` lists the GPUs that this process may use, because the other GPUs of a shared machine belong to other users.
-If the variable isn't set, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the GPU that `devices`
-names for it. Two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
-"""
+"""Assigns GPUs to worker processes. `CUDA_VISIBLE_DEVICES` lists the GPUs that this process may use; if it isn't set, the
+process may use all GPUs of the machine. Each worker gets one GPU, in order, or the one that `devices` names for it. Workers
+share a GPU only if `devices` names it more than once. On a machine without GPUs, workers run on the CPU."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
 
 
 def _visible(text: str) -> tuple[tuple[str, ...], str]:
-    """Return the ids that CUDA reads in `text`, and the invalid id at which CUDA stops, or "" if there is none or it means no GPU."""
+    """Return the ids that CUDA reads in `text`, and the invalid one at which it stops; "" if none, or if it means no GPU."""
     ids: dict[str, None] = {}
     for part in map(str.strip, text.split(",")):
         if not _GPU.fullmatch(part):
@@ -87,11 +84,9 @@ def _present(root: Path) -> tuple[str, ...] | None:
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Devices of a process's workers: a GPU id or `cpu` for each worker. They allow `most` workers.
-
-    If `counted`, each worker beyond `ids` gets the GPU with its own number. If `shared`, models take turns using these devices, and
-    each device serves one worker at a time.
-    """
+    """Devices of a process's workers: a GPU id or `cpu` for each, and `most` workers at most. If `counted`, each worker
+    beyond `ids` gets the GPU with its own number. If `shared`, models take turns using these devices, each of which serves
+    one worker at a time."""
 
     ids: tuple[str, ...]
     most: int
@@ -129,11 +124,9 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 
 
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
-    """Assign devices to the workers of several models. Models that name no devices get consecutive GPUs.
-
-    If one of these models may scale to zero, they take turns using all GPUs, so that the others can use GPUs that it frees. Raises
-    SettingError if there are fewer GPUs than workers, or a model names a GPU that this process may not use.
-    """
+    """Assign devices to the workers of several models. Models that name no devices get consecutive GPUs or, if one of these
+    models may scale to zero, take turns using all GPUs. Raises SettingError if there are fewer GPUs than workers, or a
+    model names a GPU that this process may not use."""
     devices, assigned = dict[str, Devices](), 0
     unnamed = [settings for settings in models.values() if not settings.devices]
     by_turns = bool(gpus.ids) and any(model.autoscale == LOCAL and not model.min_workers for model in unnamed)

@@ -6,11 +6,9 @@
            the public ports → answer held requests → finish the workers' batches and end the workers → leave
            the fleet → close the admin port → stop the loops → close resources → disconnect from the broker
 
-A process with a fallback doesn't wait for the broker. It starts in direct mode, and starts the parts that need the broker once it
-reaches the broker.
-
-A process skips the steps for parts that it lacks: a gateway has no workers, a worker has no public port, a controller has
-neither. On a second signal during shutdown, the process answers held requests with 503 and exits immediately.
+A process with a fallback doesn't wait for the broker: it starts in direct mode, and the parts that need the broker follow. Steps
+for parts that a process lacks are skipped: a gateway has no workers, a worker has no public port, a controller has neither. On a
+second signal during shutdown, the process answers held requests with 503 and exits immediately.
 """
 
 from __future__ import annotations
@@ -97,12 +95,11 @@ class Rereadable(Protocol):
 
 
 class Service:
-    """The service of one process: its parts and listeners, with one broker. `up` is True once it has started.
-
-    Listeners close in order. If there is a gateway, the public listener comes first, and the `further` listeners open and close with
-    it. Resources open in order and close in reverse order. The connection opens first and closes last. `workers` reads the state of
-    the workers once before the public port opens. `every` returns the seconds between two reaps while nothing is due.
-    """
+    """The service of one process: its parts and listeners, with one broker. `up` is True once it has started. Listeners
+    close in order. If there is a gateway, the public listener comes first, and the `further` listeners open and close with
+    it. Resources open in order and close in reverse order. The connection opens first and closes last. `workers` reads the
+    state of the workers once before the public port opens. `every` returns the seconds between two reaps while nothing is
+    due."""
 
     def __init__(
         self,
@@ -137,19 +134,13 @@ class Service:
         self._workers = workers
         self._every = every
         self._opened: list[Resource] = []
-        self._joined = False
-        """True once the process has joined the fleet. Until then, it must not report its slots, because another process may have the
-        same name."""
+        self._joined = False  # Until this is True, slots must not be reported: another process may have the name.
         self._supervisor = Supervisor()
 
     async def start(self) -> None:
-        """Start the process.
-
-        Raises:
-            BrokerUnavailable, StoreUnavailable: the broker, the key store or the ledger doesn't answer.
-            TargetError: a worker failed to start.
-            SettingError: the broker can't be used, another process has the name, or a port isn't available.
-        """
+        """Start the process. Raises BrokerUnavailable or StoreUnavailable if the broker, the key store or the ledger
+        doesn't answer, TargetError if a worker fails to start, and SettingError if the broker can't be used, another
+        process has the name, or a port isn't available."""
         try:
             for listener in (*self._public, *self._others):
                 await listener.bind()
@@ -192,7 +183,7 @@ class Service:
             for listener in self._public:
                 listener.retire()
             await asyncio.sleep(self._settings.lame_duck_ms / 1000)
-            log.info("accepting no new connections")
+            log.info("no longer accepting new connections")
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 if self._controller is not None:

@@ -18,8 +18,7 @@ from headway.runtime.periodic import BareResource
 if TYPE_CHECKING:
     from headway.gateway.served_models import ServedModels
 
-Given = str | Target | Mapping[str, str | Target]
-"""A target, a string that names a target, or a mapping of model names to these."""
+Given = str | Target | Mapping[str, str | Target]  # A target, a string that names one, or a mapping of these by model.
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
@@ -35,14 +34,10 @@ class ModelPlan(msgspec.Struct, frozen=True):
 
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
-    """Plan each model in the settings, or each of its versions, in order. The keys are those of `Settings.runs`.
-
-    `given` is the target of the only model, or a mapping with the targets of the models that have none in the settings.
-
-    Raises:
-        TargetError: a target is invalid or missing.
-        SettingError: there aren't enough devices, or the default model isn't served.
-    """
+    """Plan each model in the settings, or each of its versions, in order. The keys are those of `Settings.runs`. `given` is
+    the target of the only model, or a mapping with the targets of the models that have none in the settings. Raises
+    TargetError if a target is invalid or missing, SettingError if there aren't enough devices or the default model isn't
+    served."""
     if settings.default_model and settings.default_model not in settings.served and not settings.broker:
         hint = f"Name one of {', '.join(settings.served)}."
         raise SettingError("default_model", settings.default_model, "is not served here", hint)
@@ -61,8 +56,8 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Raise SettingError if an unknown version has a weight above 0. With a broker, other processes may serve it, so every version is
-    accepted. `texts` has the weights of each model that has its own, by name, and under "" the weights of all other models."""
+    """Raise SettingError if an unknown version has a weight above 0. `texts` has the weights by model; those under "" are
+    for all models without their own. With a broker, every version is accepted, because other processes may serve it."""
     if settings.broker:
         return
     for model in settings.models:

@@ -1,7 +1,5 @@
-"""Roles, and the parts of a process in each role. No other module depends on the role of a process.
-
-A process in any role has an admin port, joins the fleet, and runs the loop that reaps the broker.
-"""
+"""Roles, and the parts of a process in each role. No other module depends on the role of a process. In any role, a process
+has an admin port, joins the fleet, and runs the loop that reaps the broker."""
 
 from __future__ import annotations
 
@@ -43,10 +41,9 @@ class Parts(msgspec.Struct, frozen=True):
         return self.batchers and not self.gateway
 
 
-ROLES: Mapping[Role, Parts] = {
+ROLES: Mapping[Role, Parts] = {  # A new role needs a member of `Role`, a row here, and a command in `headway/cli`.
     Role.SERVE: Parts("Headway serves {target} as {model}", gateway=True, batchers=True, controller=True, alone=True),
     Role.GATEWAY: Parts("Headway gateway {name} takes requests for {model}", gateway=True),
     Role.WORKER: Parts("Headway worker {name} runs {target} as {model}", batchers=True),
     Role.CONTROLLER: Parts("Headway controller {name} looks after the workers of {model}", controller=True),
 }
-"""Parts of each role. A new role needs a member of `Role`, a row here, and a command in `headway/cli`."""

@@ -49,18 +49,15 @@ log = get_logger(__name__)
 VARIABLE = "NOTIFY_SOCKET"
 
 WRITE_LINE_EVERY = 0.5  # Seconds between two updates of the progress line.
-SILENT = 2.0
-"""Seconds until the first progress message in the log, if there is no terminal. Each further interval is twice as long."""
+SILENT = 2.0  # Seconds until the first message in the log, without a terminal. Each further interval is twice as long.
 MOST_NAMED = 4
 _CLEAR = "\x1b[2K"
 
 
 class ServiceManager:
-    """The service manager that started this process, for example systemd. If there is none, notices are dropped.
-
-    `NOTIFY_SOCKET` names its datagram socket. The constructor removes the variable from the environment, so that target processes
-    can't send notices on behalf of this process.
-    """
+    """The service manager that started this process, such as systemd; without one, notices are dropped. `NOTIFY_SOCKET`
+    names its datagram socket. The constructor removes this variable from the environment, so that target processes can't
+    send notices."""
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         self._address = environ.pop(VARIABLE, "")
@@ -133,19 +130,15 @@ class Progress:
             self._terminal.flush()
 
 
-COLLECT_AFTER = (20_000, 20, 50)
-"""Garbage collector thresholds while serving. Requests create no reference cycles, so rare collections suffice and save time."""
+COLLECT_AFTER = (20_000, 20, 50)  # Garbage collector thresholds: high, because requests create no reference cycles.
 
 
 async def run(
     settings: Settings, role: Role, target: Given = "", reopen_log: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run a process in a role until a signal ends it, and return the exit code.
-
-    `target` is the target of a process that runs batches, or a string that names it. For several models, it is a mapping with the
-    targets of the models that have none in the settings. `reopen_log` returns False if the log doesn't go to a file. Raises the same
-    errors as `headway.serve`.
-    """
+    """Run a process in a role until a signal ends it, and return the exit code. `target` is the `given` of `make_plans`;
+    empty if it isn't needed. `reopen_log` returns False if the log doesn't go to a file. Raises the same errors as
+    `headway.serve`."""
     reuse_large_blocks(kept_by_host(HostMemory(monotonic).limit()))
     manager = ServiceManager()
     process = build(settings, role, target)
@@ -238,10 +231,8 @@ async def until_signalled(
     reopen_log: Callable[[], bool] = lambda: False,
 ) -> None:
     """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, and drain. A second signal ends the drain.
-
-    Afterwards, signals are ignored, because a late one must not change the exit code. `reopen_log` returns False if the log doesn't
-    go to a file. Raises HeadwayError if the service fails to start.
-    """
+    Afterwards, signals are ignored, because a late one must not change the exit code. `reopen_log` returns False if the log
+    doesn't go to a file. Raises HeadwayError if the service fails to start."""
     first, second = asyncio.Event(), asyncio.Event()
     hangups = _Hangups(service, reopen_log, first.set)
 

@@ -1,4 +1,4 @@
-"""Builds the autoscaler with its limits, and finds out what processes that scale their own workers can scale."""
+"""Builds the autoscaler with its limits, and finds how many workers a process that scales itself can have."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ __all__ = ["BackgroundService", "serve"]
 
 TargetLike = str | Callable[..., Any]  # Function, class, `functools.partial` of a class, or string naming a target.
 
-_RUN_AS = ("__main__", "__mp_main__")
-"""Names of the program's own module. The second is its name in a process that `multiprocessing` spawned."""
+_RUN_AS = ("__main__", "__mp_main__")  # Names of the program's module; the second in a child of `multiprocessing`.
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -142,8 +141,8 @@ T = TypeVar("T")
 
 
 class BackgroundService:
-    """A service in its own thread. It is up when the constructor returns, which raises the same errors as `serve`. Only that thread
-    may use the parts of `process`."""
+    """A service in its own thread, which alone may use the parts of `process`. The constructor returns once the service is
+    up, and raises the same errors as `serve`."""
 
     def __init__(self, settings: Settings, role: Role, target: Given, listener: type[Listener] = Listener) -> None:
         self._settings, self._target = settings, target

@@ -49,11 +49,9 @@ def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence
 
 
 class UnusedKeys(BareResource):
-    """Warns once at startup if the ledger's database contains API keys, but the settings don't use them.
-
-    An operator who created keys most likely wants to require them. Without the setting, anybody may send requests. `who` describes
-    who is let in without such a key. `wall` returns the Unix time in seconds.
-    """
+    """Warns once at startup if the ledger's database contains API keys, but the settings don't use them. An operator who
+    created keys most likely wants to require them, but without the setting, anybody may send requests. `who` describes who
+    is let in without such a key. `wall` returns the Unix time in seconds."""
 
     def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
         self._store, self._who, self._wall = store, who, wall

@@ -1,8 +1,6 @@
-"""Wires a process in any role: connects the parts that the other modules of this package build.
-
-Each role is the same `Service` without the parts that `roles` leaves out. Imports that only some roles, settings or ports need are
-inside functions, which saves memory and startup time in other processes.
-"""
+"""Wires a process in any role: connects the parts that the other modules of this package build. Each role is the same
+`Service` without the parts that `roles` leaves out. Imports that only some roles, settings or ports need are inside
+functions, which saves memory and startup time in other processes."""
 
 from __future__ import annotations
 
@@ -439,7 +437,6 @@ class _Wiring:
         return Clients(entrance, runner, bulk)
 
     def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
-        """Build the client ports and the fleet watchers. Return the public port and the workers watcher."""
         from headway.gateway.fleet_watchers import CapacityWatcher
         from headway.http import public
 

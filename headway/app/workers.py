@@ -125,11 +125,9 @@ def make_batchers(
     recorder: SpanRecorder | None = None,
     gpus: NvmlGpus | None = None,
 ) -> MakeBatcher:
-    """Return a function that builds the batchers for a target. Raises SettingError if the target's backends can't be built.
-
-    `name` returns the worker name of a slot. The timeouts, in seconds, are finite only if this process sets them. If `versioned`, the
-    batchers claim only entries for their version.
-    """
+    """Return a function that builds the batchers for a target. `name` returns the worker name of a slot. The timeouts, in
+    seconds, are finite only if this process sets them. If `versioned`, the batchers claim only entries for their version.
+    Raises SettingError if the target's backends can't be built."""
     plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout, len(settings.tier_names))

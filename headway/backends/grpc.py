@@ -7,11 +7,10 @@
 | INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it rejects an input or the batch | final; search for the bad input |
 | any other status | wrong API or credential | final; no input is to blame |
 
-An API requests a rest with grpc-retry-pushback-ms. A negative value forbids another attempt. A call is only started on a connected
-channel, so a call without a connection certainly didn't run.
-
-A channel is replaced if its connection failed or its call never ended, because otherwise messages for that call could reach the next
-one. Before a server closes an idle connection, it says so (GOAWAY), and gRPC itself resends a call that the server can't have seen.
+An API requests a rest with grpc-retry-pushback-ms; a negative value forbids another attempt. A call only starts on a connected
+channel, so a call without a connection certainly didn't run. A channel is replaced if its connection failed or its call never
+ended, because late messages for that call could reach the next call. A server announces that it closes an idle connection (GOAWAY),
+and gRPC itself resends a call that the server can't have seen.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
 IDLE = 30.0  # How many seconds an idle channel is kept.
-_LIVE = "/inference.GRPCInferenceService/ServerLive"
-"""A method that runs nothing. The error that it fails with says why there is no connection."""
+_LIVE = "/inference.GRPCInferenceService/ServerLive"  # Runs nothing. Its error says why there is no connection.
 _WHY_WITHIN = 0.5
 _NEARLY = 0.05  # DEADLINE_EXCEEDED counts as our own time-out from this many seconds before the deadline.
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
@@ -64,10 +62,8 @@ _PASSING = frozenset((
 ))  # fmt: skip
 
 TOO_LARGE = "larger than max"  # How gRPC for C, Go and Node words this failure, which has no status of its own.
-_OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
-"""How gRPC for Java, .NET and Rust words the same failure."""
-_TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
-"""Trailing metadata from another Headway that rejects an input as too large."""
+_OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")  # In Java, .NET, Rust.
+_TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)  # Trailer of a Headway that finds an input too large.
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
@@ -166,7 +162,6 @@ class GrpcBackend(RemoteBackend):
 
 
 async def _connected(channel: Any, within: float) -> bool:
-    """Wait until a channel is connected. Return False if that takes more than `within` seconds."""
     try:
         async with asyncio.timeout(within):
             while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -215,7 +210,7 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds until the API accepts a retry (gRFC A6), or None if it accepts none or the value is invalid."""
+    """Return how many seconds to wait before a retry (gRFC A6), or None if the API forbids a retry or the value is invalid."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

@@ -42,8 +42,8 @@ END_TIMEOUT = 1.0  # Seconds to wait for connections to close.
 
 
 class Sockets:
-    """Keeps track of open sockets, so that `end` can wait for them. A TLS connection announces its end and waits for the other side.
-    But closing a session doesn't wait for connections that failed earlier. If the event loop ends before them, it warns or hangs."""
+    """Keeps track of open sockets, so that `end` can wait for them. Closing a session doesn't wait for failed connections,
+    which in TLS may still wait for the other side. If the event loop ended before them, it would warn or hang."""
 
     def __init__(self) -> None:
         self._open: set[_Socket] = set()
@@ -95,7 +95,7 @@ class _Socket(socket.socket):
 
 
 IDLE = 4.0  # How many seconds an idle connection is kept.
-_MARGIN = 1.0  # How many seconds before the API an idle connection is closed.
+_MARGIN = 1.0  # Seconds by which an idle connection is closed before the API would close it.
 _WRITTEN_WHOLE = 1 << 20  # Size in bytes above which a body is written in pieces, so that other tasks get a turn.
 _TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
 _ENDED = "closing transport"  # aiohttp's words for a write that didn't begin.
@@ -114,8 +114,6 @@ class Response(NamedTuple):
 
 
 class _Client(msgspec.Struct, eq=False):
-    """HTTP client for one generation of connections."""
-
     session: aiohttp.ClientSession
     sockets: Sockets
 
@@ -134,13 +132,10 @@ class Connections(Generations[_Client]):
     async def request(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, within: float, most: int
     ) -> Response:
-        """Send one request and read its answer. `within` limits the seconds for connecting.
+        """Send one request, and return its answer. Connecting may take `within` seconds.
 
-        Raises:
-            NotStarted: `open` wasn't called.
-            TooLong: the body has more than `most` bytes after decompression.
-            aiohttp.ClientError: there was no answer. `was_sent` tells if the request may have been sent.
-        """
+        Raises NotStarted before `open`, TooLong if the decompressed body exceeds `most` bytes, or aiohttp.ClientError if
+        there is no answer. In the last case, `was_sent` tells whether the request may have been sent."""
         async with self.use() as used:
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=within)
@@ -179,7 +174,7 @@ def was_sent(exc: Exception) -> bool:
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the `ssl` error behind an aiohttp error, or None. aiohttp's own TLS errors are subclasses, but lack the details."""
+    """Return the `ssl` error behind an aiohttp error, or None. aiohttp's own TLS errors lack the details."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc

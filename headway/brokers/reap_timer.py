@@ -12,8 +12,8 @@ GRAIN = 0.01  # Minimum delay in seconds, so that entries with similar deadlines
 
 
 class ReapTimer:
-    """Timer of one broker. It is only set between two regular reaps. `reap` returns the time at which the next reap is due, and the
-    current time. `at` is the time of the next reap."""
+    """Timer for the reaps of one broker that are due between two regular ones. `reap` returns when the next reap is due,
+    and the current time. `at` is when the next reap is due."""
 
     def __init__(self, reap: Callable[[], Awaitable[tuple[float, float]]]) -> None:
         self.at = -math.inf

@@ -1,9 +1,8 @@
 """Bulk files in a bucket: S3, or any other object store that fsspec supports.
 
-An object appears as a whole and can't be appended to. A file is therefore uploaded in parts, which are joined in the last
-step. A log is a series of objects of about 1 MiB. Each write replaces the last object until it reaches that size. The names
-of the objects contain the generation of the job's holder, so nobody else writes to them.
-"""
+Objects can't be appended to. So a file is uploaded in parts, which are joined in the last step, and a log is a series of
+objects of about 1 MiB. Each write to a log replaces its last object until that reaches this size. The objects' names
+contain the generation of the job's holder, so nobody else writes to them."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ MARK = "headway-bulk"  # Object that exists while the bucket is reachable.
 
 
 class Bucket(BulkFolder):
-    """Folder in a bucket, given by a URL such as `s3://bucket/folder`.
-
-    Raises ImportError if the package for this kind of bucket is missing, and ValueError if there is no such kind."""
+    """Folder in a bucket, given by a URL such as `s3://bucket/folder`. Raises ImportError if the package for this kind of
+    bucket is missing, and ValueError if there is no such kind."""
 
     def __init__(self, url: str, run: Run | None = None) -> None:
         super().__init__(url, run)

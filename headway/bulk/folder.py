@@ -4,8 +4,7 @@
     incoming/…        files being written
     jobs/ID/…         logs of unfinished jobs
 
-Disk operations block, so they run in threads. Their errors become FolderUnavailable.
-"""
+Disk operations block, so they run in threads. Their errors become FolderUnavailable."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ T = TypeVar("T")
 
 CHUNK = 1 << 16  # Bytes to read at a time. Processing them blocks the event loop for about a millisecond.
 BUFFER = 1 << 18  # Bytes to collect before writing.
-AT_ONCE = 4  # Largest number of threads that use the disk at the same time.
-LEFT_AFTER = 86_400.0  # Seconds after its last change until an unknown file is considered abandoned.
+AT_ONCE = 4  # Maximum number of threads that use the disk at the same time.
+LEFT_AFTER = 86_400.0  # Seconds since its last change after which an unknown file counts as abandoned.
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]  # Runs a blocking function.
 
@@ -77,7 +76,7 @@ class BulkFolder:
         await self.do(lambda: self.remove_log(id))
 
     async def names(self) -> dict[str, bool]:
-        """Return the ids of all files, and of all jobs with a log. The value is True if the file or job is old."""
+        """Return the ids of all files, and of all jobs with a log. Each value says whether the file or job is old."""
         return await self.do(self.list_names)
 
     async def pieces(self, name: str, size: int = CHUNK) -> AsyncGenerator[bytes, None]:

@@ -3,9 +3,8 @@
     validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed, because its key was revoked
          └──────────▶ failed
 
-If another process takes over, it can repeat any step. The store accepts changes only from the latest holder, so a process
-that has lost its lease can't change anything. While the disk is full or the store is unavailable, the job pauses.
-"""
+A process that takes over can repeat any step. The store accepts changes only from the latest holder, so a process that has
+lost its lease can't change anything. While the disk is full or the store is unavailable, the job pauses."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ OUT, ERR = "out", "err"  # Kinds of records: answers, and errors.
 _PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
-MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20
-"""Unwritten records, and bytes of these, at which a log is full."""
+MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20  # Unwritten records, and their bytes, at which a log is full.
 TOGETHER = 64  # Records to write at a time.
 
 Record = tuple[str, int, bytes]  # Kind, number of the input line, and JSON for the final file.
@@ -51,8 +49,7 @@ class AnswerLog:
     def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
         self._folder, self._job, self._generation = folder, job, generation
         self._logs: dict[str, PartLog] = {}
-        # Unwritten records with their line numbers.
-        self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
+        self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}  # Unwritten records, by kind.
         self._bytes = 0
         self.answered = LineSet()
         self.counts = {OUT: 0, ERR: 0}
@@ -67,7 +64,7 @@ class AnswerLog:
 
     @property
     def full(self) -> bool:
-        """True if too many records are unwritten to read more lines."""
+        """True if so many records are unwritten that no more lines should be read."""
         return self.waiting >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
 
     async def recover(self) -> None:
@@ -100,7 +97,7 @@ class AnswerLog:
             log.close()
 
     async def records(self) -> AsyncGenerator[list[Record], None]:
-        """Yield pages of the records written by all holders of the job, one record per input line. Raises FolderUnavailable."""
+        """Yield pages of all holders' records, at most one record per line of the input. Raises FolderUnavailable."""
         seen = LineSet()
         for kind, path in await self._folder.do(self._parts):
             splitter = LineSplitter(_MOST)
@@ -126,8 +123,8 @@ class AnswerLog:
 LEASE = 15.0  # Seconds after which another process may take over a job if its holder doesn't renew its lease.
 TICK = 1.0  # Seconds between writes of a job's progress and records.
 RENEW = 5.0  # Seconds between writes that renew a job's lease if there is no progress.
-AHEAD = 512  # Ready parts of a job's lines at which no more lines are read.
-AHEAD_BYTES = 8 << 20  # Bytes of a job's lines and outputs in memory at which no more lines are read.
+AHEAD = 512  # Number of ready parts of a job's lines at which reading stops.
+AHEAD_BYTES = 8 << 20  # Bytes of a job's lines and outputs in memory at which reading stops.
 YIELD = 16  # Parts of lines to read before yielding to the event loop.
 PAUSE = 5.0  # Seconds before a failed disk operation is retried.
 
@@ -143,32 +140,22 @@ class Fenced(Exception):
 
 
 class JobContext(NamedTuple):
-    """Context shared by all jobs of a process.
-
-    Attributes:
-        wake: called with each model that has new ready lines.
-        wall: returns Unix time in seconds.
-        most_line: maximum length of a line in bytes.
-        most_lines: maximum number of lines in a job.
-        most: quota for stored files. A tenant that exceeds it can't start jobs.
-        lines: counts the lines that were `answered` or `failed`.
-        allowed: returns the models that a job may use, () for all, or None if its API key is no longer valid.
-    """
+    """Context shared by all jobs of a process."""
 
     store: BulkStore
     folder: BulkFolder
     runner: BulkRunner
     form: LineForm
     turns: Turns
-    wake: Callable[[str], None]
+    wake: Callable[[str], None]  # Called with each model that has new ready lines.
     clock: Callable[[], float]
-    wall: Callable[[], float]
+    wall: Callable[[], float]  # Returns Unix time in seconds.
     new_id: Callable[[], str]
-    most_line: int
-    most_lines: int
-    most: Stored
-    lines: defaultdict[str, int]
-    allowed: Callable[[BulkJob], tuple[str, ...] | None]
+    most_line: int  # Maximum length of a line in bytes.
+    most_lines: int  # Maximum number of lines in a job.
+    most: Stored  # Quota for stored files. A tenant that exceeds it can't start jobs.
+    lines: defaultdict[str, int]  # Counts the lines that were `answered` or `failed`.
+    allowed: Callable[[BulkJob], tuple[str, ...] | None]  # Models for a job, or () for all; None if its key is invalid.
 
 
 class JobLines:
@@ -179,10 +166,8 @@ class JobLines:
         self._of = context
         self._answers = answers
         self._asked: dict[int, AskedLine] = {}  # Lines that are ready or in flight, by number.
-        # Parts of lines that the runner doesn't have yet, by line number and part number.
-        self._ready: dict[tuple[int, int], BulkLine] = {}
-        # Numbers of finished lines, with the iterators that write their records.
-        self._making: deque[tuple[int, Making]] = deque()
+        self._ready: dict[tuple[int, int], BulkLine] = {}  # Unsent parts of lines, by line and part number.
+        self._making: deque[tuple[int, Making]] = deque()  # Finished lines, with the writers of their records.
         self._over: set[int] = set()  # Numbers of failed lines whose other parts may be in flight.
         self._made = asyncio.Event()
         self._bytes = 0
@@ -203,7 +188,6 @@ class JobLines:
         return self.all_read and not self._asked
 
     def add(self, number: int, asked: AskedLine) -> None:
-        """Make a line ready to run."""
         self._asked[number] = asked
         self._ready.update({(number, part.part): part for part in asked.parts})
         self._bytes += asked.size
@@ -369,7 +353,7 @@ class JobRun:
 
     @property
     def is_held_up(self) -> bool:
-        """True if the job is paused, except if the cause is its tenant's lines."""
+        """True if the job is paused for any reason other than its tenant's lines."""
         if self.disk_trouble or self._store_trouble or self._in_doubt:
             return True
         return any(map(self._of.runner.paused, self.lines.models))
@@ -601,7 +585,7 @@ class JobRun:
         if kept is None:
             raise Fenced
         if self._store_trouble:
-            log.info("a bulk job resumes", job=job.id)
+            log.info("bulk job resumed", job=job.id)
         self._kept = self._written = began
         self._store_trouble = ""
         self._shown, self.job = job, kept

@@ -3,8 +3,7 @@
     store ─claim─▶ job run ─ready lines─▶ turns ─as many as there is room for─▶ runner ─replies─▶ job run
 
 A job is held by one gateway of the fleet at a time. Only a few jobs of a tenant run at the same time, and tenants take
-turns line by line, so a tenant with many jobs doesn't delay others.
-"""
+turns line by line, so a tenant with many jobs doesn't delay others."""
 
 from __future__ import annotations
 
@@ -35,16 +34,13 @@ log = get_logger(__name__)
 LOOK_EVERY = 5.0  # Seconds between searches for jobs that nobody holds.
 SHARE = 4  # Maximum number of running jobs of one tenant, in the whole fleet.
 MOST_RUNS = 64  # Maximum number of jobs that one process holds.
-SPIN = 0.05  # Seconds before asking a runner again that had no room for any tenant with lines.
-AGAIN = 1.0  # Seconds before asking a runner again that failed.
+SPIN = 0.05  # Seconds of pause if the runner has no room for any tenant with lines.
+AGAIN = 1.0  # Seconds of pause after the runner has failed.
 
 
 class Feeder:
-    """Claims jobs, runs them, and sends their lines to the runner.
-
-    `owner` must be unique in the fleet. `wake` of the context is ignored. `ended` is called with each job that has ended.
-    `runs` contains the runs of the held jobs by id.
-    """
+    """Claims jobs, runs them, and sends their lines to the runner. `owner` must be unique in the fleet. `wake` of the
+    context is ignored. `ended` is called with each job that has ended. `runs` contains the runs of the held jobs by id."""
 
     def __init__(self, owner: str, context: JobContext, ended: Callable[[BulkJob], None] = lambda job: None) -> None:
         self._owner = owner
@@ -64,7 +60,7 @@ class Feeder:
 
     @property
     def paused(self) -> int:
-        """Number of held jobs that are paused, except those paused because of their lines."""
+        """Number of held jobs that are paused, not counting those whose own lines are the cause."""
         return sum(run.is_held_up for run in self.runs.values())
 
     @property
@@ -221,7 +217,6 @@ class BulkJobs:
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
         """Return a job. If this process runs it, include its current delay, which the store may not know.
-
         Raises StoreUnavailable if the store doesn't respond and this process doesn't run the job."""
         run = self.feeder.runs.get(id)
         current = run.standing() if run is not None and run.job.tenant == tenant else None
@@ -248,9 +243,8 @@ class BulkJobs:
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Count the bytes of an upload. The block reports them by calling the yielded function.
-
-        Raises PayloadTooLarge if the tenant would exceed its quota."""
+        """Count the bytes of an upload. The block reports them by calling the yielded function. Raises PayloadTooLarge,
+        here or in that function, if the tenant would exceed its quota."""
         stored, held = await self.store.stored(tenant), 0
         if stored.number >= self.most.number:
             raise self.too_much()
@@ -293,11 +287,9 @@ class BulkJobs:
             pass
 
     async def _sweep_strays(self) -> None:
-        """Remove files that belong to no job or upload, because a process died while it created or deleted them.
-
-        The files are listed before the store is read, so newer files are kept. Output files of a job that is being finalized
-        are known from the job, or from their own rows.
-        """
+        """Remove files that belong to no job or upload, because a process died while it created or deleted them. The files
+        are listed before the store is read, so newer files are kept. Output files of a job that is being finalized are
+        known from the job, or from their own rows."""
         names = await self.folder.names()
         unknown = set(names)
         after = ""

@@ -18,8 +18,7 @@ from headway.model.bulk import BulkJob, BulkLine
 
 AT_ONCE = 1 << 16  # Bytes of a record to write before yielding to the event loop.
 
-Making = Iterator[tuple[bool, bytes] | None]
-"""Writes a record. Yields None after every AT_ONCE bytes, then `(succeeded, record)` with the record as JSON."""
+Making = Iterator[tuple[bool, bytes] | None]  # Yields None every AT_ONCE bytes, then `(succeeded, JSON record)`.
 
 _BOM = b"\xef\xbb\xbf"  # Byte order mark, which some editors write at the start of UTF-8 files.
 _Jobs = OrderedDict[str, deque[BulkLine]]
@@ -88,11 +87,9 @@ class NotYet(Exception):
 
 
 class AskedLine(msgspec.Struct):
-    """A valid line of `size` bytes. Each of its parts requests one output.
-
-    `record` writes the line's record from the replies to all parts in order, or from the line's failure. If there are several
-    parts, their outputs may have `most` bytes in total; so far they have `held` bytes.
-    """
+    """A valid line of `size` bytes. Each of its parts requests one output. `record` writes the line's record from the
+    replies to all parts in order, or from the line's failure. If there are several parts, their outputs may have `most`
+    bytes in total; so far they have `held` bytes."""
 
     parts: Sequence[BulkLine]
     size: int

@@ -5,10 +5,9 @@
                    └── apart: all together, ◀─────┘
                        then in halves, then alone
 
-`core.suspects.LineSuspects` decides which lines rerun together, and which tenants' lines run apart from others. While the
-broker has no room for more bulk entries, lines wait here. Before that, lines are checked against the input policy. Its
-functions also judge requests, so they are given only a few lines at a time.
-"""
+Lines are first checked against the input policy. Its functions also judge requests, so they are given only a few lines at a
+time. While the broker has no room for more bulk entries, lines wait here. `core.suspects.LineSuspects` decides which lines
+rerun together, and which tenants' lines run apart from others."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 FIRST_BATCHES, MOST_BATCHES = 2, 64  # Initial and maximum number of full batches of a model in flight.
-MOST_BYTES = 64 << 20
-"""Approximate bound on input bytes in flight. A tenant may use at most as many as remain free."""
+MOST_BYTES = 64 << 20  # Approximate bound on input bytes in flight. A tenant may use at most as many as remain free.
 LATER = 0.2  # Seconds before lines are sent again to a broker that had no room for them.
 LIFE = 7 * 86_400.0  # Timeout of an entry in seconds. Its job expires long before that.
 _OPTIONS = RequestOptions(LIFE)
@@ -63,8 +61,7 @@ _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, error
 _CAUSES = frozenset(cause.value for cause in Cause)
 STILL = 1.0  # Seconds without an outcome for any of a model's lines before the broker is asked why they wait.
 _NOBODYS = Principal("", "", 0)
-JUDGED_AT_ONCE = 8
-"""Lines that the input policy's functions judge at a time. A request may have to wait for a call with that many inputs."""
+JUDGED_AT_ONCE = 8  # Lines that the input policy's functions judge at a time. A request may have to wait for them.
 OF_BULK = "\0bulk"  # User name under which lines are judged, so that they don't count against a real user.
 
 Done = Callable[[BulkLine, Reply], None]
@@ -100,7 +97,7 @@ class _PendingLine(PendingRequest):
 
 
 class _BulkSide:
-    """Broker whose `enqueue` enqueues bulk entries, for a `BrokerSession`, which otherwise enqueues requests."""
+    """Broker that enqueues the entries of a `BrokerSession` as bulk entries, not as requests."""
 
     near = None
 
@@ -123,14 +120,13 @@ def _entry_of(line: BulkLine, served: ServedModels, id: str, tiers: int, sender:
 
 
 def _starts_on_demand(model: str, served: ServedModels) -> bool:
-    """Return True if a model that has no worker is loaded, or gets workers, on demand."""
+    """Return True if a model without workers is loaded, or gets workers, on demand."""
     return model in served.at_zero or (len(served.models) > 1 and served.has_worker(model))
 
 
 class _LinesInFlight:
-    """Lines that have no outcome yet, and bounds on how many may be in flight. Lines that rest aren't in flight.
-
-    `changed` is set when there may be room for more."""
+    """Lines that have no outcome yet, and bounds on how many may be in flight. Lines that rest aren't in flight. `changed`
+    is set when there may be room for more."""
 
     def __init__(self, served: ServedModels, clock: Callable[[], float]) -> None:
         self._served, self._clock = served, clock
@@ -138,8 +134,7 @@ class _LinesInFlight:
         self._windows: dict[str, float] = {}  # Maximum number of lines in flight, by model.
         self._counts: defaultdict[str, int] = defaultdict(int)  # Number of lines in flight, by model.
         self._bytes = Counter[str]()  # Input bytes in flight, by tenant.
-        # Time of the last outcome for each model, or of its first line in flight if that is later.
-        self._progress_at: dict[str, float] = {}
+        self._progress_at: dict[str, float] = {}  # Last outcome of each model, or its first line in flight if later.
         self.changed = asyncio.Event()
 
     def __contains__(self, pending: _PendingLine) -> bool:
@@ -189,7 +184,7 @@ class _LinesInFlight:
         self._progress_at[model] = self._clock()
 
     def stuck(self, now: float) -> list[str]:
-        """Return the models with lines in flight, none of which has had an outcome for a while."""
+        """Return the models that have lines in flight, but have had no outcome for STILL seconds."""
         return [model for model, count in self._counts.items() if count and now - self._progress_at[model] >= STILL]
 
     def full_batch(self, model: str) -> int:
@@ -278,7 +273,6 @@ class _SentLines:
         self._session.offer(entry)
 
     def recall(self, chosen: Callable[[_PendingLine], bool]) -> list[_PendingLine]:
-        """Withdraw lines, and return them."""
         lines = [pending for pending in cast(Collection[_PendingLine], self._table.values()) if chosen(pending)]
         for pending in lines:
             del self._table[pending.entry.tenant, pending.entry.id]
@@ -318,12 +312,10 @@ class SeatRunner(BareResource, BulkRunner):
         self._gate: _LineGate | None = None
         if gate is not None:  # For the policy, lines belong to the lowest tier.
             self._gate = _LineGate(gate, served, tiers - 1, self._lines, self._sent.send, self._judged)
-        # Lines that the broker had no room for, by model.
-        self._refused_lines: defaultdict[str, list[_PendingLine]] = defaultdict(list)
+        self._refused_lines: defaultdict[str, list[_PendingLine]] = defaultdict(list)  # The broker had no room.
         self._ready: frozenset[str] | None = None
         self._drained: frozenset[str] = frozenset()
-        # Why the lines of a model are waiting, and when they will run at the latest.
-        self._waits: dict[str, tuple[str, float]] = {}
+        self._waits: dict[str, tuple[str, float]] = {}  # Why a model's lines wait, and when they run at the latest.
         self._looked_at = -math.inf
 
     def start(self, supervisor: Supervisor) -> None:

@@ -1,6 +1,5 @@
-"""The command line. The console script runs `main`.
-
-A command's module is imported only when the command runs, so that `headway --help` and usage errors appear immediately.
+"""The command line. The console script runs `main`. A command's module is imported only when the command runs, so that
+`headway --help` and usage errors appear immediately.
 
 Exit codes: 0 done · 1 failed (the message says why) · 2 wrong usage · 3 a bad setting · 4 the target cannot be loaded or
 breaks the rules · 130 interrupted.
@@ -25,8 +24,7 @@ EXIT_SETTING = 3
 EXIT_TARGET = 4
 EXIT_INTERRUPTED = 130
 
-_OUTPUT_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
-"""Errors that mean that the disk is full, or that the reader of a pipe is gone."""
+_OUTPUT_ERRORS = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))  # Full disk, closed pipe
 
 COMMANDS = {
     "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),

@@ -36,7 +36,7 @@ LONG = 60.0  # Seconds to wait for a replay, which runs on a GPU.
 
 
 class AdminError(HeadwayError):
-    """The admin port is unreachable or refused the request. `status` is 0 if there was no response. `answer` is its decoded JSON."""
+    """The admin port is unreachable (`status` is 0) or refused the request. `answer` is the response's decoded JSON."""
 
     def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
         super().__init__(message)
@@ -45,11 +45,9 @@ class AdminError(HeadwayError):
 
 
 class Admin:
-    """Client of one admin port. Raises SettingError for a malformed `url` or an unusable file.
-
-    If `url` is empty, the client connects to the process that the environment describes, and trusts only that process's
-    certificate unless `ca` is given. See `make_context` for `ca`, `cert` and `cert_key`.
-    """
+    """Client of one admin port. If `url` is empty, it connects to the process that the environment describes, and trusts
+    only that process's certificate unless `ca` is given. See `make_context` for `ca`, `cert` and `cert_key`. Raises
+    SettingError for a malformed `url` or an unusable file."""
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
         own = ""
@@ -164,7 +162,7 @@ def with_admin(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def decode(body: bytes) -> Any:
-    """Decode an answer. A member that contains an out-of-range number, for example from a client's input, stays encoded."""
+    """Decode the JSON of an answer. A member that contains an out-of-range number stays encoded."""
     try:
         return msgspec.json.decode(body)
     except msgspec.ValidationError:

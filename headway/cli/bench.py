@@ -111,7 +111,7 @@ def _content(path: Path | None) -> bytes | None:
     try:
         return None if path is None else path.read_bytes()
     except OSError as exc:
-        raise SettingError("--body", str(path), f"cannot be read: {exc.strerror}", "Name a JSON file.") from None
+        raise SettingError("--body", str(path), f"cannot be read: {exc.strerror}", "Specify a JSON file.") from None
 
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
@@ -143,7 +143,6 @@ def _without_success(report: Report) -> str:
 
 
 def _first_refused(report: Report, message: str) -> str:
-    """Return the first error's message and a hint, or an empty string unless all answers are 4xx."""
     outcomes = report.total.outcomes
     if not message or any(not label.startswith("4") for label in outcomes):
         return ""

@@ -343,13 +343,10 @@ def _cells(job: dict[str, Any]) -> tuple[str, ...]:
 def read_lines(
     file: IO[bytes], name: str, model: str | None, endpoint: str | None, texts: bool
 ) -> tuple[str, Iterator[bytes]]:
-    """Return the route for a file's lines, and an iterator over the lines as requests, in chunks of any size.
-
-    Errors refer to the file as `name`. If `texts`, each line is text for `model` (None for the default model), even if it looks
-    like a request. If `endpoint` is None, the route is that of the first request, or completions for lines of text.
-
-    Raises BulkError if the file is empty or not UTF-8, or begins like a request but contains none. So may the iterator.
-    """
+    """Return the route for a file's lines, and an iterator over the lines as requests, in chunks of any size. Errors refer
+    to the file as `name`. If `texts`, each line is text for `model` (None: the default model), even if it looks like a
+    request. If `endpoint` is None, the route is that of the first request, or completions for lines of text. Raises
+    BulkError, perhaps while iterating, if the file is empty or not UTF-8, or begins like a request but contains none."""
     begin = file.read(len(_BOM))
     if begin.startswith(_OTHER_BOMS):
         raise BulkError(f"{name} {_UTF_16}")

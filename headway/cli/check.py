@@ -38,14 +38,12 @@ _SETTINGS = (
     "log_level",
     "log_json",
 )
-_DEADLINES = {
+_DEADLINES = {  # Reasons for the recommended deadlines, with a time to fill in.
     "gpu_timeout_ms": "the slowest batch takes {}",
     "queue_timeout_ms": "a request may have to wait for one such batch ({})",
     "request_timeout_ms": "a request may wait for one such batch ({}) and run in the next",
 }
-"""Reasons for the recommended deadlines, with a time to fill in."""
-_MAX_ERROR, _TINY_MS = 0.3, 0.5
-"""Largest relative error of a line that still fits. Medians below _TINY_MS count as _TINY_MS."""
+_MAX_ERROR, _TINY_MS = 0.3, 0.5  # Largest relative error of a good fit. Medians below _TINY_MS count as _TINY_MS.
 
 
 @command()
@@ -155,7 +153,7 @@ async def _try_out(
             and getattr(backend, "misread", False)
             and (fits := await _format_of(spec, plan))
         ):
-            raise TargetError(f"{exc} With --remote-format {fits} it answers.") from None
+            raise TargetError(f"{exc} It does respond with --remote-format {fits}.") from None
         raise
     finally:
         await backend.stop()
@@ -212,7 +210,6 @@ def _advice(settings: Settings, findings: Findings) -> list[str]:
 
 
 def _ms(milliseconds: float) -> str:
-    """Format milliseconds with two decimals, or with two significant digits if they are below 0.1."""
     if not milliseconds:
         return "0"
     return f"{milliseconds:.2f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"

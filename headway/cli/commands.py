@@ -1,7 +1,5 @@
-"""Click commands whose help has headings, and groups that import a command only when it runs.
-
-The help of a command with many settings shows only the common ones. `--help-all` shows them all.
-"""
+"""Click commands whose help has headings, and groups that import a command only when it runs. The help of a command with
+many settings shows only the common ones; `--help-all` shows them all."""
 
 from __future__ import annotations
 

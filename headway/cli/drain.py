@@ -14,8 +14,7 @@ from headway.cli.commands import command, option
 from headway.errors import SettingError
 
 LOOK_AT_DRAIN_EVERY = 0.25  # Seconds between requests for the state of the workers.
-# Seconds within which every live worker receives the order, because it sends a heartbeat each second.
-HEARD_WITHIN = 10.0
+HEARD_WITHIN = 10.0  # Seconds in which every live worker receives the order, since it sends a heartbeat each second.
 DRAINED = "drained"
 
 _name = click.argument("name", metavar="WORKER|PROCESS|HOST", help="Id of a worker or a process, or name of a host.")

@@ -29,8 +29,8 @@ def with_settings(
     names: Iterable[str] = tuple(FIELDS), **fixed: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add `--config` and an option for each setting in `names` to a command, which gets the resulting `settings`. `fixed`
-    has the values of settings that users can't change. The values are parsed by `headway.config`, not by click, so a bad value
-    gets the same message and exit code wherever the user wrote it."""
+    has values that users can't change. `headway.config`, not click, parses values, so the error for a bad one is the same
+    wherever it was written."""
     chosen = tuple(names)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -77,8 +77,8 @@ def _option_of(name: str) -> Option:
 def with_fields(
     kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
 ) -> Callable[[F], F]:
-    """Add an option to a command for each `tool_option` of the dataclass `kind`, or only for those in `names`. Users must give
-    the options in `required`. `defaults`, in the options' units, override those of the fields."""
+    """Add an option to a command for each `tool_option` of the dataclass `kind`, or only for those in `names`. Users must
+    give those in `required`. `defaults`, in the options' units, override those of the fields."""
     options = tool_options_of(kind)
     chosen = options if names is None else names
     return combined([_of_field(name, options[name], defaults, name in required) for name in chosen])

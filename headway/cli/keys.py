@@ -26,8 +26,7 @@ from headway.ports import KeyStore
 _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
-# Most expired keys that a command also removes. Services may lack the write access to do so.
-_REMOVED = 10_000
+_REMOVED = 10_000  # Most expired keys that one command cleans up; services may lack write access.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
@@ -223,7 +222,7 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed` instead of `text` if it is given."""
+    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed`, or else `text`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
@@ -232,7 +231,7 @@ def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Convert a burst to a number, or an empty string to None. Errors quote `typed` instead of `text` if it is given."""
+    """Convert a burst to a number, or an empty string to None. Errors quote `typed`, or else `text`."""
     if not text:
         return None
     if not rate:
@@ -270,7 +269,7 @@ async def _existing(store: KeyStore, id: str) -> ApiKey:
 
 
 def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
-    """Raise KeysError unless `old` is live, and no other key that it replaces, or that replaces it, is live."""
+    """Raise KeysError if `old` isn't live, or if a key that it replaced or that replaced it is still live."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
     family = {old.id}
@@ -306,7 +305,6 @@ def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
 
 
 def _hand_out(text: str, note: str) -> None:
-    """Print the secret alone on standard output, and the note on standard error."""
     click.echo(text)
     click.echo(f"{note} It cannot be shown again.", err=True)
 
@@ -338,7 +336,6 @@ def _limit_text(limit: dict[str, float | None]) -> str:
 
 
 def _rate_text(rate: float | None, user_rate: float) -> str:
-    """Format the rate of a key or, if it has none, the rate that all keys of its user share."""
     text = f"{user_rate if rate is None else rate:g}"
     return f"{'no limit' if text == '0' else text}{' (user)' if rate is None else ''}"
 

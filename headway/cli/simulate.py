@@ -21,7 +21,6 @@ _SCALING = "Autoscaler"
 with_lengths = option("--lengths", metavar="LOW-HIGH|FILE", group="Load",
     help="Lengths of inputs, for a model that pads: uniformly distributed between two whole numbers, or from FILE, which has one length "
     "per line or comes from `headway check --record`.")  # fmt: skip
-"""Option for the lengths of inputs. For a model that pads, lengths are the weights of entries."""
 
 _DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
 _DAY_TAKES = _DAY_ONLY | {
@@ -189,7 +188,7 @@ def _simulate_day(
 
     if given["alpha"] is None:
         hint = "Write the fixed part of a batch's time in ms, for example 100."
-        raise SettingError("--batch-ms", "", "must be given with --autoscale", hint)
+        raise SettingError("--batch-ms", "", "is required if --autoscale is given", hint)
     try:
         chosen = rules.read(scale_rules)
     except rules.NoRules as exc:

@@ -13,15 +13,14 @@ from headway.cli.terminal import narrowed
 
 _AWAY = 503
 STARTING = "starting"
-SORTS: dict[str, tuple[str, bool]] = {
+SORTS: dict[str, tuple[str, bool]] = {  # Sortable columns: field in the answer, and True if the largest comes first.
     "WORKER": ("worker_id", False),
     "STATUS": ("status", False),
     "BUSY": ("utilisation", True),
     "IN FLIGHT": ("in_flight", True),
     "RESTARTS": ("restarts", True),
 }
-"""Columns that workers can be sorted by: the field in the answer, and True if the largest value comes first."""
-FAILED = 0.02  # The table of workers has a column for the share of failed inputs if it is at least this large for some worker.
+FAILED = 0.02  # The workers' table shows shares of failed inputs if one of them is at least this large.
 STALE = 10.0  # Age in seconds above which the summary shows how old a capacity is.
 
 
@@ -52,7 +51,7 @@ def status(port: Admin, json: bool) -> None:
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Return the state of a process and of the fleet, or its last known state if the broker is unreachable. Raises AdminError."""
+    """Return the state of a process and of the fleet (as last known if the broker is unreachable). Raises AdminError."""
     try:
         health = port.get("/internal/health")
     except AdminError as exc:  # A 503 because of an unreachable broker has the health, too.

@@ -30,8 +30,7 @@ WINDOW = 10.0  # Length of the lanes, and of the period that rates are computed 
 BEHIND = 1.0  # Seconds by which the lanes lag, so that even the slowest process has reported.
 SILENT = 4.0  # Seconds without an event after which the board reports that it has heard nothing.
 STRIP = 60
-BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"
-"""Marks for the fill of a batch, with and without Unicode."""
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"  # Marks for the fill of a batch, with and without Unicode.
 NAMED = 4  # Number of reasons to name in a line. The rates of the others are added up.
 MOST_EVENTS = 5
 KEPT = 180.0  # Seconds for which the board keeps batches and changes.
@@ -291,7 +290,7 @@ def top(port: Admin, interval: float, once: bool) -> None:
 
 
 def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
-    """Yield the events of a port's stream, if possible from after the event `last`. Raises AdminError when the stream ends."""
+    """Yield the events of a port's stream, resuming after event `last` if possible. Raises AdminError at the end."""
     fields: dict[str, str] = {}
     header = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     for line in port.stream(PATH, header):

@@ -1,7 +1,5 @@
-"""Trial of a target in batches of every size, for `headway check`. It checks the rules and fits the cost of a batch.
-
-Inputs come from the command line or the target's example, or else are numbered strings.
-"""
+"""Tries a target with batches of every size, for `headway check`: checks the rules for targets, and fits the cost of a
+batch. Inputs come from the command line or the target's example, or else are numbered strings."""
 
 from __future__ import annotations
 
@@ -38,8 +36,7 @@ log = get_logger(__name__)
 
 ROUND = 72  # Recorded batches for each repeat: a multiple of 24, so that each mixture gets each size equally often.
 FULL_EVERY = 4  # Every fourth recorded batch has the largest size, which is the most frequent under load.
-MIXTURES = (None, 0, None, 1, None, 2)
-"""Recorded batches draw in turn from these thirds of the inputs, ordered by weight; None for all inputs."""
+MIXTURES = (None, 0, None, 1, None, 2)  # Thirds of the inputs that batches draw from in turn: 0 the lightest, None all.
 POOR = 0.1  # Relative error above which a recording gets a note.
 _MOST_CHARS, _MOST_MEMBERS = 60, 4
 _HINTS = {
@@ -126,7 +123,7 @@ def _read(text: str, signature: Signature) -> Value:
 
 
 def weight(value: Value) -> int:
-    """Return the weight of an input or of each of its rows, in characters, or in bytes if it isn't text."""
+    """Return the weight of an input, divided by its number of rows: in characters for text, in bytes otherwise."""
     return max(1, len(value) // rows_of(value))
 
 
@@ -196,13 +193,11 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct):
-    """Findings of a trial. Times are in seconds.
-
-    `runs` are the batches that succeeded. `recorded` is empty if one of its batches failed. `answers` are some inputs, each with
-    its output in the largest batch that ran. `cost` is fitted to the lengths or weights of inputs without rows. `weight` is the
-    mean weight of the inputs by the target's weight function; 0 if it has none. A target without `faults` is fit to serve.
-    `unit` is `input`, or `row` if an input has several rows. Parameters in `per_call` have one value for a whole call.
-    """
+    """Findings of a trial. Times are in seconds. `runs` are the batches that succeeded. `recorded` is empty if one of its
+    batches failed. `answers` pairs some inputs with their outputs in the largest batch that ran. `cost` is fitted to the
+    lengths or weights of inputs without rows. `weight` is the inputs' mean weight by the target's weight function; 0 if it
+    has none. A target without `faults` is fit to serve. `unit` is `input`, or `row` if an input has several rows.
+    Parameters in `per_call` have one value for a whole call."""
 
     warm_up: float = 0.0
     runs: list[Run] = msgspec.field(default_factory=list)
@@ -240,10 +235,10 @@ def sizes(largest: int) -> list[int]:
 class Trial:
     """Trial of one backend. It starts the backend; the caller must stop it.
 
-    `choose` returns the inputs of the largest batch for the target's signature. `parameters` are JSON, or empty. `timeout` is the
-    longest run of a batch in seconds. `repeats` is the number of batches of each size. `limits` are the deadlines in ms by setting;
-    if the model is slow, the trial advises the user to raise them. If the target breaks no rule, the batches that `record` returns
-    are recorded. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
+    `choose` returns the inputs of the largest batch for the target's signature. `parameters` are JSON, or empty. `timeout`
+    is for a batch, in seconds. `repeats` is the number of batches of each size. `limits` are the deadlines in ms by
+    setting; the trial advises to raise those that are too short. If the target breaks no rule, the batches that `record`
+    returns are recorded. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
     """
 
     def __init__(
@@ -321,9 +316,9 @@ class Trial:
             self._findings.notes.append("an input has a different output alone than in a batch")
 
     async def _check_order(self, full: list[Value]) -> None:
-        """Send the largest batch in two other orders, and check that each output moves with its input. One order is rotated by one
-        place, the other has the first two inputs exchanged. These two generate all permutations, so at least one of them exposes a
-        target that rearranges its outputs in a fixed way."""
+        """Check that outputs follow their inputs when the largest batch is rotated by one place, and when its first two
+        inputs are exchanged. These generate all permutations, so at least one exposes a target that rearranges outputs in a
+        fixed way."""
         positions = list(range(len(full)))
         if len(set(full)) == 1 and len(set(self._inputs)) > 1:
             self._findings.notes.append(_IDENTICAL)
@@ -349,7 +344,7 @@ class Trial:
         return self._outputs(inputs, timed[1])
 
     async def _run_batch(self, inputs: Sequence[Value]) -> tuple[float, Sequence[ItemResult]] | None:
-        """Run a batch and return its seconds and results. If it fails, record the reason and return None."""
+        """Run a batch; return its run time in seconds and its results. If it fails, record why and return None."""
         begun = self._clock()
         try:
             items = await self._backend.run(self._entries(inputs), self._timeout)

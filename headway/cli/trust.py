@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     import ssl
     from http.client import HTTPConnection
 
-trusting = combined((
+trusting = combined((  # Options of a command that connects over TLS: `ca`, `cert` and `cert_key`.
     option("--ca", default="", metavar="FILE", envvar="HEADWAY_CA",
         help="File of authorities to trust at https://. Default: the file in SSL_CERT_FILE, or the system's authorities."),
     option("--cert", default="", metavar="FILE", envvar="HEADWAY_CERT", help="Client certificate, if the service asks for one."),
     option("--cert-key", default="", metavar="FILE", envvar="HEADWAY_CERT_KEY", help="Private key of --cert. Default: in the same file."),
 ))  # fmt: skip
-"""Options of a command that connects over TLS: `ca`, `cert` and `cert_key`."""
 
 AUTHORITY = "--ca, or with SSL_CERT_FILE"
 SHOWN = "--cert"
@@ -34,12 +33,9 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 
 def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
-    """Return a client's TLS context. Raises SettingError if a file is unusable.
-
-    `ca` is a file of authorities to trust. If it is empty, the context trusts only the certificate in the file `own`, whatever host
-    it names. If both are empty, the system's authorities are trusted. `cert` is the client's certificate. `cert_key` is empty if
-    `cert` includes the key.
-    """
+    """Return a client's TLS context, which trusts the authorities in the file `ca`. If that is empty, it trusts only the
+    certificate in the file `own`, whatever host that names; if both are empty, the system's authorities. `cert` is the
+    client's certificate. `cert_key` is empty if `cert` includes the key. Raises SettingError if a file is unusable."""
     import ssl
 
     try:

@@ -1,9 +1,7 @@
 """Clients of a running service: `Client` for threads, `AsyncClient` for asyncio.
 
-A call is one logical request. The client sends it as often as needed, always with the same idempotency key, until it gets an answer
-or the call's time is up. Both clients share the code that decides what to send and when to retry, and that reads the answers. It does
-no I/O.
-"""
+A call sends its request as often as needed, always with the same idempotency key, until it gets an answer or its time is
+up. What both clients share does no I/O: it decides what to send and when to retry, and reads the answers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """NumPy arrays in requests and answers, in the binary form of the Open Inference Protocol. No I/O.
 
-A body begins with a JSON object that has the name, datatype and shape of each array. The header Inference-Header-Content-Length has
-the length of this object. The arrays' data follow, little-endian and row-major. NumPy is imported only when it is needed, so
-programs that don't send arrays can do without it.
-"""
+A body is a JSON object with the name, datatype and shape of each array, then the arrays' data, little-endian and row-major.
+The header Inference-Header-Content-Length gives the length of the JSON. NumPy is imported only when needed."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Return the inputs, and a function to apply to each result. If `inputs` is an array, each input is an array of one of its
-    rows, and the function takes the only row out of each result. Raises InvalidInput if `inputs` is not a collection."""
+    """Return the inputs, and a function to apply to each result. An array is split into arrays with one row each, and the
+    function then extracts the only row of a result. Raises InvalidInput if `inputs` is not a collection."""
     if not is_array(inputs):
         return check_inputs(inputs), lambda result: result
     array = as_array("inputs", inputs)

@@ -33,7 +33,7 @@ class Client(AnyClient):
     Arguments:
         url: address of the service, including any path that a proxy puts before the routes.
         api_key: API key or JSON Web Token, or None.
-        timeout: seconds for a call in total, including retries and pauses. The service may allow less.
+        timeout: time limit of a call in seconds, including retries and pauses. The service may allow less.
         retries: maximum number of retries per call. If 0, a request is sent once, without an idempotency key.
         connections: maximum number of open connections. Calls beyond this wait for a free one.
         headers: header fields to add to every request.
@@ -73,11 +73,11 @@ class Client(AnyClient):
         """Run the model on one input.
 
         Arguments:
-            input: a string or any other JSON value that the target accepts; or a NumPy array or a dict of named arrays, whose first
-                axis is the rows. For arrays, the output is an array or a dict of arrays.
+            input: a string or any other JSON value that the target accepts; or a NumPy array, or a dict of arrays by name.
+                The first axis of an array must be the rows. Arrays are answered with an array or a dict of arrays.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
-            timeout: seconds for the call in total; None for the client's.
+            timeout: time limit of the call in seconds; None for the client's.
             idempotency_key: your own key, for requests that another process may send again.
             outputs: names of the output arrays to return; None for all.
 
@@ -113,16 +113,15 @@ class Client(AnyClient):
             inputs: an iterable of inputs. Each row of an array is an input, and its output is one row, without the row axis.
             model: None for the service's only or default model.
             parameters: a JSON object for each input.
-            timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to retry, for
-                example at a rate limit, the client waits as long as this time allows. Such retries don't count towards `retries`.
+            timeout: time limit of each input in seconds, from its first attempt; None for the client's. If a refusal says
+                when to retry, the client waits as long as this time allows. Such retries don't count towards `retries`.
             concurrency: maximum number of concurrent requests.
             return_errors: True to return the error of a failed input in its place. Otherwise, the client sends no further requests
                 after an error, and raises the error once the requests in flight are done.
             outputs: names of the output arrays to return; None for all.
 
         Raises:
-            ClientError: the first error in the order of the inputs, unless `return_errors` is True. Its `input_index` is the index
-                of the input that failed.
+            ClientError: the first error in the order of the inputs, unless `return_errors` is True. See `input_index`.
             InvalidInput: `inputs` is a string, bytes or a dict; nothing was sent.
             ValueError: `concurrency` is below 1; nothing was sent.
         """
@@ -161,12 +160,8 @@ class Client(AnyClient):
     ) -> Task:
         """Submit an input as a task. Return the task once the service has queued it.
 
-        Arguments:
-            input: a string or any other JSON value that the target accepts.
-            model: None for the service's only or default model.
-            parameters: a JSON object for this input.
-            timeout: seconds that the task may take in total; None for the maximum that the service allows.
-            idempotency_key: your own key, for requests that another process may send again.
+        The arguments are those of `infer`, except that `input` can't contain arrays, and that `timeout` is the time limit
+        of the task in seconds; None for the maximum that the service allows.
 
         Raises:
             ClientError: the task was not accepted.
@@ -260,8 +255,7 @@ class Task(AnyTask["Client"]):
             time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and delete its outcome. If it isn't running on a GPU yet, it never will. It is not an error if the task
-        is unknown."""
+        """Cancel the task and delete its outcome. If it isn't on a GPU yet, it never will be. Unknown tasks are ignored."""
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 

@@ -7,8 +7,7 @@
     ├── TimedOut            also a TimeoutError
     └── ApiError            the service answered with an error; subclasses: see below
 
-Errors of the service without a subclass are plain ApiErrors. Clients raise an error only after using up their retries.
-"""
+Errors of the service without a subclass are plain ApiErrors. Clients raise an error only after using up their retries."""
 
 from __future__ import annotations
 
@@ -121,7 +120,7 @@ class DeadlineExceeded(ApiError, TimeoutError):
     """A deadline of the service passed: in the queue, on the GPU, or in total. The message says which."""
 
 
-BY_CODE: dict[str, type[ApiError]] = {
+BY_CODE: dict[str, type[ApiError]] = {  # All other codes are plain ApiErrors.
     errors.BAD_REQUEST: BadRequest,
     errors.UNAUTHENTICATED: Unauthenticated,
     errors.FORBIDDEN: Forbidden,
@@ -138,9 +137,8 @@ BY_CODE: dict[str, type[ApiError]] = {
     errors.BACKEND_ERROR: ModelFailed,
     errors.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
-"""Class for each error code. For other codes, ApiError is used."""
 
-BY_STATUS: dict[int, type[ApiError]] = {
+BY_STATUS: dict[int, type[ApiError]] = {  # For answers that aren't Headway's, such as a proxy's.
     400: BadRequest,
     401: Unauthenticated,
     403: Forbidden,
@@ -150,12 +148,10 @@ BY_STATUS: dict[int, type[ApiError]] = {
     503: Overloaded,
     504: DeadlineExceeded,
 }
-"""Class for each status, for answers that aren't Headway's, such as those of a proxy."""
 
 _NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"))
-"""Reasons that OpenSSL gives, depending on its version, if the server doesn't use TLS."""
-_ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")
-"""Endings of the reasons that OpenSSL gives if the server requires a client certificate. TLS 1.2 has only the second."""
+"""Reasons that OpenSSL gives, depending on its version, if the server doesn't use TLS. Endings of reasons follow."""
+_ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")  # No certificate sent. TLS 1.2 has only the second.
 _NOT_TAKEN = ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN", "ALERT_CERTIFICATE_EXPIRED")
 
 
@@ -171,8 +167,7 @@ def lost(url: str, exc: BaseException) -> Unreachable:
 
 
 def tls_fault(exc: BaseException, authority: str, own: str) -> str:
-    """Explain a TLS handshake error that a retry would repeat, or return an empty string for other errors. The hints mention
-    `authority` and `own` as the options for an authority to trust and for the client's certificate."""
+    """Explain a TLS error that a retry would repeat; "" for others. `authority` and `own` are the options to name."""
     cause: ssl.SSLError | None = None
     step: BaseException | None = exc
     while step is not None:  # The last SSLError is Python's own. Libraries may wrap it and omit its reason.

@@ -4,10 +4,8 @@
       ▲        │ refused, failed, or the connection was lost
       └─pause──┘ while retries and time are left; otherwise the call raises the last error
 
-An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits that long plus a random
-share of up to a quarter, so that clients refused at the same time don't retry at the same time. The outcome of a task is fetched by
-long polling.
-"""
+An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits up to a quarter longer
+than that, at random, so that clients refused together don't retry together. Outcomes of tasks are long-polled."""
 
 from __future__ import annotations
 
@@ -42,13 +40,12 @@ RETRIED = frozenset((408, 429, 500, 502, 503, 504))  # Statuses after which a re
 REFUSED = frozenset((429, 503))  # Statuses of requests that the service has not started.
 CONNECT = 5.0
 GRACE = 0.25  # Seconds to wait beyond the caller's time, so that a 504 from the service can arrive.
-# Seconds before the first retry if the service doesn't specify a time. Each further pause is four times as long.
-FIRST_PAUSE = 0.1
+FIRST_PAUSE = 0.1  # Seconds before the first retry if the service names no time. Each further pause is 4 times as long.
 LONGEST_PAUSE = 8.0
 SPREAD = 0.25  # Pauses that the service requests are extended by a random share of up to this much.
 LONGEST_WAIT = 20.0  # Longest wait of a poll in seconds. Proxies usually close idle connections after a minute.
 SPARE = 5.0  # Seconds that a poll may take beyond its wait and the caller's time.
-PAUSE = 1.0  # Seconds between polls if the service answered before the poll's wait was over, although the task is still running.
+PAUSE = 1.0  # Seconds until the next poll if the service answered a poll early, although the task is still running.
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -60,8 +57,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """Call with up to `retries` retries, which ends `timeout` seconds after `now`. If `patient`, a retry doesn't count if the refusal
-    said when to retry. `rng` returns random numbers in [0, 1) for the pauses."""
+    """A call that ends after `retries` retries, or `timeout` seconds after `now`. If `patient`, retries don't count if the
+    refusal said when to retry. `rng` returns random numbers in [0, 1) for the pauses."""
 
     def __init__(
         self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float], *, patient: bool = False,
@@ -119,7 +116,7 @@ class Call:
 
 
 class Polling:
-    """Polls for the outcome of a task, for `timeout` seconds from `now` (None: without limit). Raises InvalidArgument."""
+    """Polls for a task's outcome until `timeout` seconds after `now`, or forever if it is None. Raises InvalidArgument."""
 
     def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
         if timeout is not None:
@@ -194,7 +191,7 @@ class Service:
 
     @property
     def proxy(self) -> str | None:
-        """Proxy for this address, from the environment; None if the address is on this machine."""
+        """Proxy for this service, from the environment. None if there is none, or if the service is on this machine."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if _is_loopback(host) or urllib.request.proxy_bypass(host):
@@ -210,13 +207,12 @@ class Service:
         return given
 
     def key(self, given: str | None) -> str:
-        """Return the given idempotency key or else a new one, which is empty if the client doesn't retry."""
+        """Return the given idempotency key, or else a new one, or "" if the client doesn't retry."""
         if given is not None:
             return given
         return str(uuid.uuid4()) if self.retries else ""
 
     def call(self, request: Request, seconds: float, *, patient: bool = False) -> Call:
-        """Start a call with a time limit. See `Call` for `patient`."""
         return Call(request, seconds, self.retries, time.monotonic(), random.random, patient=patient)
 
     def _check_url(self) -> None:

@@ -1,8 +1,6 @@
-"""All settings, in one frozen object that checks its values when it is built.
-
-Flags, environment variables (`HEADWAY_` and the name in capitals) and the keys of `headway.toml` all come from the same table. A
-flag overrides the environment, the environment overrides the file, and the file overrides the default.
-"""
+"""All settings, in one frozen object that checks its values when it is built. Flags, environment variables (`HEADWAY_` and
+the name in capitals) and the keys of `headway.toml` all come from the same table. A flag overrides the environment, the
+environment overrides the file, and the file overrides the default."""
 
 from headway.config.settings import ALL_ROWS, CHARS, FIELDS, PREFIX, Settings, flag, idle, is_loopback, kind
 from headway.config.sources import (

@@ -1,8 +1,6 @@
-"""Optional packages, the modules that they provide, and hints on how to install them.
-
-Hints name the packages, not the extra `headway[…]`. The extra works only with a checkout or a wheel, because on a package index,
-the name headway may belong to another project.
-"""
+"""Optional packages, the modules that they provide, and hints on how to install them. Hints name the packages, not the
+extra `headway[…]`, which works only with a checkout or a wheel: on a package index, the name headway may belong to another
+project."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from headway.errors import SettingError
 
-PACKAGES: Mapping[str, tuple[str, ...]] = {
+PACKAGES: Mapping[str, tuple[str, ...]] = {  # Requirements of each extra, as in pyproject.toml.
     "redis": ("redis>=8.1,<9", "hiredis>=3.5,<4"),
     "postgres": ("asyncpg>=0.31,<0.33",),
     "jwt": ("PyJWT[crypto]>=2.13,<3",),
@@ -27,8 +25,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "gpu": ("nvidia-ml-py>=12.575,<14",),
     "plot": ("matplotlib>=3.11,<4",),
 }
-"""Requirements of each extra, as in pyproject.toml."""
-MODULES: Mapping[str, tuple[str, ...]] = {
+MODULES: Mapping[str, tuple[str, ...]] = {  # Top-level modules that code for each extra imports.
     "redis": ("redis",),
     "postgres": ("asyncpg",),
     "jwt": ("jwt", "cryptography"),
@@ -37,7 +34,6 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "policy": ("re2",),
     "bucket": ("fsspec",),
 }
-"""Top-level modules that code for each extra imports."""
 
 
 def install_hint(extra: str) -> str:

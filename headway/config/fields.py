@@ -33,7 +33,7 @@ class Own(Enum):
 
 
 class Term(Enum):
-    """When workers report a model's value to gateways: never, if it isn't the default, or always."""
+    """When workers report a model's value to gateways: never, only if it differs from the default, or always."""
 
     NO = 0
     CHANGED = 1
@@ -56,12 +56,10 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a setting.
-
-    `group` is its heading in the help. `within` are the inclusive bounds of a number. `among` are the allowed strings; empty if any
-    string is allowed. The setting has no effect without the setting that `needs` names. `parts` are the parts of a process that use
-    it; None if every process does. `show` removes secrets from a string. The short help lists only `common` settings.
-    """
+    """Description of a setting. `group` is its heading in the help. `within` are the inclusive bounds of a number. `among`
+    are the allowed strings; empty if any string is allowed. The setting has no effect without the setting that `needs`
+    names. `parts` are the parts of a process that use it; None if every process does. `show` removes secrets from a string.
+    The short help lists only `common` settings."""
 
     default: Any
     group: str

@@ -1,8 +1,6 @@
-"""The table of settings, and checks that involve several settings.
-
-An error names a setting as its user wrote it: `--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. So
-checks put field names in backticks, and `sources.load` replaces them with the names that the user wrote.
-"""
+"""The table of settings, and checks that involve several settings. An error names a setting as its user wrote it:
+`--max-batch-size`, `HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. So checks put field names in backticks, and
+`sources.load` replaces them with the names that the user wrote."""
 
 from __future__ import annotations
 
@@ -79,15 +77,11 @@ class Settings:
 
     max_header_bytes: ClassVar[int] = 16_384  # Largest size of a request line and header together.
     max_parameters: ClassVar[int] = 64
-    large_payload_bytes: ClassVar[int] = 64 << 10
-    """Size above which an input or output is stored outside the broker's queue, so that queue operations stay fast."""
+    large_payload_bytes: ClassVar[int] = 64 << 10  # Larger values are stored outside the queue, so that it stays fast.
     keys_retention_s: ClassVar[float] = 30 * 86_400.0  # Seconds that an expired key stays in the ledger's database.
-    arena_bytes: ClassVar[int] = 64 << 20
-    """Maximum shared memory for large inputs and outputs, between a worker process and its host. Allocated as needed."""
-    least_drain_s: ClassVar[float] = 30.0
-    """Least time in seconds that a shutdown waits for requests in flight. It waits longer if a request or batch may take longer."""
-    grpc_max_age_s: ClassVar[float] = 300.0
-    """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share of the clients."""
+    arena_bytes: ClassVar[int] = 64 << 20  # Maximum memory shared with a worker process for large inputs and outputs.
+    least_drain_s: ClassVar[float] = 30.0  # Least time that a shutdown waits for requests in flight; see `drain_s`.
+    grpc_max_age_s: ClassVar[float] = 300.0  # gRPC clients must reconnect after this, so that new gateways get some.
 
     # fmt: off
     host: str = setting("127.0.0.1", _SERVICE,
@@ -344,8 +338,7 @@ class Settings:
         parts=RolePart.CONTROLLER, own=Own.MODEL)
     # fmt: on
 
-    models: tuple[ModelSettings, ...] = ()
-    """Models with their own settings; empty if there is only the model that `model` names."""
+    models: tuple[ModelSettings, ...] = ()  # Models with their own settings; empty if there is only `model`.
     weights_file: str = dataclasses.field(default="", compare=False, repr=False)
     """File from which SIGHUP reloads the version weights; empty if they came from elsewhere."""
 
@@ -487,14 +480,11 @@ class Settings:
         return max(model.task_timeout_ms for model in self.served.values()) / 1000
 
 
-FIELDS: dict[str, Setting] = {
+FIELDS: dict[str, Setting] = {  # In the order of the help.
     field.name: field.metadata["setting"] for field in dataclasses.fields(Settings) if "setting" in field.metadata
 }
-"""Settings by name, in the order of the help."""
-MODEL_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is not Own.PROCESS)
-"""Settings that each model may override."""
-VERSION_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is Own.VERSION)
-"""Settings that each version of a model may override."""
+MODEL_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is not Own.PROCESS)  # Each model may set them.
+VERSION_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is Own.VERSION)  # Each version may set them.
 
 _KINDS: dict[str, type] = {
     name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))

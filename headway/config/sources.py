@@ -1,8 +1,6 @@
-"""Merge flags, environment and file into Settings. Errors name a setting as its user wrote it.
-
-The settings of fallbacks, and of models that only workers know, are derived from these. A model's *terms* are the settings that
-gateways need to know. Workers report them in the registry.
-"""
+"""Merge flags, environment and file into Settings. Errors name a setting as its user wrote it. The settings of fallbacks,
+and of models that only workers know, are derived from these. A model's *terms* are the settings that gateways need to know;
+workers report them in the registry."""
 
 from __future__ import annotations
 
@@ -218,11 +216,11 @@ def load(
 ) -> Settings:
     """Merge flags, environment and file into Settings. Raises SettingError if a name is unknown, or a value is wrong.
 
-    `flags` maps field names to values or strings, or to None for flags that were not given. `HEADWAY_PORT` in `environ` sets `port`,
-    and so on. Empty variables are ignored. If `file` is None, the file is the one that `HEADWAY_CONFIG` names, or else
-    `headway.toml` in the working directory, if it exists. `spell` returns the caller's name for a field. `targets` is a single
-    target, or a NAME=TARGET, a NAME@VERSION=TARGET or the name of a model in the file for each of several. Callers whose targets are
-    objects pass a mapping with the models as keys. None means all models in the file.
+    `flags` maps field names to values or strings, or to None for flags that were not given. `environ` has `HEADWAY_PORT`
+    for `port`, and so on; empty variables are ignored. `file` defaults to what `HEADWAY_CONFIG` names, or else
+    `headway.toml` in the working directory, if it exists. `spell` returns the caller's name for a field. `targets` is a
+    single target, or a list of NAME=TARGET, NAME@VERSION=TARGET or models in the file; for targets that are objects, a
+    mapping by model; None for all models in the file.
     """
     table = _read_named(file, environ, spell)
     tables = model_tables(table)
@@ -251,7 +249,7 @@ def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Reread the version weights from the file. Returns them by model, with "" for models without a table. Raises SettingError."""
+    """Reread the version weights from the file, by model; "" stands for models without a table. Raises SettingError."""
     table = read_file(Path(settings.weights_file), "config")
     default = str(values_of(table).get("version_weights", ("", ""))[1])
     weights = {"": default}
@@ -360,7 +358,7 @@ def _fit_workers(values: dict[str, Any]) -> None:
 
 
 def _fit_times(values: dict[str, Any]) -> None:
-    """Adjust the default times to `request_timeout_ms`: the one for the queue must not be longer, the one for tasks not shorter."""
+    """Fit two default times to `request_timeout_ms`: the queue's must not be longer, that of tasks not shorter."""
 
     def default(name: str) -> float:
         value: Any = FIELDS[name].default
@@ -440,9 +438,9 @@ Terms = Sequence[tuple[str, str | int | float | bool]]
 
 
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
-    """Return the settings of each model with a fallback. Their `fallback` is only the target. A target without a model's name is for
-    the default model, or else for the first model. A model's own table takes precedence. Raises SettingError for a fallback for a
-    model that has no settings in this process."""
+    """Return the settings of each model with a fallback. Their `fallback` is only the target. A target without a model's
+    name is for the default model, or else the first model. A model's own table takes precedence. Raises SettingError if a
+    fallback names a model that has no settings in this process."""
     if not settings.broker:
         return {}
     served = settings.served
@@ -463,7 +461,7 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
 
 
 def fallback_batches(fallback: str) -> int:
-    """Return how many batches a gateway runs on a fallback at a time. A function runs one, because a gateway's CPUs are scarce."""
+    """Return how many batches a gateway runs on a fallback at once: one on a function, which needs the gateway's CPUs."""
     return _REMOTE_CALLS if "://" in fallback.partition("(")[0] else 1
 
 
@@ -474,7 +472,7 @@ def terms_of(settings: Settings) -> tuple[tuple[str, str | int | float | bool], 
 
 
 def on_terms(settings: Settings, model: str, terms: Terms) -> Settings:
-    """Add a model's terms, as its workers report them, to the process's settings. Leave out terms that contradict these."""
+    """Return the process's settings with a model's terms added, except terms that contradict the settings."""
     values: dict[str, Any] = {name: value for name, value in terms if name in TERMS and _fits(name, value)}
     longest = values.get("request_timeout_ms", settings.request_timeout_ms)
     values["queue_timeout_ms"] = min(values.get("queue_timeout_ms", settings.queue_timeout_ms), longest)

@@ -29,7 +29,7 @@ from headway.errors import SettingError, TargetError
 
 @dataclass(frozen=True, slots=True)
 class ModuleTarget:
-    """Attribute of an importable module. Both names may be dotted. `arguments` are those of a class, see `core.arguments`.
+    """Attribute of an importable module. Both names may be dotted. `arguments` are those of a class (see `core.arguments`).
     `folder` is the folder to import from; empty for the working directory."""
 
     module: str
@@ -96,8 +96,7 @@ SCHEMES: Mapping[str, Callable[[str], Target]] = {
 }
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")  # URL without a scheme.
-_CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
-"""Target with arguments. The group `arguments` includes the closing parenthesis."""
+_CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")  # `arguments` includes the final `)`.
 
 
 def parse_target(text: str) -> Target:

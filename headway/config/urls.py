@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote
 
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 """Schemes of a broker's URL. Those with a double s use TLS."""
-OPTIONS = {
+OPTIONS = {  # Options that may follow a `?`, as NAME=VALUE joined by `&`, with their meanings.
     "ssl_ca_certs": "file of authorities to trust besides the system's",
     "ssl_certfile": "file of the client's certificate, if the server asks for one",
     "ssl_keyfile": "file of its key, if it is in another file",
@@ -16,7 +16,6 @@ OPTIONS = {
     "sentinel_username": "user for the Sentinels, if they require one; the user before the host is for the server",
     "sentinel_password": "password of that user",
 }
-"""Options that may follow a `?`, as NAME=VALUE joined by `&`, with their meanings."""
 LAST_DATABASE = 2**31 - 1  # Highest database number that servers allow.
 
 _BROKER_EXAMPLE = "For example redis://127.0.0.1:6379/0."
@@ -25,8 +24,7 @@ _ESCAPES = "In a password / is written %2F, ? %3F, # %23, @ %40."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
-# Reason why a URL is wrong, and a hint. Neither quotes the URL, because it may contain a password.
-Fault = tuple[str, str]
+Fault = tuple[str, str]  # Why a URL is wrong, and a hint. Neither quotes the URL, which may contain a password.
 
 
 def broker_fault(url: str) -> Fault | None:

@@ -1,10 +1,9 @@
 """Decides how many workers each model should have, while this process's controller leads.
 
-The decisions are made in `core/scaling`, based on the fleet's reports, which this module collects. A model's capacity is published
-along with the number of workers and the reason. A new leader resumes from that number, and each process with workers runs its share
-of them. A process that is the entire fleet resizes its own pools. A slot finishes its batch before it is removed. A slot that fails
-to start is retried for as long as it is needed.
-"""
+`core/scaling` decides, based on the fleet's reports, which this module collects. The number of workers is published along with the
+reason and the model's capacity. A new leader resumes from that number, and each process with workers runs its share of them. A
+process that is the entire fleet resizes its own pools. A slot finishes its batch before it is removed. A slot that fails to start
+is retried for as long as it is needed."""
 
 from __future__ import annotations
 
@@ -59,13 +58,12 @@ class LocalScaling:
         self._resizing: set[asyncio.Task[None]] = set()
 
     def current(self, model: str) -> int:
-        """Return the size that was last requested or, if none was, the pool's size. 0 for a model without a pool."""
+        """Return the size last requested or, if there was no request, the pool's size; 0 for a model without a pool."""
         pool = self._pools.get(model)
         return 0 if pool is None else self._asked.get(model, pool.size)
 
     def scale(self, model: str, workers: int) -> None:
-        """Begin to resize a model's pool, within the number of devices. A pool that hasn't started yet is left alone, because the
-        caller asks again shortly."""
+        """Start resizing a model's pool, as far as there are devices. Skips a pool that hasn't started; the caller asks again."""
         pool = self._pools.get(model)
         if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
             return
@@ -118,41 +116,27 @@ class ScalingFollower(PeriodicResource):
         )
 
 
-SETTLES_AFTER = 3.0
-"""Seconds for which a new leader only listens before it decides, because workers and hosts don't all report at the same time."""
-YIELDS_AFTER = 2.0
-"""Seconds without requests after which a model gives up its last worker, if another model is waiting for the GPU."""
-LEFT_FOR = 30.0
-"""Seconds for which a model is remembered after all its workers were stopped, because its host may just be restarting."""
+SETTLES_AFTER = 3.0  # Seconds for which a new leader only listens, because workers and hosts don't all report at once.
+YIELDS_AFTER = 2.0  # Seconds without requests until a model gives up its last worker, if another waits for the GPU.
+LEFT_FOR = 30.0  # Seconds for which a model without workers is remembered, because its host may just be restarting.
 
 
 class ScaledModel(msgspec.Struct):
-    """State of one model's scaling in this process, since the time `since`.
-
-    Attributes:
-        there_at: last time at which the model had a worker that hadn't been told to stop.
-        scaler: None until it is known which number to start from.
-        live: number of workers that aren't offline.
-        follows: True until something has been decided. Until then, the number follows the workers that appear.
-        published: the previous leader's last scaling.
-        warned: True if it was logged that the model keeps a worker.
-        short: True while the model wants more workers than its processes have room for.
-    """
+    """State of one model's scaling in this process, since the time `since`."""
 
     since: float
-    there_at: float = -math.inf
-    scaler: Scaler | None = None
-    live: int = 0
-    follows: bool = False
-    published: Scaling | None = None
-    warned: bool = False
-    short: bool = False
+    there_at: float = -math.inf  # Last time at which the model had a worker that hadn't been told to stop.
+    scaler: Scaler | None = None  # None until it is known which number to start from.
+    live: int = 0  # Number of workers that aren't offline.
+    follows: bool = False  # True until the first decision: until then, the number follows the workers that appear.
+    published: Scaling | None = None  # The previous leader's last scaling.
+    warned: bool = False  # True if it was logged that the model keeps a worker.
+    short: bool = False  # True while the model wants more workers than its processes have room for.
 
 
 class Autoscaler:
-    """Autoscaler of one controller. `pools` are this process's pools, or None if other processes follow the published numbers.
-    `limits` returns a model's limits, or None if it isn't scaled. `name` is the value of the setting `autoscale`. Models that aren't
-    in `named` are forgotten once all their workers have left."""
+    """Autoscaler of one controller. `pools` is None if other processes follow the published numbers. `limits` returns None for a
+    model that isn't scaled. `name` is the setting `autoscale`. Models not in `named` are forgotten once their workers have left."""
 
     def __init__(
         self, pools: LocalScaling | None, limits: Callable[[str], ScaleLimits | None], counters: ControllerCounts,
@@ -160,8 +144,7 @@ class Autoscaler:
     ) -> None:  # fmt: skip
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
-        # Scaling that this process last published for each model. Cleared when another controller leads.
-        self._own_scalings: dict[str, Scaling] = {}
+        self._own_scalings: dict[str, Scaling] = {}  # Last published by this process. Empty once another one leads.
         self._models: dict[str, ScaledModel] = {}
 
     def forget(self) -> None:
@@ -187,8 +170,8 @@ class Autoscaler:
         self, capacity: Capacity, load: Load | None, queue: int, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo],
         bulk: int = 0,
     ) -> Capacity:  # fmt: skip
-        """Decide about one model, and return its capacity with the scaling to publish. `queue` is the number of its waiting entries,
-        and `bulk` that of its waiting bulk lines. `workers` and `members` are those of the entire fleet."""
+        """Decide about one model, and return its capacity with the scaling to publish. `queue` counts its waiting entries, and `bulk`
+        its waiting bulk lines. `workers` and `members` are the entire fleet's."""
         model = capacity.model
         limits = self._bounded(model, members)
         kept = [worker for worker in workers if worker.model == model and not _left(worker)]

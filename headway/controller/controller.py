@@ -4,8 +4,7 @@ follow ──lead is free──▶ lead ──not renewed in time──▶ follo
          (asked once a second, and less often while the leader renews it)
 
 The leader also advances rollouts, as decided by `core/rollout` from the gateways' counts. It writes these counts to the broker now
-and then, so that the next leader can continue from them.
-"""
+and then, so that the next leader can continue from them."""
 
 from __future__ import annotations
 
@@ -45,13 +44,10 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-PUBLISH_EVERY = 0.5
-"""Seconds between two publications while there are requests. Limits depend on what is published, so they lag by as much."""
-GONE_AFTER = OFFLINE_AFTER
-"""Seconds after which a model's capacity is withdrawn if the model has no worker and no setting names it."""
+PUBLISH_EVERY = 0.5  # Seconds between publications while there are requests. Limits lag behind by as much.
+GONE_AFTER = OFFLINE_AFTER  # Seconds until the capacity of a model without workers that no setting names is withdrawn.
 LEADS_FOR = 2.5  # Seconds for which the lead lasts. Each look renews it.
-ENDS_SOON = 1.25
-"""If another controller's lead expires within this many seconds, it should have been renewed. Ask for it twice a second then."""
+ENDS_SOON = 1.25  # A lead that expires within this many seconds is overdue for renewal. Ask for it twice a second then.
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -66,13 +62,11 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Controller of one process. It leads if no other controller does.
+    """Controller of the process with this `id`. It leads if no other controller does.
 
-    `id` is the id of the process. `target_utilisation` is the share of the measured capacity above which the lowest tier is held
-    back. The `pace` of the process never rests while it leads. `alone` is True if there can be no other controller, so leading isn't
-    logged. `leads` is True if it was the leader when it last asked. `models` returns the models that the fleet serves even if they
-    have no workers. If it is None, these are all models that the broker knows.
-    """
+    `target_utilisation` is the share of the measured capacity above which the lowest tier is held back. The process's `pace` never
+    rests while its controller leads. If `alone`, there can be no other, so leading isn't logged. `leads` is True if it led when it
+    last asked. `models` returns the models that the fleet serves even without workers; None stands for all known to the broker."""
 
     def __init__(
         self, id: str, broker: Broker, fleet: Fleet, target_utilisation: float, clock: Callable[[], float], pace: Pace, *,
@@ -83,18 +77,15 @@ class Controller:
         self.models, self.autoscaler = models, autoscaler
         self._clock, self._pace = clock, pace
         self._led_until = -math.inf
-        # Seconds until another controller's lead expires, as of the last look. Infinite if unknown.
-        self._ends_in = math.inf
+        self._ends_in = math.inf  # Seconds from the last look until another's lead expires; infinite if unknown.
         self._say = log.debug if alone else log.info
         self._id, self._broker, self._fleet, self._target_utilisation = id, broker, fleet, target_utilisation
         self._rollouts = RolloutLeader(fleet, counters or ControllerCounts(), clock)
         self._published: dict[str, float] = {}
         self._last: dict[str, Capacity] = {}  # Capacity last published for each model while leading. See `_steady`.
-        # Capacities that hadn't changed at the last look. They are published together with the next look.
-        self._unchanged: list[Capacity] = []
+        self._unchanged: list[Capacity] = []  # Not changed at the last look. Published with the next one.
         self._calm = False  # True if the fleet had nothing to do at the last look.
-        # True if the capacity that was logged last was an estimate, by model.
-        self._logged_estimate: dict[str, bool] = {}
+        self._logged_estimate: dict[str, bool] = {}  # True if the capacity logged last was an estimate, by model.
         self._periodic = Periodic("controller", self._control, clock, every=self.every)
 
     @property
@@ -248,8 +239,7 @@ def _steady(capacity: Capacity) -> Capacity:
 
 
 KEEP_EVERY = 2.0  # Seconds of counts that may be lost if a leader ends.
-# Maximum seconds between two looks that count as observed, because nobody observes while the broker is unreachable.
-LONGEST_LOOK = 5.0
+LONGEST_LOOK = 5.0  # Maximum seconds that count as observed per look: nobody observes while the broker is unreachable.
 STEP = "step"  # Metric label for a new step. For other changes the label is the state.
 
 _Tallies = dict[tuple[str, str, str], VersionCounts]  # Counts by gateway, model and version.

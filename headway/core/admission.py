@@ -6,15 +6,12 @@ An entry is admitted if the entries ahead of it can be served before its deadlin
 
 `drain` is the part of the fleet's k·B/ℓ(B) entries per second that is left for the entry's tier: all of it less what higher tiers
 send, and never less than the reserved share. "Ahead" are the entries of its own tier and of those above. So lower tiers are refused
-first, and nothing overtakes an accepted entry and makes it late.
+first, and nothing overtakes an accepted entry and makes it late. The bound is Little's law reversed (Little, "A proof for the queuing
+formula L = λW", 1961): for a queue that drains at a fixed rate, each wait corresponds to a depth.
 
-In steady overload the queue stays at its bound, so entries wait as long as they may. If run times vary, so do waits, and many
-admitted entries would be slightly late. So the margin covers two standard deviations of the wait. A full batch is still admitted,
-because otherwise GPUs would run half full. If the next batches of the free GPUs have room for all entries ahead, these don't delay
-a new entry, and the queue admits it whatever its deadline.
-
-The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): for a queue that drains at a fixed
-rate, each wait corresponds to a depth."""
+In steady overload entries wait as long as they may. If run times vary, so do waits, so the margin covers two standard deviations of
+the wait. A full batch is still admitted, because otherwise GPUs would run half full. If the next batches of the free GPUs have room
+for all entries ahead, a new one isn't delayed, and is admitted whatever its deadline."""
 
 from __future__ import annotations
 
@@ -33,10 +30,8 @@ MIN_WAIT = 0.001  # Shortest wait in seconds that a refusal states.
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Refusal of an entry.
-
-    `most` isn't 0 if the request has too many inputs even for an empty queue. It is the number of inputs that would be admitted. If
-    at the known pace not even one input could be answered in time, it is negative, and `-most` inputs are admitted anyway."""
+    """Refusal of an entry. `most` is 0 unless the request has too many inputs even for an empty queue, and is then the number that
+    would be admitted. If not even one input could be answered in time, `most` is negative, and `-most` inputs are admitted anyway."""
 
     wait: float  # Seconds until the entry would be admitted.
     tier_only: bool  # True if the highest tier would be admitted now.
@@ -62,8 +57,9 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     def of(
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
-        """Return limits computed from `slots` (whole GPUs), the mean and standard deviation of a full batch's run time in seconds
-        (a mean of 0 if unknown), the size that arrives per second in each tier (highest first), and the reserved share."""
+        """Compute limits. `slots` counts whole GPUs. `seconds` is the mean run time of a full batch (0 if unknown), and `deviation`
+        its standard deviation. `rates` is the total size arriving per second in each tier, highest first; `reserved`, the reserved
+        share."""
         if seconds <= 0.0:
             return cls.unknown(len(rates))
         drain = slots * max_batch / seconds
@@ -75,7 +71,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Return the largest size of the entries ahead at which `entry` is still admitted to `tier`."""
+        """Return how large the entries ahead may be, in total, for `entry` to be admitted to `tier`."""
         batch_seconds = self.batch_seconds
         wait = entry.queue_timeout
         if entry.timeout - batch_seconds < wait:
@@ -105,7 +101,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Return a refusal, or None to admit the entry. `ahead` is the size of all entries ahead, `first` that of tier 0."""
+        """Return a refusal, or None to admit the entry. `ahead` is the size of all entries ahead, `first` that of those in tier 0."""
         if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out, so an entry with nothing ahead of it is let in.
         allowed = self.allowed(tier, entry)

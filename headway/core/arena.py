@@ -1,9 +1,8 @@
-"""Places for large values in an arena, which is memory that a worker's process and its host share. The side that writes a value
-gets its place here, and the other side checks the places that it receives.
+"""Places for large values in an arena: memory shared by a worker's process and its host. The side that writes a value takes its
+place here, and the other side checks the places that it receives.
 
-The arena holds one batch at a time. Its values are stored in a row from the start: first the inputs, written by the host, then the
-outputs, written by the worker. The next batch starts over, so that the same memory pages are reused. The generation of a place is
-the number of its batch, so that a place never refers to another batch's value."""
+The arena holds one batch at a time: the inputs, written by the host, then the outputs, written by the worker. The next batch reuses
+the same pages. A place's generation is its batch's number, so that it never refers to another batch's value."""
 
 from __future__ import annotations
 

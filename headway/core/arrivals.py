@@ -1,10 +1,10 @@
-"""Arrivals: endless streams of the times at which requests arrive, drawn at random or read from a trace.
+"""Arrivals: endless streams of request arrival times, drawn at random or read from a trace.
 
-Each stream yields seconds from 0 on, never decreasing. It is read as needed, so an hour's load takes no more memory than a
-second's. As the source of randomness is an argument, the same seed yields the same arrivals in a load test and in a simulation.
+Each stream yields non-decreasing times in seconds, starting at 0. Streams are lazy, so an hour of load takes no more memory than a second.
+The source of randomness is an argument, so the same seed yields the same arrivals in a load test and in a simulation.
 
-A trace is CSV. It either has a header line that names a `TIMESTAMP` column, or consists of a single column without a header. The
-header's column holds ISO 8601 times (`2023-11-16 18:17:03.9799600`, as in the Azure LLM inference traces) or seconds."""
+A trace is a CSV file. Either it has a header line that names a `TIMESTAMP` column, or it is a single column without a header. A `TIMESTAMP`
+column holds ISO 8601 times (`2023-11-16 18:17:03.9799600`, as in the Azure LLM inference traces) or seconds."""
 
 from __future__ import annotations
 
@@ -38,13 +38,10 @@ def uniform(rate: float) -> Iterator[float]:
 
 
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
-    """Return recorded arrivals, sped up or slowed down to a mean rate.
+    """Return recorded arrivals, sped up or slowed down to a mean rate. Every gap is scaled alike, which preserves the burstiness.
 
-    Every gap is multiplied by (recorded rate / wanted rate), which preserves the burstiness. At the end, the recording starts again,
-    one mean gap later. It consists of times in seconds that never decrease, counted from any origin. It must not be an iterator,
-    because it is read more than once.
-
-    Raises SettingError if the rate isn't a positive number, or the recording spans no time that could be scaled."""
+    `recorded` holds non-decreasing times in seconds, from any origin, and must not be an iterator. At its end it starts again, one
+    mean gap later. Raises SettingError if the rate isn't positive, or the recording spans no time."""
     _check(rate)
     number, first, last = 0, 0.0, 0.0
     for last in recorded:

@@ -4,8 +4,8 @@
     weight   α + β·Σw          an input takes time by its weight, such as its length
     padded   α + β·n·max w     all inputs are padded to the longest
 
-All three are fitted to past calls, and the one with the best recent forecasts is used. The number line is kept until another is
-clearly better, so that a model whose batches always take the same time stays with it. If a model pads, each batch is sorted and cut
+All three are fitted to past calls, and the one with the best recent forecasts is used. The number line is kept until another line is
+clearly better, so that a model whose batches always take the same time keeps the number line. If a model pads, each batch is sorted and cut
 wherever that saves time. Dynamic programming finds the cuts.
 
 If every batch contains an input of the greatest length, the number line fits as well. So now and then a batch runs on trial in two
@@ -58,8 +58,8 @@ class BatchCost:
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Return True if a batch may run in two calls on trial, which saves padding worth `spared` inputs of the greatest length. If the
-        model pads, the two must take no longer than one, by the number line. If that line has no slope yet, batches must be full."""
+        """Return True if a batch may run in two calls on trial, to save padding worth `spared` inputs of the greatest length. By the number
+        line, the two calls together must take no longer than one if the model pads. While that line has no slope, batches must be full."""
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
@@ -128,7 +128,7 @@ class BatchCost:
 
 
 def padded(workers: Iterable[WorkerInfo]) -> dict[str, CostLine]:
-    """Return the mean line of each model that pads according to most of its healthy workers that have a line."""
+    """Return the mean line of each model that pads. A model pads if most lines of its healthy workers are of the shape PADDED."""
     lines: dict[str, list[CostLine]] = {}
     for worker in workers:
         if worker.cost is not None and worker.status is WorkerStatus.HEALTHY:

@@ -2,11 +2,11 @@
 
 closed ──threshold failures in a row──▶ half open ──success──▶ closed
    │                                      │    ▲
-   │                               failure▼    │cooldown (doubles each time, up to a cap), or the rest asked for
-   └──────the backend asks for rest─────▶ open─┘
+   │                               failure▼    │cooldown (doubles each time, up to a cap), or the pause asked for
+   └────the backend asks for a pause────▶ open─┘
 
-Failures in a row may be the inputs' fault. So the first probe starts immediately, without a cooldown, and should use an input that
-is known to work. A failure that can't be the inputs' fault, such as a missing connection, is enough without others in a row.
+Failures in a row may be the inputs' fault. So the first probe starts immediately, without a cooldown, and should use an input that is known
+to work. If a failure can't be the inputs' fault, such as a missing connection, a single one is enough.
 
 While the breaker is half open, one run at a time has a permit to be the probe. A permit expires, so that a lost probe doesn't keep
 others out for good."""
@@ -64,7 +64,7 @@ class Breaker:
         return max(self._rest_until - now, 0.0)
 
     def success(self, now: float) -> None:
-        """Record a successful run. It doesn't end a rest that the backend asked for, because the run may have started before it."""
+        """Record a successful run. A pause that the backend asked for continues, because the run may have started before the pause."""
         self._failures = 0
         if now >= self._rest_until:
             self._open_until = self._permit_until = None
@@ -82,7 +82,7 @@ class Breaker:
             self._cooldown = 0.0
 
     def rest(self, now: float, seconds: float) -> None:
-        """Let the backend rest for `seconds`, but no longer than REST_CAP."""
+        """Start no runs for `seconds`, because the backend asked for a pause, but at most for REST_CAP."""
         if seconds <= 0.0:
             return
         self._rest_until = max(self._rest_until, now + min(seconds, REST_CAP))
@@ -101,5 +101,5 @@ class Breaker:
         return None if since is None else now - since
 
     def forget(self) -> None:
-        """Give up the probe before it runs, so that another run may take its place."""
+        """Give up the probe before it runs, so that another run may be the probe."""
         self._permit_until = None

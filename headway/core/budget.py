@@ -1,8 +1,7 @@
 """Budgets that several owners share, such as connections or bytes in flight. The greediest owner leaves something for the others.
 
-Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. A single owner gets g / (1 + g) of
-the total. Each of n greedy owners gets g / (1 + n · g), and 1 / (1 + n · g) stays free, which is enough for owners that need
-little. So nothing is reserved while nobody is greedy, and no share has to be configured."""
+Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. So each of n greedy owners gets g / (1
++ n·g), and 1 / (1 + n·g) stays free for owners that need little. Nothing is reserved, and no share is configured."""
 
 from __future__ import annotations
 
@@ -23,9 +22,8 @@ class Budget:
         return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
-        """Take units for an owner. Returns False, and takes none, if the owner may not hold that many.
-
-        An owner that holds none may take even the last units. If `most` isn't 0, an owner never holds more than that."""
+        """Take units for an owner. Takes none and returns False if the owner may not hold that many. An owner that holds none may
+        take even the last units. If `most` isn't 0, an owner never holds more than that."""
         used = self._used.get(owner, 0)
         left, wanted = self.free - amount, used + amount
         if left < 0 or (most and wanted > most) or (used and self._greed and wanted > self._greed * left):

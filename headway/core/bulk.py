@@ -6,23 +6,21 @@ rate or admission. It runs in one of two ways:
     seats   in a batch that leaves anyway, once all regular entries are packed
     whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
 
-A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, they fill all empty seats;
-otherwise only as many as keep the members within the promised latency. If the model pads inputs to the longest of a call, bulk
-entries heavier than all members go last. The entries of a whole batch are then of similar weight, and it takes no longer than a
-full batch of regular entries.
+If run times hardly grow with size, bulk entries fill all empty seats; otherwise, as many as keep the regular entries within the
+promised latency. If the model pads, bulk entries heavier than all regular ones go last. A whole batch then has entries of similar
+weight, and takes no longer than a full batch of regular entries.
 
-A whole batch is a bet: a request that then finds no free GPU waits for up to a batch. To make that rarer than
-`QueueLimits.delayed`, enough GPUs are left free, assuming Poisson arrivals. A credit keeps track of the result: each departing
-request earns that share, and each request that waited while bulk held a GPU costs 1. No bet is placed that the credit can't pay
-for. After QUIET seconds without a request the fleet counts as idle, and bulk gets all GPUs.
+A whole batch is a bet: a request that then finds no free GPU waits for up to a batch. To make that rarer than `QueueLimits.delayed`,
+enough GPUs are left free, assuming Poisson arrivals. A credit keeps track: each departing request earns `delayed`, and each request
+that waited while bulk held a GPU costs 1. A bet needs enough credit. After QUIET seconds without a request, bulk gets all GPUs.
 
-The credit starts at FIRST_CREDIT, so that no job waits long while GPUs are idle. While the credit pays for a bet, a single GPU may
-start a whole batch even if no GPU is left for regular entries. This requires that nothing is waiting, and that at most one request
-is expected during the batch. After SETTLED seconds without a request, the earlier rate says little, and the batch may start anyway.
+The credit starts at FIRST_CREDIT, so that no job waits long while GPUs are idle. While it pays for a bet, a single whole batch may
+start even if no GPU is left for regular entries. This requires that none is waiting, and that at most one is expected during the
+batch. After SETTLED seconds without a request, the earlier rate says little, and the batch may start anyway.
 
-Bulk entries that may fail, or that are large, run `apart`: only in whole batches, with entries of one shape. If a batch fails,
-the sender of its bulk entries has to find the bad one. Its other members just run again, and aren't suspected before that. (A bulk
-class for a black-box target follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
+Bulk entries that may fail, or are large, run `apart`: only in whole batches, with entries of one shape. If a batch fails, the sender
+of its bulk entries has to find the bad one; its regular entries run again, not yet suspected. (A bulk class for a black-box target
+follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ WITHIN = 0.8  # A batch with bulk entries should be back within this share of th
 QUIET = 30.0  # Seconds without a regular entry after which a fleet counts as idle.
 FIRST_CREDIT = 1.0  # Initial credit.
 SETTLED = 0.5  # Seconds without a regular entry after which their earlier rate no longer predicts the next.
-# Smallest gap between whole batches, relative to an even gap, so that GPUs don't all become free at the same time.
-SPACING = 0.8
+SPACING = 0.8  # Smallest gap between whole batches, relative to an even gap. Keeps GPUs from becoming free together.
 LOOK = 0.05  # Seconds after which to check again whether a whole batch may leave.
 MOST_PAGES = 64  # Limit on the pages of the large entries in a whole batch, unless there is only one.
 APART_AHEAD = 256  # Most entries searched for companions of the first entry that runs apart.
@@ -242,8 +239,8 @@ class BulkClass:
 
 
 def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
-    """Return the size up to which bulk entries may fill a batch of size `size`, at most `limit`. A batch takes `alpha` + `beta` ×
-    its size seconds. The oldest entry has waited for `waited` seconds. `promise` is the promised latency in seconds, or 0."""
+    """Return the size up to which bulk entries may fill a batch of size `size`, at most `limit`. A batch of size n takes `alpha` + `beta`·n
+    seconds. The oldest entry has waited for `waited` seconds. `promise` is the promised latency in seconds, or 0."""
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
     return max(size, min(limit, (WITHIN * promise - waited - alpha) / beta))

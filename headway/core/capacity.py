@@ -21,9 +21,9 @@ def capacity(
 ) -> Capacity:
     """Return the capacity of one model: the total that its healthy slots handle in full batches.
 
-    For a slot that hasn't run a batch yet, α and β of the load predict its share: B/ℓ(B), a full batch over its run time. If a GPU
-    holds several models, only the share available to this one counts. The lowest tier is held back above `target_utilisation`, a
-    share of the capacity. While the broker's memory is scarce, it admits nothing, so no capacity is usable."""
+    For a slot that hasn't run a batch yet, α and β of the load predict its share: B/ℓ(B), a full batch over its run time. If a GPU holds
+    several models, only the share available to this one counts. The lowest tier is held back above `target_utilisation`, a share of the
+    capacity. A broker that is short of memory admits nothing, so no capacity is usable."""
     own = [worker for worker in workers if worker.model == model]
     healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
     usual = pace(load) if load is not None else 0.0
@@ -42,12 +42,11 @@ def capacity(
 
 
 class Freshness:
-    """Tells whether the capacities that a process has read since time `now` are fresh, by their publication. Time is monotonic."""
+    """Tells whether the capacities that a process has read since time `now` are fresh, by when they were published. Time is monotonic."""
 
     def __init__(self, now: float) -> None:
         self._since = now
-        # For each model, the broker's time of the last publication, and when it was first read here.
-        self._heard: dict[str, tuple[float, float]] = {}
+        self._heard: dict[str, tuple[float, float]] = {}  # By model: time of the last publication, and of reading it.
 
     def hear(self, capacity: Capacity, now: float) -> bool:
         published, _ = self._heard.get(capacity.model, (None, now))
@@ -64,18 +63,17 @@ class Freshness:
 
 
 def pace(load: Load) -> float:
-    """Return the entries of mean size per second that one slot handles in full batches; 0 if unknown.
-
-    As in admission, the line is trusted up to REACH times the largest batch seen, and flat from there. Otherwise two small batches,
-    one of them slow by accident, could predict a capacity near zero, and a throttle based on it would never let a larger one form."""
+    """Return the entries of mean size per second that one slot handles in full batches; 0 if unknown. As in admission, the line is
+    flat beyond REACH times the largest batch seen. Otherwise one slow small batch could predict a pace near zero, and the throttle
+    would then never let a larger batch form."""
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
 
 
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
-    """Return the number of seconds before which no worker answers a request, however many there are; 0 if unknown. This is about
-    the time of a batch of one, or half of that if slots differ, but never more than a full batch takes on the fastest slot."""
+    """Return a lower bound on the seconds that a request takes, no matter how many workers there are, or 0 if unknown. It is roughly the
+    run time of a batch of one, or half of that if the slots differ, but never more than the fastest slot takes for a full batch."""
     if load.largest <= 0.0:
         return 0.0
     single = load.alpha + load.beta

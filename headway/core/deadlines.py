@@ -11,17 +11,15 @@ HELD_SHARE = 0.95  # Share of its time for which a request may wait for a starti
 
 
 def fitting(seconds: float) -> dict[str, int]:
-    """Return suitable deadlines in ms, by setting, for a model whose batches take `seconds`.
-
-    A request may arrive just after a batch has left. It then waits for that batch to finish, and runs in the next one."""
+    """Return suitable deadlines in ms, by setting, for a model whose batches take `seconds`. A request may arrive just after a
+    batch has left. It then waits for that batch, and runs in the next one."""
     batch = _rounded(_AMPLE * seconds)
     fits = {"gpu_timeout_ms": batch, "queue_timeout_ms": batch, "request_timeout_ms": 2 * batch}
     return {name: min(value, MOST_MS) for name, value in fits.items()}
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Return the flags that raise the deadlines that are too short for batches of `seconds`, or an empty string. `limits` maps
-    settings to deadlines in ms. A missing deadline isn't checked."""
+    """Return flags that raise deadlines that are too short for batches of `seconds`, or "". `limits` has deadlines in ms by setting."""
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 

@@ -7,15 +7,14 @@ For what a dedup key means, see `headway.model.DedupKey`. A *flight* is the stat
                     └── end, nothing to keep ───▶ (none)
 
 The original of a flight may itself follow another: the first entry under an idempotency key may join an identical request. So
-outcomes are passed along chains. If nobody is waiting for an original any more, it still runs as long as it has followers. Under an
-idempotency key it always runs, because its client may send the key again.
+outcomes are passed along chains. An original that nobody awaits any more still runs if it has followers or an idempotency key,
+which its client may send again.
 
-A flight of identical requests belongs to the code (the digest of a worker's target) that was newest when the flight began. Only
-outputs of that code are kept. So once a worker with other code is up, new requests don't share the answers or runs of older code.
+A flight of identical requests belongs to the code (the digest of a worker's target) that was newest when it began. Only outputs of
+that code are kept. So once a worker with other code is up, new requests don't share the answers or runs of older code.
 
 If an original is too late, its followers may still be in time, because they came later. They and their own followers are offered
-again in the order in which they joined, so the first of them becomes the next original. A follower of a task gets the task's
-failure instead."""
+again in the order in which they joined. A follower of a task gets the task's failure instead."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ from headway.core.retention import FAILURE_BYTES, OVERHEAD, KeptLimits, Retentio
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
-# Tenant, kind and key. If a key is for a single model, it starts with the model. The key of identical requests ends with the code.
-FlightKey = tuple[str, DedupKind, str]
+FlightKey = tuple[str, DedupKind, str]  # Tenant, kind and key, which may name the model first and the code last.
 
 _UNKNOWN = ("",)  # Codes of a queue if no worker of it has been seen yet.
 STALE = 64  # Number of former followers in the heap from which it may be swept.
@@ -66,8 +64,8 @@ _size = struct.Struct(">Q").pack
 
 
 def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
-    """Return True if an outcome is kept for later requests under a dedup key. For identical requests, it must be an output of this
-    code, and of a version that they accept, because a worker of another version may have run the entry."""
+    """Return True if an outcome is kept for later requests under a dedup key. For identical requests, it must be an output of this code,
+    and of a version that these requests accept: a worker of another version may have run the entry."""
     kind = dedup_key.kind
     if kind is DedupKind.SAME:
         ran, by = ("", "") if reply.ran is None else (reply.ran.version, reply.ran.target)
@@ -93,8 +91,7 @@ def is_task(entry: Entry) -> bool:
 def follower(
     id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
 ) -> Entry:
-    """Return an entry that never runs, but waits up to `seconds` for the outcome of the task with the id `task`. The task
-    may have been submitted to any gateway. `model` and `version` name the task's queue, or are empty if it is unknown."""
+    """Return an entry that never runs, but waits up to `seconds` for a task's outcome. An empty `model` or `version` is unknown."""
     keys = (DedupKey(DedupKind.TASK, task),)
     return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
 
@@ -301,8 +298,8 @@ class Dedup:
             self._begun[queued] = flights
 
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
-        """Begin a flight for each dedup key of an entry that has none yet. The entry runs, or joins a flight of `version`.
-        If that isn't its own version, identical requests don't share its answer."""
+        """Begin a flight for each dedup key of an entry that has no flight yet. The entry runs, or joins a flight of `version`. If
+        `version` isn't the entry's own version, identical requests don't share the answer."""
         own = version in (None, queued.entry.version)
         begun = [
             self._new_flight(queued.entry, dedup_key)

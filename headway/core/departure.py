@@ -9,14 +9,13 @@ policy is a few lines of arithmetic, its rule can be applied in another process,
     headway   the slot's gap since the last departure is over
     early     waiting wouldn't change the batch, because less than one more arrival is expected
 
-If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take entries beyond
-the next batch of the fast slots, and those for which the fast slots are late.
+If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take entries beyond the
+next batch of the fast slots, and those for which the fast slots are late.
 
-`Past` keeps the recent arrivals of a queue, and estimates how many clients are waiting for their answers. Arrivals are recorded
-together when their batch leaves, so that a single request costs nothing extra. If a fixed number of clients send a new request as
-soon as they get an answer, this differs from an open load in two ways. First, when a batch finishes, the number of waiting or
-running entries nearly always equals the number of clients; with Poisson arrivals its variance is as large as its mean. Second,
-arrivals follow soon after a batch, because of its answers; in an open load they come at any time."""
+`Past` keeps the recent arrivals of a queue, recorded when their batch leaves, and estimates how many clients are waiting for their
+answers. If a fixed number of clients send a new request as soon as they are answered, two things differ from an open load. When a
+batch finishes, the number of waiting or running entries nearly always equals the number of clients; with Poisson arrivals its
+variance is as large as its mean. And arrivals follow soon after a batch, rather than at any time."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.suspects import CallerKey, Group
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
-# Reasons for batches that no rule decides on: entries that ran before; entries whose caller runs apart; only bulk entries.
-RETRY, APART, BULK = "retry", "apart", "bulk"
+RETRY, APART, BULK = "retry", "apart", "bulk"  # Reasons not due to a rule: ran before; runs apart; only bulk.
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
 HELPED_FROM = 2  # Full batches that must wait before a helping slot takes one. The other slots take the first of them.
@@ -108,15 +106,13 @@ class Rule(msgspec.Struct, frozen=True):
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
-        """Return the gap before a departure for a slot of this factor, as a multiple of the mean gap.
-
-        The gap before a slow slot's departure is shorter than before a fast slot's, so that gap plus run time is the same for all.
-        Weighted by how often each slot leaves, the multiples have a mean of 1."""
+        """Return the gap before a departure for a slot of this factor, as a multiple of the mean gap. Slower slots have shorter
+        gaps, so that gap plus run time is the same for all. Weighted by how often slots leave, the mean is 1."""
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
-        """Return the size of the batch that leaves. If `depth` is well over an even share per GPU, this is less than `depth`. Of
-        `slots` live GPUs, `busy` are running batches, the largest of size `running`."""
+        """Return the size of the batch that leaves. It is less than `depth` if `depth` is well over an even share per GPU. Of `slots` live
+        GPUs, `busy` are running batches, the largest of size `running`."""
         everything = depth + busy * running
         if not self.split or depth * slots <= (OVER_UNLIKE if self.team else OVER) * everything:
             return depth
@@ -192,10 +188,8 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 
 
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
-    """Return True if every running or waiting entry can have its own GPU, and at most one GPU is left over.
-
-    This happens if there are about as many clients as GPUs, and each is waiting for its answer. No other entry is then coming for
-    which to keep a GPU free. If all GPUs are idle, the result is False, because the entry may be the first of a burst."""
+    """Return True if every running or waiting entry can have its own GPU, with at most one GPU to spare, as when about as many
+    clients as GPUs await their answers. If all GPUs are idle, the result is False: the entry may be the first of a burst."""
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
     if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False
@@ -270,7 +264,7 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Return the sorted record and clear it if it spans `seconds` or is full, else an empty list. `resume` starts the next one."""
+        """Return the sorted record and clear it if it spans `seconds` or is full, else an empty list. `resume` starts the next record."""
         arrived = self._arrived
         if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
             return []

@@ -1,5 +1,4 @@
-"""Limits of the departure board, and its history, which consists of rows made from all processes' notices. A row has a fixed size
-and covers the whole fleet, so half an hour takes the same memory for a hundred processes as for one."""
+"""Limits of the departure board, and its history: rows made from the notices of all processes. A row covers the whole fleet."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ MOST_CHARS = 200  # Limit on an excerpt, in characters as written to the log, in
 
 
 def excerpt(text: str) -> str:
-    """Return `text`, cut off with an ellipsis if it would take more than MOST_CHARS characters. Characters other than printable
-    ASCII count as their JSON escapes. The ellipsis isn't counted."""
+    """Return `text`, cut off with an ellipsis beyond MOST_CHARS characters, as counted in JSON with non-ASCII escaped."""
     if len(text) <= MOST_CHARS // 2 and text.isascii() and text.isprintable():
         return text
     room = MOST_CHARS

@@ -124,7 +124,7 @@ def model_unknown(model: str) -> Failure:
 
 
 def version_unknown(model: str, version: str) -> Failure:
-    """Return a refusal: the broker hasn't reported workers for a while, or lost its state and none of the version is back yet."""
+    """Return the refusal for a version that may exist: the broker hasn't reported workers for a while, or lost its state."""
     message = (
         f"it is not currently known whether the model {excerpt(model)!r} has a version {excerpt(version)!r}; try again"
     )
@@ -251,7 +251,7 @@ def no_text() -> Failure:
 
 
 def no_json(exc: NoTensors, where: str) -> errors.RequestError:
-    """Return the error of a request whose output JSON can't represent. NaN is the model's fault; otherwise binary must be requested."""
+    """Return the error for an output that JSON can't represent. NaN is the model's fault; other outputs need the binary form."""
     if isinstance(exc, NoNumber):
         return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
     return errors.BadRequest(f"{exc}{where}")

@@ -1,18 +1,15 @@
-"""Fair queueing: which entries leave next. Higher tiers go first, but a share is reserved for the lowest. Tenants of a tier take
-turns.
+"""Fair queueing: which entries leave next. Higher tiers go first, but a share is reserved for the lowest. Tenants of a tier take turns.
 
-In a tier, entries are served in rounds, and a tenant gets one place in each. Its next entry goes into the round after its last
-entry's, or into the first round that hasn't begun, whichever is later. So if one tenant floods the queue, it only fills more rounds
-of its own, and a tenant that comes back after a pause hasn't saved anything up. This is self-clocked fair queueing with unit cost
-(Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), with integers as tags and a bucket for
-each, so that nothing is sorted. The virtual token counter applies the same idea to inference (Sheng et al., "Fairness in Serving
-Large Language Models", OSDI 2024).
+In a tier, entries are served in rounds, and a tenant gets one place in each. Its next entry goes into the round after its last entry's, or
+into the first round that hasn't begun, whichever is later. So a tenant that floods the queue only fills more rounds of its own, and one
+that comes back after a pause hasn't saved anything up. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair
+queueing scheme for broadband applications", INFOCOM 1994), with integer tags and a bucket for each, so that nothing is sorted. The virtual
+token counter does the same for inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-A large entry costs as many rounds as it has pages: its tenant's next entry waits for that many rounds. The large entry itself is
-served in the first of these rounds, not the last. So for a tenant that sends little, a single large entry waits no longer than a
-small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in
-proportion to its weight, and several light entries of a tenant can share a round. An entry costs at least its place in the batch,
-so that a batch that is full by number costs as many rounds as one that is full by weight."""
+A large entry costs as many rounds as it has pages: its tenant's next entry waits that long. The large entry itself is served in the first
+of these rounds. So for a tenant that sends little, it waits no longer than a small one (start-time fair queueing: Goyal, Vin and Cheng,
+SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to its weight, but at least its place in the batch,
+and several light entries of a tenant can share a round."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ _HAS_LEFT = attrgetter("state")  # False only for QUEUED.
 _EVEN = frozenset((1,))  # Costs of entries that take exactly one round.
 
 PAGE = 64 << 10  # Characters of input and parameters that cost one round.
-# Limit on the pages of large entries in a batch if several tenants are waiting. A single entry may have more.
-BATCH_PAGES = 16
+BATCH_PAGES = 16  # Limit on the pages of a batch's large entries if several tenants wait. A single entry may have more.
 LOOKED_AT = 256  # Most rounds that are counted one by one to find what is served first, and highest cost of a weight.
 BATCH_ROUNDS = 32  # Most rounds that a full batch's weight costs.
 MEAN_WEIGHT = 0.02  # Weight of the newest arrival in a tier's mean entry weight.
@@ -94,8 +90,7 @@ class TierQueue:
         self._next: float = 1  # Number of the first round that hasn't begun.
         self._gaps: dict[float, int] = {}  # Number of dropped entries in each round that hasn't begun, if any.
         self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count them.
-        # Last round that each tenant's entries have paid for. Its next entry goes into the first round that isn't fully used.
-        self._latest: dict[str, float] = {}
+        self._latest: dict[str, float] = {}  # Last round that each tenant has paid for.
         # Last round paid for by an entry whose cost isn't one round, or whose tenant has used part of a round. Up to this round, a
         # tenant's entries may be several rounds apart, or share one. After it, every tenant has used whole rounds.
         self._rough = 0
@@ -154,9 +149,9 @@ class TierQueue:
     def ahead(self, tenant: str) -> int:
         """Return an upper bound on the number of entries that are served before a tenant's next entry.
 
-        It counts the rest of the round being served. For each further round, up to the tenant's own, it counts as many entries as
-        the first of them has: each tenant's entries are in consecutive rounds, so later rounds are no larger. A tenant that floods
-        fills rounds of its own, where it delays few others. If entries cost more or less than a round, each round is counted."""
+        It is the rest of the current round plus, for each later round up to the tenant's own, the size of the first of these. No
+        later one is larger, because each tenant's entries occupy consecutive rounds. If costs aren't one round each, rounds are
+        counted one by one."""
         begun = self._begun
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
@@ -170,9 +165,8 @@ class TierQueue:
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
-        """Take the entry whose turn it is, and mark it RUNNING. Returns None if it exceeds `pages` or `weight`.
-
-        If its shape isn't `shape`, it stays, and the next entry of that shape is taken at no cost; see `_pop_alike`."""
+        """Take the entry whose turn it is, and mark it RUNNING. Returns None if it exceeds `pages` or `weight`. If its shape isn't
+        `shape`, it stays, and the next entry of that shape is taken at no cost; see `_pop_alike`."""
         places = self._round
         while self.depth:
             while places:
@@ -204,8 +198,7 @@ class TierQueue:
         return None
 
     def _pop_alike(self, pages: float, weight: float, shape: int) -> QueuedEntry | None:
-        """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind. It fills a
-        seat that would have stayed empty, so it costs its tenant nothing."""
+        """Take the first entry of a shape out of turn, at no cost, unless it has too many pages, is too heavy or too far behind."""
         for queued in itertools.islice(self.in_turn(), LOOK_AHEAD):
             if queued.entry.shape == shape:
                 if queued.pages > pages or queued.weight > weight:
@@ -352,7 +345,6 @@ class TierQueue:
             self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > begun}
 
     def _reset(self) -> None:
-        """Reset the rounds of an empty queue, and drop everything that is no longer queued."""
         self._round = []
         self._dropped = 0
         self._rounds.clear()
@@ -363,7 +355,6 @@ class TierQueue:
 
 
 def _skip(line: deque[QueuedEntry]) -> None:
-    """Drop entries at the head of a line that have left."""
     left = len(list(itertools.takewhile(_HAS_LEFT, line)))
     if left == len(line):
         line.clear()
@@ -373,10 +364,8 @@ def _skip(line: deque[QueuedEntry]) -> None:
 
 
 class DeadlineQueue:
-    """Queued entries, ordered by their queue deadline.
-
-    Most requests use the configured timeout, so deadlines arrive almost in order, and go into a deque. Only an entry that is due
-    before the previous one goes into a heap, which is slower."""
+    """Queued entries, ordered by their queue deadline. Most come almost in order, because they use the configured timeout, and go
+    into a deque. Only one that is due before the previous one goes into a heap, which is slower."""
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
 

@@ -1,11 +1,9 @@
 """Whether a worker is up, judged by the age of its last heartbeat.
 
-A killed worker sends no more heartbeats. After three missing ones, 1.5 s after the last, it no longer counts as healthy.
-Limits then tighten within 3 s: it takes half a second to publish the lower capacity, and half a second to read it. A
-worker that was only suspended counts again from its next heartbeat, and keeps its batches until their leases expire.
-
-A resting worker says so in its heartbeats, and sends half as many. It counts as healthy until 2 s after the last one.
-In both cases a worker has one second left after the first missing heartbeat."""
+A killed worker counts as healthy until three heartbeats are missing, 1.5 s after its last. Limits tighten within 3 s: publishing and
+reading the lower capacity take half a second each. A worker that was merely suspended is healthy again from its next heartbeat, and
+keeps its batches until their leases expire. An idle worker sends half as many heartbeats, and counts as healthy until 2 s after the
+last. In both cases it has one second left after the first missing heartbeat."""
 
 from __future__ import annotations
 
@@ -23,12 +21,8 @@ DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a busy worker no
 OFFLINE_AFTER = 10.0
 DEPARTED_SECONDS = 600.0  # Seconds for which the ends of processes are remembered.
 MOST_DEPARTED = 200  # Limit on the remembered ends. The oldest are dropped first.
-# Seconds without a heartbeat after which a process no longer counts: three heartbeats. If it rests, it has as long after the first
-# missing one.
-SILENT_AFTER = 3.0
-# Seconds for which a model or version counts as unknown, rather than gone, after its workers vanished from the registry. A worker
-# may take that long to register again after the broker lost its state. Workers that leave on purpose say so.
-UNKNOWN_FOR = 10.0
+SILENT_AFTER = 3.0  # Seconds without a heartbeat after which a process is gone; if it rests, after the first missed.
+UNKNOWN_FOR = 10.0  # Seconds for which a model without workers is unknown, not gone: they may yet register again.
 MEMORY_SCARCE = 0.9  # Share of its memory in use above which a worker counts as lost capacity.
 MEMORY_AMPLE = 0.85  # Share in use below which it counts again.
 MEMORY_GROWN = 0.02  # Share that must be in use beyond what models took when loaded, if that is near MEMORY_SCARCE.
@@ -63,13 +57,13 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Return the processes that aren't silent. Ages count from the newest heartbeat, because all are old after a broker outage."""
+    """Return the processes that aren't silent. Ages count from the newest heartbeat: after a broker outage, all heartbeats are old."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [member for member in members if newest - member.last_seen < SILENT_AFTER + member.every - REST_EVERY]
 
 
 def lost(member: ProcessInfo) -> Departed:
-    """Return the end of a process that has fallen silent."""
+    """Return the record of departure for a process that has stopped sending heartbeats."""
     reason = f"no heartbeat for {OFFLINE_AFTER:g} s: it was killed, is stuck, or lost its connection to the broker"
     return Departed(
         id=member.id, role=member.role, host=member.host, pid=member.pid, ending=EndKind.LOST, reason=reason,
@@ -78,7 +72,7 @@ def lost(member: ProcessInfo) -> Departed:
 
 
 def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list[Departed]:
-    """Return the last end of each process that hasn't come back, newest first."""
+    """Return the last departure of each process that hasn't come back, newest first."""
     back = {member.id for member in members}
     last = {end.id: end for end in sorted(departed, key=lambda end: end.at) if end.id not in back}
     return [*reversed(last.values())]

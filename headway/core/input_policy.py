@@ -4,9 +4,8 @@ The rules that apply to a string's tier and model are checked by kind, whatever 
 
     length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
-So patterns see the string as the model would receive it. Removing and normalising once is enough, because no form of normalisation
-produces a character that a rule removes. A rule in shadow mode changes and refuses nothing, and is only recorded. Everything takes
-time linear in the string."""
+So patterns see the string as the model would. Removing and normalising once is enough: no normalised form contains a character that
+a rule removes. A rule in shadow mode is only recorded. Everything takes time linear in the string."""
 
 from __future__ import annotations
 
@@ -108,10 +107,9 @@ class Screen:
         self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *patterns)
 
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
-        """Return the value as the model receives it, and the name of the rule that refuses it, or an empty string.
-
-        In a JSON value each string is checked, including member names, and members hidden by a later one of the same name. Octets
-        and elements of BYTES tensors are checked if they are UTF-8. Numbers aren't checked."""
+        """Return the value as the model receives it, and the name of the rule that refuses it, or "". In JSON, each string is
+        checked, including member names, and members hidden by a later one of the same name. Octets and elements of BYTES tensors are
+        checked if they are UTF-8."""
         if isinstance(value, str):
             return self.text(value, noted)
         if isinstance(value, Tensors):
@@ -241,10 +239,8 @@ def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
 
 
 def run_over(longest: int) -> Search:
-    """Return a function that finds a run of more than `longest` of one character.
-
-    Such a run covers two neighbours if only every `step`-th character is looked at. So only these are compared, and the
-    characters around two neighbours are looked at only if the two are the same."""
+    """Return a function that finds a run of more than `longest` of one character. It looks at every `step`-th character, because a
+    run covers two of these in a row, and at the characters around them only if the two are equal."""
     step = (longest + 1) // 2
 
     def search(text: str) -> bool:

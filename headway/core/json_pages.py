@@ -1,9 +1,7 @@
-"""Parsing of long JSON texts, a page at a time.
+"""Parsing of long JSON texts, a page at a time, because a megabyte in one go would block the event loop for up to a quarter of a second.
 
-Parsing a megabyte of JSON in one go would block the event loop for up to a quarter of a second. So the functions here are
-generators. After every page they yield the number of bytes read outside strings, because strings cost next to nothing. Brackets
-that are nested deeply are handled one by one, and count as more bytes. No values are built. msgspec checks each page as a JSON text
-of its own:
+The generators here yield, after every page, the number of bytes read outside strings, because strings cost next to nothing. Deeply
+nested brackets are handled one by one, and count as more bytes. No values are built. msgspec checks each page as a JSON text:
     page             [3, 4], [5
     checked    {"": [0, [3, 4], [5, 0]]}
 """
@@ -70,9 +68,8 @@ def finish(steps: Steps[T]) -> T:
 
 
 class Pages(Iterator[bytes]):
-    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings. They are checked unless `known` to be valid.
-
-    Raises msgspec.DecodeError if the text isn't valid JSON, and TooDeep if it is nested too deeply."""
+    """Pages of about `reach` bytes of a JSON text, cut at commas outside strings, and checked unless `known` to be valid. Raises
+    msgspec.DecodeError if the text isn't valid JSON, and TooDeep if it is nested too deeply."""
 
     def __init__(self, text: bytes, *, known: bool = False, reach: int = PAGE) -> None:
         self._text, self._known, self._reach = text, known, reach

@@ -93,8 +93,6 @@ def _storable(text: str) -> str:
 
 
 class _Minute(msgspec.Struct):
-    """Refusals of one caller, tier and code."""
-
     ends: float
     counted: LedgerRecord | None = None  # Record of all so far. None after the first refusal, which has its own record.
 
@@ -106,7 +104,7 @@ class RefusalCounts:
         self._minutes: dict[tuple[str, str, str, str], _Minute] = {}  # In the order in which their minutes end.
 
     def count(self, record: LedgerRecord, now: float) -> bool:
-        """Count a record if it is a refusal. Returns True if it then needs no row of its own."""
+        """Count a record if it is a refusal. Returns True if the refusal needs no row of its own."""
         if record.error not in REFUSALS or record.batch_size:
             return False
         key = (record.tenant, record.user, record.tier, record.error)

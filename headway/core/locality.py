@@ -1,6 +1,6 @@
 """Placement and turns on GPUs that can't hold all models at a time. Shared by the serving processes and the simulator.
 
-Placement decides which GPU loads which model, and which model makes room for it. It depends on demand and on how long loads take.
+Placement decides which GPU loads which model, and which model makes room for it, by demand and by how long loads take.
 
     cold ──load──▶ loading ──loaded──▶ warm ──evicted for another──▶ cold
       ▲               │
@@ -17,19 +17,17 @@ A model loads on one GPU at a time, and a GPU loads one model at a time. A load 
 continues, but no longer delays the GPU's other loads, and is given up if a cold model with requests needs the room.
 
 Once its residence is over, the coldest copy makes room: first a copy that the model's other copies can replace, then copies of the
-model with the least heat. A cold model with less demand than every candidate waits until its patience runs out, and then replaces
-the coldest anyway, so that nobody waits for ever. Its patience is the time of a load, plus the longest residence among this model
-and the copies that must still stay. So an idle copy is evicted before a hot one. A client that is refused and asks again after a
-pause counts as waiting all along, if the pause isn't longer than LEAST_MEMORY.
+model with the least heat. A cold model with less demand than every candidate replaces the coldest only once its patience runs out, so
+that nobody waits for ever. Its patience is the time of a load, plus the longest residence among this model and the copies that must
+still stay. A client that is refused and asks again after at most LEAST_MEMORY seconds counts as waiting all along.
 
 Demand is measured in GPU seconds per second, at the cost of an input in a full batch, so that cheap and expensive models can be
 compared. Refused requests count: a model that refuses requests for lack of GPUs needs them most.
 
 Turns decide whose batch a GPU runs next. Each model has a virtual time: the GPU seconds it has used since it last began to wait
-(start-time fair queueing; Goyal, Vin and Cheng, SIGCOMM 1996). The model with the lowest virtual time goes first, so a flood for
-one model costs another at most the running batch. If two models are about level, the more urgent goes first: the one whose most
-urgent entry has the least slack, relative to the run time of its batch. Urgency isn't enough, because a flooded model is always late.
-"""
+(start-time fair queueing; Goyal, Vin and Cheng, SIGCOMM 1996). The model with the lowest goes first, so a flood for one model costs
+another at most the running batch. If two models are about level, the more urgent goes first: the one whose most urgent entry has the
+least slack, relative to the run time of its batch. Urgency isn't enough, because a flooded model is always late."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class Contender(msgspec.Struct, frozen=True):
 
     @property
     def urgency(self) -> float:
-        """Slack in run times of the batch. The less, the more urgent."""
+        """Slack, as a multiple of the batch's run time. The smaller, the more urgent."""
         return self.slack / self.seconds if self.seconds > 0.0 else self.slack
 
 
@@ -178,7 +176,7 @@ _NOTHING = Asked()
 
 
 class _Loads(msgspec.Struct):
-    """How one model's loads went.
+    """History of one model's loads.
 
     seconds: mean load time; None before the first success.
     time_limit: seconds after which the next load is overdue, if an earlier one was given up.
@@ -216,7 +214,7 @@ class _Gpu(msgspec.Struct):
 
 
 class Placement:
-    """Placement of models on one process's GPUs, each of which has room for `room` models. `min_warm` has the copies to keep of each."""
+    """Placement of models on one process's GPUs, each of which has room for `room` models. `min_warm`: copies of each to keep."""
 
     def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
         self._gpus = {gpu: _Gpu() for gpu in gpus}
@@ -251,9 +249,9 @@ class Placement:
         return max(self._loads[model].until - now, 0.0)
 
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
-        """Return the loads for a starting process. The copies to keep come first, then each model in turn while there is room.
-
-        Models with the fewest copies in other processes go first. Calling this again before anything is loaded starts over."""
+        """Return the models to load when a process starts up, as moves. The copies that must be kept warm come first, then one more copy of
+        each model in turn while there is room. Models with the fewest copies in other processes go first. If this is called again before
+        anything has been loaded, planning starts over."""
         moves = []
         for gpu in self._gpus.values():
             gpu.loading.clear()
@@ -306,9 +304,8 @@ class Placement:
             place.warm[move.evicts] = -math.inf  # Its residence was over.
 
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
-        """Return what to load now. Each load counts as loading until `loaded` or `failed` is called.
-
-        `asked` maps models to their requests. `used` maps a GPU and a model to the share of recent time that its batches took."""
+        """Return what to load now. Each load counts as loading until `loaded` or `failed` is called. `asked` maps models to their
+        requests; `used` maps a GPU and a model to the share of recent time that its batches took."""
         self._used = used
         self._note(asked, now)
         moves = []
@@ -336,7 +333,7 @@ class Placement:
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._asked[model].capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Return the share of a GPU that other models leave to this one, or an even share if that is more. 0 if it isn't warm there."""
+        """Return the share of a GPU that other models leave to this one, or an even share if that is more. 0 without a warm copy there."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0
@@ -396,7 +393,7 @@ class Placement:
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, patience: float, now: float) -> bool:
-        """Return True if a copy should make room: it is hardly needed, or the model is cold and has waited long enough."""
+        """Return True if a copy should make room for `model`: the copy is hardly needed, or `model` is cold and has waited long enough."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True

@@ -1,16 +1,15 @@
-"""Look-ahead: finds the rule that works best for recent arrivals, by rehearsing each rule.
+"""Look-ahead: finds the rule that works best for recent arrivals by trying each rule on them.
 
-Even gaps are nearly always best, but no formula is best everywhere. Examples are two GPUs of which one is slower, bursts that each
-fill a batch, and clients that all wait for their answers. So now and then the arrivals of the last few seconds run through a small
-model of the queue (`Rehearsal`) under each rule. If another rule answers sooner, it is used until the next look. The 95th
-percentile of latency depends on large bursts, which are rare in a single look. So latencies are kept in histograms that slowly
-forget.
+Even gaps are nearly always best, except for two GPUs of different speeds, bursts that each fill a batch, or clients that all wait for
+their answers. So now and then, the arrivals of the last few seconds are replayed through a small model of the queue (`Rehearsal`)
+under each rule. If another rule answers sooner, it is used until the next look. The 95th percentile of latency depends on large
+bursts, which are rare within a single look, so latencies are kept in histograms that decay slowly.
 
-If clients wait for answers, their arrivals depend on the answers, and can't be replayed. Instead, the model has as many clients,
-each of which asks again once answered, and the rule with the most answers wins. Some rules keep a good rhythm but don't find it.
-So clients start at the same time in one look, and spread over a batch's time in the next.
+If clients wait for answers, their arrivals can't be replayed. Instead, the model simulates the same number of clients, each of which
+sends its next request once answered, and the rule with the most answers wins. Some rules can sustain a good rhythm but never settle
+into it by themselves. So looks alternate: in one, the clients start simultaneously; in the next, spread over the duration of a batch.
 
-A look is made in steps, a few for each rule, so that no step takes more than about a millisecond."""
+A look is divided into steps, a few for each rule, so that no step takes more than about a millisecond."""
 
 from __future__ import annotations
 
@@ -36,10 +35,9 @@ _BLOCK, _BLOCKS = 64, 16
 
 @cache
 def _draws(even: bool) -> list[float]:
-    """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly.
-
-    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). If `even`, they come in blocks with the same
-    quantiles, each block in a different order, so that a few batches have the usual mean. That would make queues under load too short."""
+    """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly (generator of Park and Miller,
+    CACM 31, 1988). If `even`, they come in blocks with the same quantiles, so that a few batches have the usual mean. That would
+    make queues under load too short."""
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
         keyed = []
@@ -235,8 +233,7 @@ class Latencies:
 
 
 class LookAhead:
-    """Chooses between `rules`, the first of which is the default. For clients that wait for their answers, it tries the rules
-    `of_clients` in order. Their first rule is the same."""
+    """Chooses between `rules` or, for clients that wait for answers, `of_clients`. Both start with the default rule."""
 
     def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
         self._rules, self._rules_of_clients = rules, of_clients or rules

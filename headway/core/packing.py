@@ -4,9 +4,9 @@ A batch is full if the next entry would exceed its number or weight. The next en
 entries don't overtake it, but other tiers may use the remaining room. An entry that is heavier than a full batch runs alone. If
 entries have rows or call parameters, all entries of a batch have one shape, and its next entry is the next one of that shape.
 
-A batch reserves room for lower tiers, but their next entry may be too large for it, or of a different shape. The room is then owed
-to them, and added to what the next batch reserves, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar
-and Varghese, "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
+A batch reserves room for lower tiers. If their next entry is too large for it, or of another shape, the room is owed to them: it
+adds to what the next batch reserves, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and
+Varghese, "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     pages: float = math.inf  # Limit on the pages of all large entries together. A single one may have more.
     rows: bool = False  # True if entries have rows or call parameters, so that a batch has entries of one shape only.
     fewest: bool = False  # True if a batch with shapes begins with the tenant that needs the fewest batches.
-    # Time at which the batch will be finished. If more entries wait than fit, those due before then are dropped.
-    hopeless: float = -math.inf
+    hopeless: float = -math.inf  # If more wait than fit, entries due before this time are dropped.
 
 
 class Packed(msgspec.Struct):
@@ -67,7 +66,7 @@ class BatchRoom(msgspec.Struct, gc=False):
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch, highest tier first. Entries that run become RUNNING. If more wait than fit, hopeless ones become GONE."""
+    """Fill a batch, highest tier first. Entries that run become RUNNING; if more wait than fit, those too late become GONE."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows
@@ -129,11 +128,11 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
 
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
-    """Fill a batch with the entry whose turn it is and the entries nearest in weight, or as `pack` does if all fit.
+    """Fill a batch with the entry whose turn it is and the entries nearest in weight, or as `pack` does if all fit. If heavy entries
+    would make the batch much longer, light and heavy ones run in separate batches, starting with the one that has the oldest entry.
 
-    Tiers go in order, and lower tiers have their share. But lighter entries of any tier go before heavier ones, which would pad all
-    others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn. If all fit, but heavy entries would
-    make the batch much longer, light and heavy ones run in separate batches, starting with the one that has the oldest entry."""
+    Tiers go in order, and lower tiers have their share, but lighter entries of any tier go before heavier ones, which would pad all
+    others. The first entry is sometimes from a lower tier."""
     late = list[QueuedEntry]()
     while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
         bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
@@ -220,16 +219,14 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may run with the first of a batch, in two groups: heavier entries, and all others. The nearest in
-    weight come first. Entries that are equally near keep their order."""
+    """Entries of each tier that may run with the first of a batch, heavier ones apart. The nearest in weight come first."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
         self._weight, self._shape, self._near = first.weight, first.entry.shape, near
         self._step = ALIKE * (near.fixed / near.full + first.weight)
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
-        # Entries behind one of another shape. They fill seats that would have stayed empty, so their tenants pay nothing.
-        self._free: set[QueuedEntry] = set()
+        self._free: set[QueuedEntry] = set()  # Entries behind one of another shape. They cost their tenants nothing.
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
         """Take the nearest entry of a tier, within these limits, from the heavier entries or from all others."""
@@ -257,7 +254,6 @@ class _Candidates:
         return iter(sorted(lighter, key=self._distance)), iter(sorted(heavier, key=self._distance))
 
     def _distance(self, queued: QueuedEntry) -> int:
-        """Return the distance in weight from the first entry of the batch, in steps."""
         return int(abs(queued.weight - self._weight) / self._step)
 
 
@@ -267,8 +263,7 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight that is owed to the lower tiers after a batch that promised them some and served part of it. If none of
-    them was `blocked`, their next entries fit, apart from their shapes."""
+    """Return the weight owed to the lower tiers after a batch. If none was `blocked`, their next entries fit, except in shape."""
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
     if terms.weight < math.inf:
@@ -303,11 +298,9 @@ def reserved_places(limit: int, share: float) -> int:
 def turns(
     tier_queues: Sequence[TierQueue], room: BatchRoom, share: float, unit: float = math.inf, owed: float = 0.0
 ) -> Iterator[TierQueue]:
-    """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits. The caller pops an
-    entry from each yielded queue, and subtracts its weight from the room.
-
-    If more is waiting than fits, the last `reserved_places` go to the tiers below the highest one that has waiting entries. The
-    tier that has waited longest goes first. A place has the weight `unit`. Lower tiers are `owed` a weight in addition."""
+    """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits. The caller pops an entry
+    from each yielded queue, and subtracts its weight from the room. If more waits than fits, the last `reserved_places` go to the
+    tiers below the highest waiting one, longest wait first. A place has the weight `unit`. Lower tiers are also `owed` a weight."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0
     if lower and (

@@ -100,8 +100,7 @@ class ModelQueue:
         self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
-        # Number of waiting entries from which a tenant may not exceed its share.
-        self._crowded = limits.max_queue * GREED // (GREED + 1)
+        self._crowded = limits.max_queue * GREED // (GREED + 1)  # Waiting entries from which shares are limited.
         self._waiting: Counter[str] | None = None  # Waiting entries by tenant. None while this isn't needed.
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf  # Time of the last entry whose tenant differed from that of the entry before it.
@@ -209,9 +208,8 @@ class ModelQueue:
         return queued
 
     def offer_small(self, entry: Entry, now: float, held: object = None) -> QueuedEntry | None:
-        """Fast path: admit a small plain entry that can't be refused. Returns None if `offer` has to judge it.
-
-        Such entries get their places together, the next time that the queue is looked at. For `held`, see QueuedEntry."""
+        """Fast path: admit a small plain entry that can't be refused. Returns None if `offer` has to judge it. Such entries get
+        their places together, the next time that the queue is looked at. For `held`, see QueuedEntry."""
         timeout = entry.timeout
         queue_timeout = entry.queue_timeout
         most = self._sure.get((entry.tier, queue_timeout, timeout))
@@ -252,7 +250,6 @@ class ModelQueue:
         return most
 
     def _take_in(self) -> None:
-        """Give places to the entries that `offer_small` has admitted."""
         coming = self._coming
         if not coming:
             return
@@ -275,7 +272,6 @@ class ModelQueue:
             self._waiting.update(tenants)
 
     def _weigh_ones(self, entries: Sequence[QueuedEntry], tier_queue: TierQueue) -> None:
-        """Set the cost of entries of weight 1, and include them in the mean weight of their tier."""
         tier_queue.shaped = tier_queue.shaped and tier_queue.depth > 0
         cost = self.limits.cost(entries[0].entry)
         for queued in entries:
@@ -351,10 +347,8 @@ class ModelQueue:
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
-        """Return how much longer a tier queue takes than its size suggests, because a batch has entries of one shape only.
-
-        The factor is for the tenant's next entries; other tenants' entries only come in turns. If the factor for everybody's next
-        entries is smaller, that is returned. If tenants can share a batch, each pays its part."""
+        """Return how much longer a tier queue takes than its size suggests, because a batch has entries of one shape only: for the
+        tenant's next entries or, if less, for everybody's. If tenants can share a batch, each pays its part."""
         full, limits = self.service.seconds(self.limits.max_batch), self.limits
         if full <= 0.0:
             return 1.0
@@ -375,9 +369,8 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry by the entries that will be served before it, if all entries in its tier and above would be too many.
-
-        Waiting entries count at their tier's average weight. An entry is admitted if it fits on free GPUs."""
+        """If the entries in an entry's tier and above are too many, judge the entry by those served before it, at their tier's
+        average weight. An entry that fits on free GPUs is admitted."""
         gate = self._gate_now(now)
         if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):
             return None
@@ -424,15 +417,12 @@ class ModelQueue:
         return each
 
     def _sizes(self, rates: list[float]) -> list[float]:
-        """Return the size that arrives per second in each tier, given its entries per second."""
         if not self._weighs:
             return rates
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """Return the batch of at most `limit` entries that leaves now for a free GPU, or until when to hold.
-
-        `expire` must have removed overdue entries before."""
+        """Return the batch of at most `limit` entries that leaves now for a free GPU, or until when to hold. Call `expire` first."""
         limit = min(limit, self.limits.max_batch)
         choice = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
         if choice.first is not None:
@@ -521,7 +511,7 @@ class ModelQueue:
                 bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
-        """Return the price of a GPU second for a group. It is higher if its caller sent culprits."""
+        """Return the price of a GPU second for a group. It is higher if the group's caller has sent inputs identified as culprits."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
@@ -543,10 +533,8 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
-        """Return an idle worker that has something to claim now, or the time to look again. At least one worker must be idle.
-
-        The last claim's rule is used while it is fresh, which makes this cheap enough to call after every enqueue. If the rule
-        distinguishes slots, the fastest worker is woken first."""
+        """Return one of the idle workers that has something to claim now, or the time to look again. Uses the last claim's rule while
+        it is fresh, so it may be called after every enqueue. If the rule distinguishes slots, the fastest worker is woken first."""
         self._take_in()
         again = math.inf
         if self._suspects.groups:
@@ -607,7 +595,7 @@ class ModelQueue:
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float, *, learns: bool = True) -> list[QueuedEntry]:
-        """End a batch that came back with outputs. If `learns`, learn from its time. Returns the members that are still wanted."""
+        """End a batch that came back with outputs. If `learns`, learn from its run time. Returns the members that are still wanted."""
         past = self._past
         if past is not None:
             self._take_in()
@@ -632,7 +620,7 @@ class ModelQueue:
         return wanted
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
-        """Run members whose outputs were left out again, apart. Each comes with the size of its output in bytes."""
+        """Run members again, apart, because their outputs were left out. Each comes with the size of its output in bytes."""
         callers = {caller_of(member.entry) for member, _ in members}
         if new_callers := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
             self._move_apart(new_callers, now)
@@ -669,9 +657,8 @@ class ModelQueue:
     def fail(
         self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "", places: Collection[int] = ()
     ) -> FailureOutcome:
-        """End a failed batch; see `core.retry`. `error` is for clients.
-
-        If the batch was cut into calls, `places` are the entries in the call that raised. The others run again as innocent."""
+        """End a failed batch; see `core.retry`. `error` is for clients. If the batch was cut into calls, `places` are the entries
+        in the call that raised an exception; the others run again unsuspected."""
         self._sure_until = -math.inf  # Its callers may run apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
@@ -719,7 +706,7 @@ class ModelQueue:
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
     ) -> FailureOutcome:
-        """Handle the failure of a batch that had bulk entries. These end, and `members` run again as if for the first time."""
+        """Handle the failure of a batch that had bulk entries. The bulk entries end, and `members` run again as if for the first time."""
         if members:
             self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
         after.again = len(members)
@@ -743,7 +730,7 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Run failed members again: in halves immediately if an input is at fault, otherwise later, elsewhere and at first whole."""
+        """Run failed members again: immediately and in halves if an input is at fault, otherwise later, on another worker, first whole."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())
@@ -843,5 +830,5 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Return a record of arrivals. None if entries have weights other than rows: batch sizes then don't tell how many left."""
+    """Return a record of arrivals. None if entries have weights other than rows: batch sizes then don't tell how many entries left."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

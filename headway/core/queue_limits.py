@@ -1,9 +1,8 @@
 """Limits of a queue, the size of its entries, and their memory, which is a budget in bytes that tenants share.
 
-A tenant may hold at most as many bytes as remain free. So a single tenant gets half of the total. Of n tenants that take all they
-can get, each ends up with one part in n + 1, and one part remains for the next tenant. This is the dynamic threshold of shared
-packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
-Networking, 1998)."""
+A tenant may hold at most as many bytes as remain free. So a single tenant gets half of the total. Of n tenants that take all they can get,
+each ends up with one part in n + 1, and one part remains for the next tenant. This is the dynamic threshold of shared packet buffers
+(Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998)."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class QueueLimits:
         return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
-        """Return these limits for entries with rows. A batch gets as many rows as it would otherwise have entries. If batches have a
-        weight limit, entries already weigh their rows; see `headway.core.rows`. If the model pads, they weigh their length."""
+        """Return these limits for entries with rows: a batch's limit on entries becomes one on rows; see `headway.core.rows`."""
         most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
         return replace(self, max_weight=most, rows=True)
 
@@ -100,8 +98,8 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Return the size of `count` entries with a total weight: their number or, if larger, the places that their weight takes. A
-        full batch has size `max_batch`. Run times, and everything computed from them, depend on the size of a batch."""
+        """Return the size of `count` entries: their number or, if larger, the places that their weight takes. A full batch has
+        `max_batch`."""
         places = weight / self.unit
         return places if places > count else count
 
@@ -138,7 +136,7 @@ class Reservation:
         self._room, self._tenant, self._size = room, tenant, size
 
     def give_to(self, queued: QueuedEntry) -> None:
-        """Let an admitted entry hold the reservation, unless it already has its outcome."""
+        """Let an admitted entry hold the reservation, unless the entry already has its outcome."""
         if queued.state != GONE:
             queued.reservation = self
 

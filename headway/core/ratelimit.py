@@ -82,10 +82,8 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 
 
 class Debts(OrderedDict[str, float]):
-    """Theoretical arrival times by limit id. Paid debts are forgotten a few at a time.
-
-    Whenever a debt is added or read, the next few are checked. So the work doesn't depend on how many there are. At most about twice
-    as many are kept as are still owed, and none that is owed is ever dropped."""
+    """Theoretical arrival times by limit id. Whenever one is added or read, the next few are checked, and paid ones forgotten. At
+    most about twice as many are kept as are still owed, and none that is owed is dropped."""
 
     def forget_paid(self, now: float) -> None:
         for _ in range(min(LOOKS, len(self))):

@@ -1,8 +1,8 @@
 """Byte budgets for kept outcomes: one for each tenant, and one for all tenants together.
 
-A tenant that exceeds its budget loses its own oldest outcomes. If the total is exceeded, the tenant that keeps the most loses its
-oldest. So a tenant that keeps no more than an even share never loses anything because of others (max-min fairness). Within a
-tenant, outcomes of identical requests go first, because outcomes of tasks and keys are promised."""
+A tenant that exceeds its budget loses its own oldest outcomes. If the total is exceeded, the tenant that keeps the most loses its oldest.
+So a tenant that keeps no more than an even share never loses anything because of others (max-min fairness). Within a tenant, outcomes of
+identical requests are dropped first, because clients were promised those of tasks and idempotency keys."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ class Retention(Generic[T]):
         self._tenants: dict[str, _Tenant[T]] = {}
         self._ends: list[tuple[float, int]] = []  # Heap of expiry times with item numbers. Some are outdated.
         self._numbered: dict[int, T] = {}
-        # Heap of tenants by their negated bytes. An outdated entry has more bytes than its tenant keeps.
-        self._heaviest: list[tuple[int, str]] = []
+        self._heaviest: list[tuple[int, str]] = []  # Heap of tenants by negated bytes. Outdated entries have too many.
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -153,7 +152,6 @@ class Retention(Generic[T]):
             heapq.heapify(self._heaviest)
 
     def _most(self) -> str:
-        """Return the tenant that keeps the most bytes, or the first by name if there are several."""
         while True:
             bytes, tenant = self._heaviest[0]
             kept = self._tenants.get(tenant)

@@ -9,9 +9,9 @@ hang may not be any input's fault, so such a batch runs whole once more before i
 says nothing about the inputs, so such a batch stays whole; many small calls would only harm an API in trouble. In the last two
 cases, each further run is paid from the retry budgets of the entries' tenants, so that an outage isn't amplified.
 
-A backend that doesn't start, or dies before it has received a batch, is restarted after increasingly long pauses. Only a finished
-batch, or a few seconds without dying, shows that it is healthy. One that dies in a batch is restarted immediately, because the rules
-above limit how often that happens, and others may be waiting for the worker."""
+A backend that doesn't start, or dies before it has received a batch, is restarted after increasingly long pauses. Only a finished batch, or
+a few seconds without dying, shows that it is healthy. A backend that dies in a batch is restarted immediately, because the rules above
+limit how often that happens, and others may be waiting for the worker."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ SEARCHED = frozenset(
 )  # An input's fault: the batch is searched, and retries cost nothing.
 NEVER_SPLIT = frozenset((Cause.REMOTE,))  # Unrelated to inputs: the batch runs again, or is given up, as a whole.
 MOST_BUDGETS = 10_000  # Limit on tenants whose budgets are kept.
-# Causes for which an input that ran alone is blamed.
-BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
+BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))  # Blamed on an input that ran alone.
 FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that also end the worker.
 
 
@@ -66,10 +65,9 @@ def backoff(failures: int, rng: float) -> float:
 class RetryBudgets:
     """Retry budgets of tenants, which keep retries a small share of the work, so that an outage isn't amplified.
 
-    The unit is an entry's run. Each first run earns BUDGET_RATIO of a retry, and each second earns a trickle, up to a reserve (as
-    in Finagle's RetryBudget, and in "Addressing Cascading Failures", "Site Reliability Engineering", ch. 22). The reserve pays for a
-    few culprits in batches of `largest` entries. What a tenant has spent is a debt. It is stored like that of a rate limit, as the
-    time at which it is paid off. A tenant without debt isn't stored, so nothing is counted while nothing fails."""
+    Each first run of an entry earns BUDGET_RATIO of a retry, and each second a trickle, up to a reserve (as in Finagle's RetryBudget,
+    and in "Addressing Cascading Failures", "Site Reliability Engineering", ch. 22), which pays for a few culprits in batches of
+    `largest`. What a tenant has spent is a debt, stored as the time at which it is paid off. Without debt, nothing is stored."""
 
     __slots__ = ("_each", "_paid_at", "_reserve")
 
@@ -88,7 +86,7 @@ class RetryBudgets:
                     del self._paid_at[tenant]
 
     def spend(self, tenant: str, count: int, now: float) -> bool:
-        """Spend `count` retries of a tenant at time `now`. Returns False, and spends none, if it has fewer."""
+        """Spend `count` retries of a tenant at time `now`. Returns False, and spends none, if the tenant has fewer."""
         paid_at = max(self._paid_at.get(tenant, now), now) + count * self._each
         if paid_at - now > self._reserve + ROUNDING:
             return False
@@ -116,7 +114,7 @@ class RestartPauses:
         self._failures = 0
 
     def start_failed(self, killed: bool) -> float:
-        """Return the seconds to wait after a failed start. They stay short if it was killed from outside."""
+        """Return the seconds to wait after a failed start. They stay short if the backend was killed from outside."""
         self._failures += 1
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 

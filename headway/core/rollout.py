@@ -34,8 +34,7 @@ MOST_SLOWER = 10.0
 # that fail together have one cause. So a list of bad inputs, or a stall of a few seconds, isn't enough, however many of them fail.
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
 OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which may come slightly early or late.
-# Shortest block of latencies in seconds: four looks. Only their share counts, because requests that wait together delay each other.
-LATENCIES_BLOCK = 1.9
+LATENCIES_BLOCK = 1.9  # Shortest block of latencies in seconds: four looks. Only their share counts.
 LEAST_LATENCIES = 20  # Answers of the other version after which its P95 is known well enough.
 USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05  # Expected shares of hits at the start.
 
@@ -52,10 +51,8 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Return the rollout that a request starts, after the model's last one, if any. If the request doesn't say with which version
-    to compare, it is the only other one that takes requests.
-
-    Raises Unknown if the model, or a version, has no worker, and NoRollout if the rollout is impossible."""
+    """Return the rollout that a request starts, after the model's last one, if any. It compares with the only other version that
+    takes requests, by default. Raises Unknown if the model or a version has no worker, NoRollout if it can't start."""
     if last is not None and last.running:
         raise NoRollout(
             f"a rollout of version {last.version} of {plan.model!r} is under way; promote or abort it first"
@@ -139,10 +136,9 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions. `there` are the versions that have a worker.
-
-    A running rollout sets the weights of its two versions. Afterwards the weights from `left_by` apply, if one of the versions
-    that they send requests to has a worker. Otherwise the configured weights apply, but a version that lost still gets 0."""
+    """Return the weights of a model's versions. `there` are the versions that have a worker. A running rollout sets the weights of
+    its two versions. Afterwards those of `left_by` apply if one of the versions that they send requests to has a worker; otherwise
+    the configured ones, but a version that lost still gets 0."""
     if rollout is None:
         return configured
     left = left_by(rollout)
@@ -182,11 +178,9 @@ def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout `seconds` later, given the requests of both versions that finished in that time. It has more evidence, and
-    may be a step further, promoted or rolled back.
-
-    A step lasts until its time is over and the new version has had a request. The last step, unless it is 100 %, lasts until
-    somebody promotes or aborts the rollout."""
+    """Return the rollout `seconds` later, given the requests of both versions that finished in that time: with more evidence, and
+    perhaps a step further, promoted or rolled back. A step ends once its time is over and the new version has had a request; the last
+    step, unless it is 100 %, ends when somebody promotes or aborts the rollout."""
     evidence = rollout.evidence
     evidence = replace(evidence, new=counted(evidence.new, new), old=counted(evidence.old, old))
     evidence = _with_outcomes(evidence, _filled(evidence.outcomes, seconds, new, old))
@@ -234,8 +228,9 @@ def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
-    """Return the logarithms of the bets after one more block; `bets` is empty at first. `new` and `old` are the number of requests of
-    each version and the hits among them, and `usual` is the old version's earlier share of hits."""
+    """Update the bets with one more block of requests, and return the logarithms of their values. `bets` holds the previous logarithms, and
+    is empty before the first block. `new` and `old` are pairs for the two versions: the number of requests in the block, and the number of
+    hits among them. `usual` is the old version's share of hits in earlier blocks."""
     (count, hits), (others, other_hits) = new, old
     usual = min(max(usual, 1e-6), 0.99)
     grown = []

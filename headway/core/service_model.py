@@ -1,15 +1,13 @@
 """Cost and arrival rate of a model, learnt online.
 
-ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate.
-
-When a worker starts, warm-up batches measure the cost: from batches of one input to the largest batch allowed.
+ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate. When a worker starts, warm-up batches
+measure the cost, from one input to the largest batch allowed:
 
     one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
 
-The first run may load and compile things that later runs reuse, and so may the first run of each size. Neither shows how long a
-batch takes. A larger batch is assumed to take at most proportionally longer, and isn't run if it may not fit into the remaining
-time. Small steps then get as far as time allows. A run that takes far longer than predicted is repeated, because the machine may
-have stalled, and its excess time isn't counted."""
+The first run, and the first of each size, may load and compile things that later runs reuse, so neither shows how long a batch takes.
+A larger batch is assumed to take at most proportionally longer, and isn't run if it may not fit into the remaining time. A run that
+takes far longer than predicted is repeated, and its excess time isn't counted, because the machine may have stalled."""
 
 from __future__ import annotations
 
@@ -25,20 +23,18 @@ REACH = 2.0  # The line is trusted up to this multiple of the largest recent bat
 NORMAL = 1.25  # Ratio of the standard deviation to the mean distance for a normal distribution: √(π/2).
 STRAY = 2.0  # A much slower batch counts as this multiple of the expected time, unless the previous one was as slow.
 FASTER = 8  # If this many batches in a row are faster than expected by more than STRAY, the model has become faster.
-# Factor by which the past then fades at each further fast batch. A wrong pace holds batches back, so there is ever less to learn from.
-FORGETTING = 0.5
+FORGETTING = 0.5  # Factor by which the past then fades at each further fast batch.
 STRAY_DEVIATIONS = 4.0  # A batch within this many standard deviations of the expected run time is no stray.
 KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
 SPREAD = 0.5  # Variance of batch sizes needed to fit a slope. Below it, the last slope is kept.
 
 
 class ServiceModel:
-    """Run time of a batch as a line in its size.
+    """Run time of a batch as a line in its size: weighted normal equations with forgetting factor DECAY (recursive least squares;
+    Ljung, "System Identification", §11.2). Neither coefficient is negative, so no batch gets faster as it grows.
 
-    Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System Identification", §11.2). Both
-    coefficients are kept at or above 0, so that noise can't predict a batch that gets faster as it grows. Far beyond the sizes seen
-    the line means nothing, so `seconds` stays flat there. Otherwise two small batches, one of them slow by accident, could predict
-    many seconds for a full batch. Admission would then refuse all but a trickle, and no larger batch would ever correct it."""
+    Far beyond the sizes seen the line means nothing, so `seconds` stays flat there. Otherwise one slow small batch could predict many
+    seconds for a full batch. Admission would then refuse all but a trickle, and no larger batch would ever correct it."""
 
     __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
 
@@ -78,7 +74,7 @@ class ServiceModel:
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
-        """Return the seconds that a batch counts as. If one takes far too long, it is an accident; two in a row are a change."""
+        """Return the seconds to learn from a batch. One batch that takes far too long counts as an accident, two in a row as a change."""
         expected = self.seconds(size)
         if STRAY * seconds < expected:
             self._strays = min(self._strays, 0) - 1
@@ -103,11 +99,10 @@ class ServiceModel:
 
 
 class ArrivalRate:
-    """Entries per second, with exponential forgetting. `time_constant` (τ) is in seconds.
-
-    Each arrival adds 1/τ to a sum that decays as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past that has
-    been seen, 1 − exp(−age/τ), as in Adam (Kingma and Ba, 2015). The sum is stored as of a base time, and a later arrival adds
-    exp(t/τ) to it, so that no arrival has to update the decay."""
+    """Entries per second, with exponential forgetting. `time_constant` (τ) is in seconds. Each arrival adds 1/τ to a sum that decays
+    as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past seen, 1 − exp(−age/τ), as in Adam (Kingma and Ba,
+    2015). The sum is stored as of a base time, and a later arrival adds exp(t/τ) to it, so that no arrival has to update the
+    decay."""
 
     __slots__ = ("_base", "_began", "_next_base", "_sum", "_tau")
 

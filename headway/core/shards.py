@@ -1,18 +1,17 @@
 """Shards: one queue in several parts. How many are in use, to which one each slot belongs, and which one gets an entry.
 
-A model's queue can be cut into shards that share nothing, so that several servers can carry it. Each slot has a home shard, and each
-shard spaces the departures of the slots at home there. An entry goes into one shard and stays there. The rules are pure functions,
-so gateways and batchers that know the same workers agree without communicating. A shard costs latency, because it has fewer slots:
-with m at home, latency reaches α(1 + 1/m).
+A model's queue can be cut into shards that share nothing, so that several servers can carry it. Each slot has a home shard, which
+spaces its departures. An entry goes into one shard and stays there. The rules are pure functions, so gateways and batchers that know
+the same workers agree without communicating. With only m slots at home, a shard's latency reaches α(1 + 1/m).
 
 Entries are dealt out in turn. The usual choice, the emptier of two (Mitzenmacher, "The power of two choices in randomized load
 balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even with current depths: work leaves in
-batches, so a depth only shows how long ago the last batch left. With depths that are 20 ms old, it sends entries to shards that are
-about to overflow ("How useful is old information?", the same, 11, 2000).
+batches, so a depth only shows how long ago the last one left. Depths that are 20 ms old send entries to shards about to overflow
+("How useful is old information?", the same, 11, 2000).
 
-A depth above a full batch does mean something. A shard becomes that deep when its slots fall behind, and then other shards' slots
-help: work stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated
-adaptive load sharing", Performance Evaluation 6, 1986)."""
+A depth above a full batch does mean something: the shard's slots have fallen behind, and other shards' slots help, which is work
+stealing with a threshold (Eager, Lazowska and Zahorjan, "A comparison of receiver-initiated and sender-initiated adaptive load
+sharing", Performance Evaluation 6, 1986)."""
 
 from __future__ import annotations
 
@@ -24,9 +23,7 @@ from headway.core.departure import Load
 from headway.core.slot_factors import FACTORS, USUAL, paces
 
 SLOTS_EACH = 4  # Fewest slots at home in each shard, if there are several. So sharding costs at most a quarter of α.
-# A shard counts as behind if this many full batches are waiting. With even spacing, a slot becomes free just when its own shard needs
-# it, so a slot that helps needlessly is missed at home.
-BEHIND = 1.5
+BEHIND = 1.5  # Full batches waiting from which a shard is behind. At less, a slot that helps is missed at home.
 LOOK_ELSEWHERE_EVERY = 0.05  # Seconds between two looks of an idle slot at other shards. The first is immediate.
 PART = 0.25  # Share of a full batch that one call puts into a shard. If larger, batches get uneven; if smaller, calls multiply.
 
@@ -71,8 +68,7 @@ def part(max_batch: int) -> int:
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Return the number of equal parts into which a group of `count` entries is cut. Each part goes to the next shard in turn. With
-    full parts and a remainder, and an even number of shards, all remainders would go to the same shards."""
+    """Return how many equal parts a group is cut into. With full parts and a remainder, some shards would get all the remainders."""
     return -(-count // part(max_batch))
 
 

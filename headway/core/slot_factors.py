@@ -1,17 +1,15 @@
 """Slots of different speed. The factor of a slot is how much longer a batch takes on it than on an average slot.
 
-All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). The run times of one slot's batches
-relative to the common line's predictions give fᵢ. A few batches are enough to learn it, while α and β of each slot would need many.
-The line is learnt from times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
+All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). A slot's run times relative to the
+common line give fᵢ after a few batches, while α and β of each slot would need many. The line is learnt from times divided by fᵢ, so
+that "slow GPU, larger batch" isn't mistaken for β.
 
-Factors are rounded to a grid that is coarser than their random variation. So similar slots have the same factor, and a queue only
-needs to count the slots for each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k average
-slots with that line.
+Factors are rounded to a grid coarser than their random variation, so similar slots have the same factor, and a queue only counts the
+slots for each. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k average slots with that line.
 
-`SlotPace` is how much one slot handles in full batches, learnt from the batches that it ran itself. If a batch takes as long as its
-longest input, no line fits all sizes from one input to a full batch. So once nearly full batches have been seen, they alone determine
-how long a full batch takes. Before that, it is the estimate from the start-up batches, scaled by how much longer later batches
-took."""
+`SlotPace` is how much one slot handles in full batches, learnt from its own batches. If a batch takes as long as its longest input,
+no line fits all sizes. So once nearly full batches have been seen, they alone determine how long a full batch takes. Before that, it
+is the estimate from the start-up batches, scaled by how much longer later batches took."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
 """The search for bad inputs: entries of a queue in `Suspects`, lines of bulk jobs in `LineSuspects`.
 
-A failed batch contains a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all defective
-members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
+A failed batch contains a *culprit*: an input that makes the model fail. Hwang's generalised binary splitting finds it (Hwang, "A
+method for detecting all defective members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
 
     cut ──▶ half ──clean──▶ the rest contains the culprit, and is halved without a run of its own
               └──fails──▶ the half contains the culprit, and is halved; the rest may again be good or bad
 
-Entries that may be good or bad go back to their caller's *quarantine*. They run there together, along with new entries if the
-caller runs apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent callers
-are answered before anything is halved. An entry is never given up by inference: each runs alone first.
+Entries that may be good or bad go back to their caller's *quarantine*. They run there together, along with new entries if the caller
+runs apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent callers are
+answered before anything is halved. An entry is never given up by inference: each runs alone first.
 
-Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave. While these have a batch, each
-caller with a quarantine gets a tenant's fair share, or part of it if it has recently had culprits. Quarantines and halves take turns
-by GPU time.
+Quarantines and halves get what the tier queues leave of the GPUs. While the tier queues have a batch to run, each caller with a
+quarantine gets a tenant's fair share, or part of it if it has recently had culprits. Quarantines and halves take turns by GPU time.
 
 Lines of bulk jobs are searched by the process that sent them (`headway.bulk.seat_runner`), so that they never make anybody else's
 entry suspect:
@@ -20,15 +19,15 @@ entry suspect:
     a batch failed ──▶ the lines of each tenant: whole once more, then in halves, then alone ──▶ to blame, or answered
 
 Both halves run at the same time, because nobody waits for the result. A tenant with a bad line runs apart until CLEAN of its lines
-have succeeded, and twice as many after each further bad line; otherwise each bad line in a million would cost others a batch. So
-does a tenant with large outputs, because all entries of its batch wait while they are copied. If a batch has killed its worker, the
-model must load again, so all lines of its tenant rest before any of them runs.
+have succeeded, and twice as many after each further bad line, so that not every bad line costs others a batch. A tenant with large
+outputs also runs apart, because all entries of a batch wait while its outputs are copied. If a batch has killed its worker, the lines
+of its tenants are held back for a while, because the model must load again.
 
-Culprits are inputs that made the model fail. They are not run again for a while, and their callers run apart. A caller is a tenant
-and the user on whose behalf it sends requests or, if there are no keys, a client's address. It runs apart, in batches of its own,
-from the time one of its inputs fails alone until APART_SECONDS have passed without another. The more often its inputs fail, the
-smaller these batches are. A caller also runs apart if its output was left out of a batch because the outputs were too large
-together; otherwise other callers would wait for their transfer. Its batches are then as large as the outputs allow."""
+Culprits are not run again for a while, and their callers run apart. A caller is a tenant and the user on whose behalf it sends
+requests or, without keys, a client's address. It runs apart, in batches of its own, until APART_SECONDS after its last input that
+failed alone. The more often its inputs fail, the smaller these batches are. A caller also runs apart if its output was left out of a
+batch whose outputs were too large together, so that others needn't wait for their transfer. Its batches are then as large as the
+outputs allow."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def digest(entry: Entry) -> bytes:
 
 
 def best_group(share: float, each: float) -> float:
-    """Return the number of inputs to run together at which a good answer costs the least GPU time, if a `share` of inputs is bad.
+    """Return how many inputs to run together so that each answer costs the least GPU time, if a `share` of the inputs is bad.
 
     A batch of n takes α + βn. About n·share of the batches fail, and are halved: log₂ n + 1 more runs, of 2n inputs in total. So an
     input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is smallest at this n. 0 < `share` ≤ 1; `each` is β/α."""
@@ -97,14 +96,13 @@ _PAST = -2  # A past generation.
 
 
 class Culprits:
-    """Known callers and inputs of one queue."""
+    """Known culprits of one queue, and the callers that run apart."""
 
     __slots__ = ("_callers", "_generation", "_known", "active")
 
     def __init__(self) -> None:
         self._callers: dict[CallerKey, _Caller] = {}  # Callers, starting with the one whose last culprit is oldest.
-        # Known inputs by tenant, oldest first: until when each is known, in which generation, and its error.
-        self._known: dict[str, dict[bytes, _Known]] = {}
+        self._known: dict[str, dict[bytes, _Known]] = {}  # By tenant, oldest first: until when, generation, error.
         self._generation = 0.0
         self.active = False  # True if there are any. A plain attribute, because it is read for each entry.
 
@@ -154,7 +152,7 @@ class Culprits:
                 caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
 
     def rides_apart(self, key: CallerKey, now: float) -> bool:
-        """Return True if a caller had culprits, or an output left out, in the last APART_SECONDS."""
+        """Return True if a caller sent a culprit, or had an output left out, in the last APART_SECONDS."""
         caller = self._callers.get(key)
         if caller is None:
             return False
@@ -185,8 +183,8 @@ class Culprits:
         return error if generation in (self._generation, ALL_GENERATIONS) else None
 
     def renew(self, now: float = 0.0) -> None:
-        """Begin a generation, because a worker came or left, or now has another backend or other code. Inputs that only raised are
-        forgotten, because their worker or the old code may have been at fault."""
+        """Start a new generation. Call this when a worker joins or leaves, or when its backend or code changes. Inputs that merely raised
+        an exception are forgotten, since their worker or the old code may have been at fault."""
         self._generation = max(now, self._generation + GENERATION_STEP)
 
     def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:
@@ -199,19 +197,14 @@ class Culprits:
 
 # Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome.
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
-# Once an entry of a quarantine has run, all its entries count as having run this often, because a quarantine may never be empty.
-QUARANTINED_ATTEMPTS = 1
-# Shortest run in seconds for the accounts below. Otherwise runs would cost nothing before the first measurement.
-LEAST_COST = 0.001
-# Price of a GPU second for a caller with recent culprits while others wait, so that it gets a quarter of its fair share.
-APART_PRICE = 4.0
-# Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out new work.
-SEARCH_PRICE = 3.0
+QUARANTINED_ATTEMPTS = 1  # Attempts of all entries of a quarantine once one of them has run.
+LEAST_COST = 0.001  # Shortest run in seconds for the accounts below, so that unmeasured runs cost something.
+APART_PRICE = 4.0  # Price of a GPU second for a caller with recent culprits while others wait. It gets a quarter share.
+SEARCH_PRICE = 3.0  # Seconds that quarantines get for each second of halves while both wait, so that new work runs.
 MOST_CREDIT = 2.0  # GPU time, in full batches, that groups may save up while the tier queues go first.
 CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines run with others again.
 MOST_DOUBLINGS = 16  # Limit on the doublings of CLEAN, one for each further bad line.
-# Rest of a tenant whose batch has killed its worker: this many seconds or, if longer, this many times the run of that batch.
-LEAST_REST, RESTS = 15.0, 20.0
+LEAST_REST, RESTS = 15.0, 20.0  # Rest after a killed worker: at least these seconds, or this many runs of its batch.
 MOST_REST_DOUBLINGS = 4  # Limit on the doublings of that rest, one per line found to have killed its worker.
 MOST_SENDERS = 10_000  # Limit on tenants whose lines are remembered as bad or large.
 LONGEST_PAUSE = 30.0  # Longest pause in seconds before lines are sent again to a remote API that is in trouble.
@@ -273,7 +266,7 @@ class Suspects:
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Add entries to their caller's quarantine. It is ready no later than `like`, and immediately if it now has `full` members."""
+        """Add entries to their caller's quarantine. It is ready no later than `like`, or at once if it now has `full` members."""
         quarantine = self._quarantines.get(caller)
         if quarantine is None:
             quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
@@ -313,7 +306,7 @@ class Suspects:
         self.add(half)
 
     def let_go(self, rest: Group | None) -> list[QueuedEntry]:
-        """Remove and return the entries that waited for the outcome of a half."""
+        """Remove and return the entries of `rest`: those set aside until the other half of their split batch had run."""
         if rest is None or rest not in self.groups:
             return []
         members, rest.members = rest.members, []
@@ -458,12 +451,12 @@ class LineSuspects:
         return sender.shape
 
     def rest_left(self, tenant: str, now: float) -> float:
-        """Return the remaining seconds for which a tenant's lines rest."""
+        """Return the remaining seconds for which a tenant's lines are held back."""
         sender = self._senders.get(tenant)
         return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
 
     def succeeded(self, tenant: str, size: int, batch: int) -> bool:
-        """Record a line's output of `size` bytes. Returns True if `batch` of these don't fit in a batch, so its tenant now runs apart."""
+        """Record a line's output of `size` bytes. Returns True if `batch` such outputs don't fit in a batch; the tenant then runs apart."""
         sender = self._senders.get(tenant)
         if size * batch > MOST_OUTPUT:
             sender = self._sender(tenant)
@@ -498,7 +491,7 @@ class LineSuspects:
             self._senders[tenant].suspects -= 1
 
     def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
-        """Let a tenant rest after a batch of `ran` seconds killed its worker. Returns each group's wait in seconds."""
+        """Hold back a tenant's lines, because a batch of `ran` seconds killed its worker. Returns each group's wait in seconds."""
         sender = self._sender(tenant)
         seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.deadly, MOST_REST_DOUBLINGS)
         first = max(sender.rests_until - now, 0.0) + seconds
@@ -516,8 +509,8 @@ class LineSuspects:
 
 
 def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
-    """Return the seconds to wait before groups of lines run again. A single group waits longer after each failure, and
-    longest if a remote API is failing."""
+    """Return the seconds before groups of lines run again. A single group waits longer after each failure, longest for a failing
+    API."""
     failures = groups[0][0].failures if len(groups) == 1 else 1
     pause = backoff(failures, rng)
     return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause

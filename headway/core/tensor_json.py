@@ -55,8 +55,7 @@ _LARGEST = {
     "FP32": math.nextafter(2.0**128 - 2.0**103, 0),
     "FP64": 1.7976931348623157e308,
 }  # For each datatype with a fraction, the largest number that rounds to a finite one.
-# Smallest and largest number of each datatype.
-BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
+BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}  # Range of each datatype.
 _HALVES = ("FP16", "BF16")  # Two-byte datatypes with a fraction.
 _MOST_WITH_EMPTY = 1 << 16  # Limit in bytes on a text that contains empty arrays.
 _MOST_DIGITS = 40  # Number of characters of a wrong element that a message shows.
@@ -342,7 +341,7 @@ def _small_shape(text: bytes) -> tuple[int, ...]:
 
 
 def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
-    """Yield the numbers in a text, whose brackets have been checked, as data."""
+    """Yield the numbers in a text as bytes of a tensor, a page at a time. The brackets must have been checked."""
     place = 0
     for page in _pages(text.translate(_BRACKETS)):
         try:
@@ -377,7 +376,7 @@ def _placed(exc: Exception, place: int) -> str:
 
 
 def _packed(numbers: list[Any], datatype: str) -> bytes:
-    """Return numbers as data. Raises OverflowError if one is out of range."""
+    """Pack numbers into the bytes of a tensor. Raises OverflowError if one is out of range."""
     if (
         datatype in ("FP32", "BF16")
         and numbers
@@ -398,7 +397,6 @@ def _beginning(element: object) -> str:
 
 
 def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
-    """Return the data of a tensor of BYTES, from a nested or flat array of strings."""
     try:
         layer: list[Any] = _read_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -453,9 +451,8 @@ def _hollow(shape: Sequence[int]) -> list[Any]:
 
 
 def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a JSON value, which is one or several rows as nested arrays, or an object with such arrays by name.
-
-    Raises NoTensors if the value has none, if it doesn't fit `specs`, the model's inputs, or if these are unknown (empty)."""
+    """Return the tensors of a JSON value: one or several rows as nested arrays, or an object with such arrays by name. Raises
+    NoTensors if the value has none, or doesn't fit the model's inputs `specs`, or if these are unknown (empty)."""
     return finish(tensors_in_steps(value, specs))
 
 

@@ -239,10 +239,8 @@ def _remedy(sent: str, taken: str) -> str:
 
 
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
-    """Check one input of a request against a model's specifications, if known. Raises NoTensors if there is no such input, or the
-    model takes a different datatype or shape.
-
-    A narrower datatype is accepted if the model's can hold all its numbers. It is sent as it is, and the worker converts it."""
+    """Check one input of a request against a model's specifications, if known. Raises NoTensors if there is no such input, or it has
+    another shape or datatype. A narrower datatype is accepted if the model's can hold all its numbers; the worker converts it."""
     name = quoted(head.name)
     if head.datatype not in SIZES or head.datatype == JSON:
         known = ", ".join(datatype for datatype in SIZES if datatype != JSON)
@@ -280,9 +278,8 @@ def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
 
 
 def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:
-    """Check the inputs of a request against a model's specifications, and return them under the names given there.
-
-    Raises NoTensors if an input is missing, repeated, unknown, or has a wrong datatype or shape, or if the numbers of rows differ."""
+    """Check the inputs of a request against a model's specifications, and return them under the names given there. Raises NoTensors
+    if one is missing, repeated, unknown or of a wrong datatype or shape, or if the numbers of rows differ."""
     if len(heads) == len(specs) and list(map(_NAME, heads)) == list(map(_NAME, specs)):
         return _often_checked(tuple(heads), tuple(specs))
     return _checked(heads, specs)
@@ -343,7 +340,7 @@ def shown_heads(heads: Sequence[TensorHead]) -> str:
 
 
 def shown_shape(shape: Sequence[int]) -> str:
-    """Return a shape for messages."""
+    """Format a shape for use in messages."""
     axes = [str(size) for size in shape[:_MOST_SHOWN]]
     if len(shape) > _MOST_SHOWN:
         axes.append("…")

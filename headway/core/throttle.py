@@ -3,28 +3,26 @@
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
     share = the part of it, in entries per second, that one gateway lets in
 
-Higher tiers are counted but never held up. They use the other GPUs, and admission limits them by their deadlines. The room follows
-from arrivals, not from what was let in, and from measured batch times, which don't depend on it. So there is no feedback, and it
-settles as fast as its figures do. A gateway's share is in proportion to its part of the lowest tier's arrivals. A tenth of the room
-is divided evenly, for gateways to which traffic has just moved. All shares together make up the room. A tenant counts once, however
-many gateways it asks. Its part is divided like its arrivals, and its weight at each gateway is the share of its arrivals there.
+Higher tiers are counted but never held up: admission limits them by their deadlines. The room is computed from arrivals, not from
+what was let in, and from measured batch times, which don't depend on the room. So there is no feedback, and the room settles as fast
+as these figures do. A gateway's share is in proportion to its part of the lowest tier's arrivals; only a tenth of the room is divided
+evenly, for gateways to which traffic has just moved. All shares together make up the room. A tenant counts once, however many
+gateways it uses: its weight at each is the share of its arrivals there.
 
-It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time, as tokens keep their worth
-when the rate changes.
-
-`SharedBucket` is a token bucket that tenants share evenly.
+The throttle is a token bucket rather than GCRA. Both are the same rule (ITU-T I.371, annex A), but tokens keep their worth when the
+rate changes. `SharedBucket` is a token bucket that tenants share evenly.
 
     level of a tenant   what it took and hasn't worked off yet; tenants work theirs off at speeds in proportion to their weights
     level               of all together; it falls at the rate, whoever asks, so that no token is lost
 
 A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a burst and then the rate. Of n
 tenants that want all they can get, each ends up with a share of 1/(n + 1), and the next tenant finds room (see
-`core/queue_limits.py` for the rule). A tenant without a level may take more, up to MOST, so that a tenant that asks for less than
-its part of the rate is let in, whatever others ask for.
+`core/queue_limits.py`). A tenant without a level may take more, up to MOST, so that one that asks for less than its part of the rate
+is always let in.
 
-A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is.
-Working off is generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): each
-tenant has the virtual instant at which it will be done, and the clock runs the slower the more weight there is."""
+A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is. Working
+off is generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): each tenant has
+the virtual instant at which it will be done, and the clock runs the slower the more weight there is."""
 
 from __future__ import annotations
 
@@ -57,8 +55,7 @@ class SharedBucket:
         self._done: dict[str, float] = {}  # Virtual instants at which tenants will have worked off their levels.
         self._weights: Mapping[str, float] = NO_WEIGHTS
         self._sum = self._weight = 0.0  # Sum of these instants times their tenants' weights, and sum of the weights.
-        # Heap with an instant for each of these tenants, which may be earlier than the true one, and some outdated instants.
-        self._order: list[tuple[float, str]] = []
+        self._order: list[tuple[float, str]] = []  # Heap of these instants. Some are outdated or too early.
 
     @property
     def level(self) -> float:
@@ -125,7 +122,6 @@ class SharedBucket:
             self._begin_afresh()
 
     def _work_off(self, now: float) -> None:
-        """Let the tenants work off what they can since the last call."""
         elapsed, self._at = now - self._at, max(now, self._at)
         if not self._done or elapsed <= 0.0 or not self.burst or self.rate == math.inf:
             return
@@ -150,7 +146,6 @@ class SharedBucket:
         self._begin_afresh()
 
     def _begin_afresh(self) -> None:
-        """Restart the virtual time once nobody has a level."""
         self._virtual = self._sum = self._weight = 0.0
         self._order.clear()
 
@@ -238,8 +233,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return, for each tenant that also sends requests to other gateways, the share of its arrivals that come to this
-    gateway. A share is from LEAST_WEIGHT to 1."""
+    """Return this gateway's share of the arrivals of each tenant that also uses others, from LEAST_WEIGHT to 1."""
     elsewhere = _together(others)
     return {
         tenant: max(rate / (rate + elsewhere[tenant]), LEAST_WEIGHT)
@@ -249,7 +243,6 @@ def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, floa
 
 
 def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the arrivals per second of known tenants at all gateways together."""
     whole: dict[str, float] = {}
     for gateway in gateways:
         for tenant, rate in gateway.tenants.items():
@@ -259,9 +252,8 @@ def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
 
 
 def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
-    """Yield rates of a gateway's unknown tenants in the lowest tier, with the number of tenants at each. An unknown tenant is
-    assumed to send as much as the known tenant that sends least. If no tenant is known, one tenant is assumed to send
-    all."""
+    """Yield rates of a gateway's unknown tenants in the lowest tier, with the number of tenants at each. An unknown tenant is assumed to
+    send as much as the known tenant that sends least. If no tenant is known, one tenant is assumed to send all."""
     rest = rates.lowest - math.fsum(rates.tenants.values())
     least = min(rates.tenants.values(), default=rates.lowest)
     if rest > 0.0 and least > 0.0:
@@ -269,9 +261,8 @@ def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
 
 
 def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
-    """Return the one rate to which all tenants are limited so that together they get `rest`. A tenant that asks for
-    less gets what it asks for. `groups` has pairs of a rate and the number of tenants that ask for it. The result is
-    infinite if `rest` is enough for all."""
+    """Return the one rate to which all tenants are limited so that together they get `rest`. A tenant that asks for less gets what it asks
+    for. `groups` has pairs of a rate and the number of tenants that ask for it. The result is infinite if `rest` is enough for all."""
     left = math.fsum(count for _, count in groups)
     for rate, count in sorted(groups):
         if rate * left >= rest:
@@ -320,10 +311,8 @@ class Throttle:
         self.refund(tenant)
 
     def refund(self, tenant: str, count: int = 1) -> None:
-        """Return the tokens of entries that were let in here, but refused by the broker or not offered.
-
-        Only at some moments is there time for another entry. If each refusal cost a token, too few entries would arrive at those
-        moments, and batches would not be full."""
+        """Return the tokens of entries that were let in here, but refused by the broker or not offered. Otherwise too few would be
+        let in at the few moments when there is time for another entry, and batches would not be full."""
         self._bucket.give_back(tenant, count)
 
     def set_rate(self, rate: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:

@@ -1,7 +1,6 @@
 """Traces: the W3C header fields `traceparent` and `tracestate`, the traces that entries carry, and the sampling of requests.
 
-As the recommendation says, a malformed `traceparent` is ignored: the request begins a new trace, and never fails because of it. A
-`tracestate` counts only next to a valid `traceparent`.
+A malformed `traceparent` is ignored, and the request begins a new trace. A `tracestate` counts only next to a valid `traceparent`.
 
 Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio make
 the same decision about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a

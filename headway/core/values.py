@@ -1,7 +1,5 @@
-"""Values, from their JSON text and back; see `headway.model.Value`.
-
-A JSON text is validated, but no objects are built from it. A text of 1 MB may stand for half a million objects, and creating and
-freeing these would block everybody else. Only the worker that runs the input builds it."""
+"""Values, from their JSON text and back; see `headway.model.Value`. A JSON text is validated, but only the worker that runs the input
+builds objects: a text of 1 MB may stand for half a million of them, and creating and freeing these would block everybody else."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ MAX_DEPTH = 100  # Deepest nesting of a value. A worker must be able to build wh
 
 _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-# Start of an escape that may stand for half of a surrogate pair, or for U+0000.
-_SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
+_SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")  # Escape of U+0000, or perhaps of half a surrogate pair.
 _GOOD = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000).{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
 )  # Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000.
@@ -155,10 +152,8 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return a value that was accepted before the model was known to take tensors as tensors. Raises NoTensors if it doesn't fit.
-
-    `Predict` over gRPC sends tensors as JSON, and other inputs as plain text, so a string may be either. If the model's only input
-    is a single string, it is plain text."""
+    """Return a value that was accepted before the model was known to take tensors, as tensors. Raises NoTensors if it doesn't fit. A
+    string may be tensors as JSON or, if the model's only input is a single string, plain text; `Predict` over gRPC sends either."""
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
     parsed = value
     if isinstance(value, str) and not takes_text:
@@ -228,7 +223,7 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Raise NoValue for a number out of range. Returns the number of extreme numbers, up to MOST_EXTREME + 1. The last isn't checked."""
+    """Raise NoValue for a number out of range. Returns the number of extreme ones. Stops, unchecked, at MOST_EXTREME + 1."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0

@@ -59,8 +59,7 @@ class Versions:
             )
         self._drawn: Sequence[str] = sorted(shares)
         self._bounds = list(accumulate(shares[version] for version in self._drawn))
-        # The version for requests that name none, if there is only one.
-        self.only = self._drawn[0] if len(self._drawn) == 1 else None
+        self.only = self._drawn[0] if len(self._drawn) == 1 else None  # Version if there is only one.
 
     @property
     def open(self) -> Sequence[str]:

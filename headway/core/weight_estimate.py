@@ -1,8 +1,7 @@
 """Weight of an input by a function of the target, estimated from the input's length.
 
-The function runs next to the target, so only after a batch has arrived there. But the queue needs weights earlier. So it estimates
-them by a line in the length, weight = a + b · octets, fitted to what the function returned for past inputs. Octets are bytes of
-UTF-8. In any script, a tokenizer cuts these more evenly than characters."""
+The function runs next to the target, which is too late for the queue. So the queue estimates weights by a line, weight = a + b ·
+octets, fitted to past results. Octets are bytes of UTF-8; in any script, a tokenizer cuts these more evenly than characters."""
 
 from __future__ import annotations
 
@@ -40,10 +39,8 @@ def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
 
 
 class WeightEstimate:
-    """What one process knows about a weight function.
-
-    The line is fitted by least squares with decaying weights. It is raised so that a full batch (at most `max_batch` inputs)
-    rarely exceeds `most`, the limit on its weight (0 for none)."""
+    """What one process knows about a weight function. Its line is fitted by least squares with decaying weights, and raised so that a
+    full batch (at most `max_batch` inputs) rarely exceeds `most`, the limit on its weight (0 for none)."""
 
     def __init__(self, function: str, most: int, max_batch: int) -> None:
         self.function, self.most = function, most

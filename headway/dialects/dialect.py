@@ -45,17 +45,13 @@ class RemoteCall(msgspec.Struct, frozen=True, gc=False):
 class Dialect(msgspec.Struct, frozen=True):
     """Base of all dialects."""
 
-    path: ClassVar[str] = ""
-    """Pattern of the URL paths that imply this dialect. Empty if users must choose the dialect by name."""
-    schemes: ClassVar[tuple[str, ...]] = ("http", "https")
-    """URL schemes. A scheme other than http and https implies the dialect."""
-    shared_parameters: ClassVar[bool] = False
-    """True if a request has a single set of parameters. Inputs with different parameters then go into separate requests."""
+    path: ClassVar[str] = ""  # Pattern of URL paths that imply this dialect. Empty if users must choose it by name.
+    schemes: ClassVar[tuple[str, ...]] = ("http", "https")  # Any scheme but http and https implies the dialect.
+    shared_parameters: ClassVar[bool] = False  # True if all inputs of a request must have the same parameters.
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Return the API at a URL. `model` is the remote model's name, or empty. Raises SettingError if the URL or model doesn't
-        fit."""
+        """Return the API at a URL. `model` is the remote model's name or empty. Raises SettingError if either is unsuitable."""
         raise NotImplementedError
 
     @property
@@ -69,12 +65,12 @@ class Dialect(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
-        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input. If
-        the API reports one token count for the whole batch, the first result gets it. Raises NoOutputs if the answer has a
-        different number of outputs, or doesn't say which inputs they belong to.
+        """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input.
+        If the API reports one token count for the whole batch, the first result gets it. Raises NoOutputs if the number of
+        outputs is wrong, or the answer doesn't say which inputs they belong to.
 
         `json_bytes` is the length of the JSON if binary data follow it, or -1 if unknown. `rows` has the number of rows of each
-        input, 0 for an input without a row axis; it is empty if no input has a row axis."""
+        input (0 without a row axis); it is empty if no input has a row axis."""
         raise NotImplementedError
 
     def is_light(self, json_bytes: int) -> bool:
@@ -91,9 +87,8 @@ class Dialect(msgspec.Struct, frozen=True):
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A remote API and its dialect. The repr omits the URL, because its query may contain a secret. `metadata` and `models` are the
-    requests for the model's metadata and the list of models, or None if the API has none. `model` is the remote model's name, or
-    empty."""
+    """A remote API and its dialect. The repr omits the URL, which may contain a secret. `metadata` and `models` are requests
+    for the model's metadata and the list of models, or None. `model` is the remote model's name, or empty."""
 
     url: str
     dialect: Dialect
@@ -123,16 +118,14 @@ Json = bytes | bytearray | msgspec.Raw
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors for text that isn't JSON. Catch msgspec.ValidationError first, because it is a DecodeError, too."""
 
-_COUNTED = 1 << 20
-"""Maximum size in bytes of a wrong list whose elements are counted for the error message."""
+_COUNTED = 1 << 20  # Maximum size in bytes of a wrong list whose elements are counted for the error message.
 _KINDS = {"n": "null", "t": "bool", "f": "bool", "[": "list", "{": "dict", '"': "string"}
 
 _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
-    """Return the undecoded elements of a list. Raises NoOutputs if there aren't `expected` of them, msgspec.DecodeError if the text
-    isn't JSON."""
+    """Return a list's undecoded elements. Raises NoOutputs unless there are `expected`, msgspec.DecodeError for bad JSON."""
     if first_character(content) != "[":
         raise NoOutputs(f"{kind_of(content)} instead of a list")
     try:

@@ -191,8 +191,7 @@ def _embedding(raw: msgspec.Raw) -> ItemResult:
     return ItemResult(bytes(numbers).strip())
 
 
-MEMBERS = ("outputs", "results", "predictions")
-"""Members that may contain the list. The first one present counts."""
+MEMBERS = ("outputs", "results", "predictions")  # Members that may contain the list. The first one present counts.
 _NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 

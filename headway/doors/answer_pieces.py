@@ -28,11 +28,9 @@ from headway.model import Tensors, Value
 from headway.oip.tensors import head_of
 from headway.runtime.fair_turns import FairTurns
 
-PIECE = 1 << 18
-"""Size of one piece of a large output, in bytes or characters."""
+PIECE = 1 << 18  # Size of one piece of a large output, in bytes or characters.
 
-HOLE = secrets.token_hex(16)
-"""Placeholder for an output that is written piece by piece. Random, so that no output can contain it."""
+HOLE = secrets.token_hex(16)  # Placeholder for an output that is written in pieces. Random, so that no output has it.
 
 ELSEWHERE = "the Open Inference Protocol has it (`binary_data`, at /v2/models/MODEL/infer)"
 """End of the error message about an output that JSON can't represent."""
@@ -70,7 +68,7 @@ def is_large(output: Value) -> bool:
 
 
 def json_pieces(output: Value) -> Iterator[bytes]:
-    """Yield an output as JSON text. Raises UnicodeEncodeError for a lone surrogate, and RequestError for tensors that JSON can't represent."""
+    """Yield an output as JSON. Raises UnicodeEncodeError for a lone surrogate, RequestError for unrepresentable tensors."""
     if isinstance(output, str):
         yield from text_pieces(output)
     elif isinstance(output, Tensors):
@@ -149,18 +147,15 @@ def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -
     yield tail
 
 
-TURN = 0.001
-"""Seconds to spend on making pieces in one turn of the loop. The last piece may take longer."""
+TURN = 0.001  # Seconds to spend on making pieces in one turn of the loop. The last piece may take longer.
 
-WORTH_SENDING = 1 << 16
-"""Minimum average size in bytes for sending pieces separately. Smaller pieces are joined, which copies them."""
+WORTH_SENDING = 1 << 16  # Minimum average size in bytes for sending pieces separately. Smaller pieces are joined.
 
 
 class LargeAnswer:
-    """The body of a large answer. `room` is the quota for the outputs of a request with several inputs, or None for a single input.
-
-    `length` is the number of bytes made but not yet sent. `total` is the length of the complete body, or 0 until all of it is made.
-    `left_since` is the monotonic time since which the client has been slow to read, or 0.0."""
+    """The body of a large answer. `room` is the quota for the outputs of a request with several inputs, or None for a single
+    input. `length` is the number of bytes made but not yet sent. `total` is the length of the complete body, or 0 until all of
+    it is made. `left_since` is the monotonic time since which the client has been slow to read, or 0.0."""
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
 

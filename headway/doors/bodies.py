@@ -30,15 +30,12 @@ _LONE_SURROGATE = re.compile(
 _LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is not text"
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
-_SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
-"""Start of a body with single quotes, from Python's notation or a shell's quoting."""
-_MOST_BYTES = 1 << 16
-"""Maximum size in bytes of a body for which an error message suggests a fix."""
+_SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")  # Start of a body with Python's or a shell's quotes.
+_MOST_BYTES = 1 << 16  # Maximum size in bytes of a body for which an error message suggests a fix.
 _MALFORMED = "JSON is malformed: "
 _MOST_SHOWN = 5
-_TOGETHER = 32
-"""Number of inputs of a long list to decode between two yields."""
-_ELSEWHERE = {
+_TOGETHER = 32  # Number of inputs of a long list to decode between two yields.
+_ELSEWHERE = {  # Members that belong to other routes and APIs, each with advice.
     "instances": "send several inputs as `inputs` to /v1/inference",
     "inputs": "send several inputs to /v1/inference",
     "prompt": "send prompts to /v1/completions",
@@ -46,7 +43,6 @@ _ELSEWHERE = {
     "input": "/v1/inference takes an `input`",
     "input_data": "/v1/predict takes an `input_data`",
 }
-"""Members that belong to other routes and APIs, each with advice."""
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -54,13 +50,11 @@ class OtherInput(BadRequest):
     """The body isn't valid for a model that takes text, but another kind of model may accept it."""
 
 
-MAX_DEPTH = 32
-"""Maximum nesting depth of `parameters`. Workers can decode this depth."""
+MAX_DEPTH = 32  # Maximum nesting depth of `parameters`. Workers can decode this depth.
 
 MOST_MEMBERS = 1024
 
-ABSENT = msgspec.Raw()
-"""Placeholder for a missing Raw member."""
+ABSENT = msgspec.Raw()  # Placeholder for a missing Raw member.
 
 _NO_INPUT = "Object missing required field `input`"
 _NUL = "the input contains U+0000, which not every model accepts; remove it"
@@ -89,13 +83,11 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
     return read
 
 
-ParsedBody = tuple[str | None, Value | list[Value], bytes, str]
-"""Model (or None), a single input or a list of them, parameters, and version (empty for any)."""
+ParsedBody = tuple[str | None, Value | list[Value], bytes, str]  # Model or None, input or inputs, parameters, version.
 
 
 def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], ParsedBody]:
     """Return a function that decodes a JSON body with a single input of any JSON type, or with several; see `Codec.read_value`.
-
     `kind` is a msgspec Struct with `model`, `version`, `model_version`, and (as Raw, ABSENT by default) `input`, `inputs` and
     `parameters`. Members that the route doesn't accept are ClassVars."""
     limit = min(MOST_INPUTS, settings.max_queue)
@@ -195,8 +187,7 @@ def _has_lone_surrogate(text: bytes) -> Steps[bool]:
 
 
 def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
-    """Return a function that converts a long body's members to a struct, leaving the fields in `raw` undecoded. It raises
-    BadRequest."""
+    """Return a function that makes a struct of a long body's members (undecoded if in `raw`). It raises BadRequest."""
     decode = msgspec.json.Decoder(kind).decode
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     undecoded = [(field, names[field]) for field in raw if field in names]

@@ -21,19 +21,16 @@ from headway.model import Failure, InferenceRequest, Limit, Principal, Reply, Re
 from headway.ports import Identity, WatchedIdentity
 from headway.runtime.request_id import NewId
 
-_ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"
-"""Text before and after the name and the numbers in the RateLimit line."""
+_ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"  # Text around the name and numbers in RateLimit.
 
 _COUNTS = (
     b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"
 )
 
-REMEMBERED = 10_000
-"""Maximum number of cached header texts, one for each set of limits."""
+REMEMBERED = 10_000  # Maximum number of cached header texts, one for each set of limits.
 
 
-_Terms = tuple[Limit, bytes, float, float]
-"""A limit, its header text up to the numbers, and its tolerance and interval in seconds."""
+_Terms = tuple[Limit, bytes, float, float]  # A limit, its header text, and its tolerance and interval in seconds.
 
 
 _Known = tuple[tuple[Limit, ...], _Terms, tuple[_Terms, ...]]
@@ -100,15 +97,13 @@ class RateLimitHeaders:
 
 
 def _policy(limit: Limit) -> str:
-    """Return a limit's item in RateLimit-Policy. Quotas must be whole numbers, so a rate below one per minute gets a longer
-    window."""
+    """Return a limit's item in RateLimit-Policy. Quotas are whole numbers, so a rate below 1/min gets a longer window."""
     if limit.rate >= 1.0:
         return f'"{limit.name}";q={int(limit.rate)};w=60'
     return f'"{limit.name}";q=1;w={ceil(60.0 / limit.rate)}'
 
 
-CHARGED = 1 << 16
-"""Number of bytes of JSON outside strings that are charged like one additional request."""
+CHARGED = 1 << 16  # Number of bytes of JSON outside strings that are charged like one additional request.
 
 
 class RepliesSink(ReplySink, Protocol):
@@ -134,8 +129,7 @@ class Entrance:
         self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal:
-        """Return the principal for an `Authorization` value. Raises RequestError if the value is unknown or can't be checked
-        yet."""
+        """Return the principal for an `Authorization`. Raises RequestError if it is unknown or can't be checked yet."""
         principal = self._identify(authorization)
         if principal is None:
             raise bad_credential(authorization)
@@ -156,7 +150,7 @@ class Entrance:
         return error_of(failure)
 
     def over(self, principal: Principal) -> Failure | None:
-        """Return the failure if the principal is over a limit, without counting it."""
+        """Return the failure of a principal that is over one of its limits, or None. The refusal isn't counted."""
         gateway = self.gateway
         return gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
 
@@ -190,11 +184,10 @@ class Entrance:
     def submit(
         self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, max_bytes: int = 0, why: str = ""
     ) -> FanOut | None:  # fmt: skip
-        """Submit a request to the gateway, and drop the reference to its input. `principal` comes from `principal_for`.
-
-        If there are several inputs, return their fan-out. While their outputs are held, they count towards the quota of the client
-        `owner`. They may have `max_bytes` bytes in total; 0 means half of what all clients may hold. `why` explains the limit in
-        the error message."""
+        """Submit a request to the gateway, and drop the reference to its input. `principal` comes from `principal_for`. If
+        there are several inputs, return their fan-out. Outputs that it holds count towards the quota of the client `owner`;
+        `max_bytes` limits their total size (0: half of what all clients may hold), and `why` explains this limit in the error
+        message."""
         gateway, model = self.gateway, exchange.model or ""
         input, exchange.input = exchange.input, ""
         if isinstance(input, list):

@@ -19,13 +19,12 @@ from headway.gateway.served_models import KnownModels
 from headway.model import DedupKind, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.counters import GatewayCounts
 
-_MARKS = {
+_MARKS = {  # Header fields of a reused outcome, by kind of deduplication and whether it was stored.
     (DedupKind.SAME, True): (("x-headway-cache", "hit"),),
     (DedupKind.SAME, False): (("x-headway-cache", "collapsed"),),
     (DedupKind.KEY, True): (("idempotency-replayed", "true"),),
     (DedupKind.KEY, False): (("idempotency-replayed", "true"),),
 }
-"""Header fields of an answer that reuses another request's outcome, by kind of deduplication and whether it was stored."""
 
 
 def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
@@ -42,8 +41,8 @@ does."""
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """The outcome of a request whose inputs all have an output. `id` is the public id, `req_…`. `outputs` and `tokens` have one
-    element for each input; tokens are None if not reported. `milliseconds` is the time since the request was complete."""
+    """The outputs of a successful request. `id` is the public id, `req_…`. `outputs` and `tokens` have one element per input;
+    tokens are None if not reported. `milliseconds` is the time since the request was complete."""
 
     id: str
     outputs: Sequence[Value]
@@ -53,8 +52,7 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 WriteAnswer = Callable[[Outcome], Written]
-"""Writes the answer to a request. Raises RequestError if the API can't represent an output, UnicodeEncodeError for lone
-surrogates."""
+"""Writes an answer. Raises RequestError if the API can't represent an output, UnicodeEncodeError for a lone surrogate."""
 
 
 ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
@@ -65,10 +63,9 @@ An output that isn't text is passed as Raw. Raises UnicodeEncodeError for a lone
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """The fast path for a head whose requests differ only in their text. It stores nothing per request.
-
-    `read` is `unusual` if the head has no fast path for reading. `write` writes an answer that is plain text, with the header lines
-    `kind`. `write_any` writes all other answers."""
+    """The fast path for a head whose requests differ only in their text. It stores nothing per request. `read` is `unusual` if
+    the head has no fast path for reading. `write` writes an answer that is plain text, with the header lines `kind`.
+    `write_any` writes all other answers."""
 
     read: ReadText
     write: WriteText
@@ -76,8 +73,7 @@ class Usual(msgspec.Struct, frozen=True):
     write_any: WriteAnswer
 
 
-UNUSUAL = BadRequest("the body has another reader")
-"""Raised for a body that `Usual.read` leaves to the general reader. Clients never see it."""
+UNUSUAL = BadRequest("the body has another reader")  # Leaves a body to the general reader. Clients never see it.
 
 
 def unusual(body: bytes) -> NoReturn:
@@ -118,8 +114,7 @@ class CodecContext(msgspec.Struct, frozen=True):
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 
-ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
-"""Decodes a long body in steps; see ReadRequest."""
+ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]  # Decodes a long body; see ReadRequest.
 
 
 class Reader(NamedTuple):

@@ -19,8 +19,7 @@ TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 
 MOST_KEY = 255
 
-MOMENT = 0.001
-"""Timeout in seconds for a request that has no time left."""
+MOMENT = 0.001  # Timeout in seconds for a request that has no time left.
 
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 SERVING = frozenset(("ok", "degraded"))
 
-AGE = 0.5
-"""Seconds for which all health checks share an answer, to save broker calls."""
-ANSWER_WITHIN = 0.8
-"""Seconds that a route waits for the broker. Health checks usually give up after 1."""
+AGE = 0.5  # Seconds for which all health checks share an answer, to save broker calls.
+ANSWER_WITHIN = 0.8  # Seconds that a route waits for the broker. Health checks usually give up after 1.
 
 AT_ZERO = "none, as nobody asks for one"
 
@@ -68,10 +66,8 @@ class Readiness:
     at_zero: Callable[[], bool] = _never
     awaited: Callable[[], Mapping[str, Scaling]] = dict
     clock: Callable[[], float] = monotonic
-    _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
-    """The workers as of the broker's last answer."""
-    _seen_at: float | None = field(default=None, init=False)
-    """When the broker last answered, or None if it never has."""
+    _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)  # The workers as of the broker's last answer.
+    _seen_at: float | None = field(default=None, init=False)  # When the broker last answered; None before.
 
     async def look(self) -> tuple[str, dict[str, Any]]:
         """Return the readiness status and its checks. Waits at most ANSWER_WITHIN for the broker."""
@@ -129,10 +125,9 @@ class Readiness:
         return {"fallback": _healthy(await self.direct.workers())}
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """Return the readiness status, and the workers that it is based on.
-
-        `degraded` means that a worker is neither healthy nor drained, or that fewer workers than expected are healthy. An offline
-        worker of another process is ignored: it has left, or was given up."""
+        """Return the readiness status, and the workers that it is based on. `degraded` means that a worker is neither healthy
+        nor drained, or that fewer workers than expected are healthy. Offline workers of other processes are ignored: they have
+        left, or were given up."""
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
             return "draining", counted
@@ -198,8 +193,7 @@ class CachedReadiness:
         self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Return a `Readiness.look` that is at most AGE seconds old. A change within this process, such as shutting down, shows
-        immediately."""
+        """Return a `Readiness.look` that is at most AGE seconds old. Changes within this process show immediately."""
         loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or known != self._known:

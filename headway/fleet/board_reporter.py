@@ -1,9 +1,8 @@
 """Posts notices about a process's work to the departure board.
 
-This happens once a second, four times a second while somebody is watching, and never while the process is idle. The numbers of the
-fleet are read while a notice is posted, in the same round trip, and sent with the next notice. Nothing is retried: if the board is
-unreachable, the notice is lost.
-"""
+This happens once a second, four times a second while somebody is watching, and never while the process is idle. The fleet's
+figures are read while a notice is posted, in the same round trip, and sent with the next notice. Nothing is retried: if the board is
+unreachable, the notice is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic, PeriodicResource
 
-PERIOD = 1.0  # Seconds between two notices, and between two readings of the fleet's numbers.
+PERIOD = 1.0  # Seconds between two notices, and between two readings of the fleet's figures.
 WATCHED_PERIOD = 0.25
 UNHEARD = Posted(watched=False, records=False)
 
@@ -76,7 +75,7 @@ class FlowMeter:
 
 
 class BoardReporter(PeriodicResource):
-    """Reports to the board for one process. A `headway.app.lifecycle.Resource`. Without a `pace` it never rests."""
+    """Posts a process's notices. A `headway.app.lifecycle.Resource`. Without a `pace`, the process never counts as resting."""
 
     def __init__(
         self, process: str, board: Board, registry: Registry, fleet: Fleet, counters: Counters, clock: Callable[[], float],
@@ -94,8 +93,7 @@ class BoardReporter(PeriodicResource):
         return WATCHED_PERIOD if self._standing.watched else PERIOD
 
     async def report(self) -> None:
-        """Post one notice, unless it would be empty. A resting process leaves the numbers of the fleet to other processes. Raises
-        BrokerUnavailable if the board doesn't answer."""
+        """Post a notice. A resting process posts no empty ones, and no figures of the fleet. Raises BrokerUnavailable."""
         departures, changes, untold = self._counters.departures.take()
         scalings = self._counters.departures.take_scalings()
         figures, self._fleet_figures = self._fleet_figures, None

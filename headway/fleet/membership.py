@@ -18,18 +18,15 @@ log = get_logger(__name__)
 
 NAMESAKE_SECONDS = OFFLINE_AFTER + 2 * PERIOD  # Seconds after which the name of a killed process is free again.
 
-_GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)
-"""Statuses in which nothing runs under a worker's id, so another process may use it."""
+_GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)  # The worker's id may be used again.
 
 
 class Membership:
     """Membership of one process in the fleet.
 
-    `describe` returns the process as it is now. `slots` are the ids of its workers. `every` returns the seconds until the next
-    heartbeat. `drained` is called with the names of all drains after each heartbeat, and is None in a process without workers.
-    `killed` returns, by worker id, why workers were killed since the last call. `reason` says why the process ends. `leaving` is
-    True once the process is shutting down and should get no new work.
-    """
+    `describe` returns its current state. `slots` are the ids of its workers. `every` returns the seconds until the next heartbeat.
+    After each heartbeat, `drained` is called with the names of all drains; it is None in a process without workers. `killed` returns
+    why workers were killed since the last call, by id. `reason` says why the process ends. It gets no new work once `leaving`."""
 
     def __init__(
         self, fleet: Fleet, describe: Callable[[], ProcessInfo], clock: Callable[[], float], broker: Registry,
@@ -45,8 +42,7 @@ class Membership:
         self._entered = False
 
     async def enter(self) -> None:
-        """Send the first heartbeat, once the name is free. If a process with this name was killed, wait until it is forgotten.
-        Raises SettingError if another process with this name is alive."""
+        """Send the first heartbeat, once a killed namesake is forgotten. Raises SettingError if a process of this name is alive."""
         for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()
             if not namesake:

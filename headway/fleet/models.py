@@ -7,8 +7,7 @@ If the registry loses its state, it forgets workers that are still running. Thei
 until the workers are back in the registry, so that requests wait instead of failing.
 
 A model is missed if its last workers stopped reporting without having been stopped. Its metrics are exported for another MISSED_FOR
-seconds, because an alert about it would otherwise resolve.
-"""
+seconds, because an alert about it would otherwise resolve."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-MISSED_FOR = 3600.0
-"""Seconds for which a lost model counts as missed. The counters of models that are no longer served are dropped after that time."""
+MISSED_FOR = 3600.0  # Seconds for which a lost model counts as missed. Counters of unserved models are kept as long.
 Serve = Callable[[Mapping[str, Settings]], None]  # Makes a process serve exactly these models.
 
 
@@ -39,16 +37,13 @@ class FleetModels:
         presumed = not settings.models and settings.model == FIELDS["model"].default
         self.named: Collection[str] = () if presumed else settings.served.keys()
         self._own = settings.served if presumes or not presumed else {}
-        # Default model, if the settings name no model. It is served only until a worker reports another one.
-        self._presumed = settings.model if presumed and presumes else ""
+        self._presumed = settings.model if presumed and presumes else ""  # Served until a worker reports another.
         self._serve, self._clock, self._forget = serve, clock, forget
         self._left_at: dict[str, float] = {}
-        # Models with a worker that had stopped reporting without having been stopped, as of the last report.
-        self._silent: set[str] = set()
+        self._silent: set[str] = set()  # Models with a worker that stopped reporting without having been stopped.
         self._terms: dict[str, ModelReport] = {}
         self._online: Collection[str] = ()  # Models with a worker that wasn't offline at the last report.
-        # Time at which each model that the registry has lost stops being served, in monotonic seconds.
-        self._lost: dict[str, float] = {}
+        self._lost: dict[str, float] = {}  # When each model that the registry has lost stops being served.
         self._heard_at = -math.inf
         self._served: Mapping[str, Settings] = self._own
         self._warned: set[tuple[str, str, tuple[str, ...]]] = set()

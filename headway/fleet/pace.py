@@ -3,8 +3,7 @@
     works ──nothing arrives for RESTS_AFTER──▶ rests ──something arrives──▶ works
 
 A gateway without requests rests, and so does a controller that doesn't lead. Each then makes one round trip to the broker every other
-second. A process with workers never rests, because its workers must report at least once a second.
-"""
+second. A process with workers never rests, because its workers must report at least once a second."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Pace:
         return self._may_rest and self._clock() - self._stirred_at >= RESTS_AFTER
 
     def every(self) -> float:
-        """Return the seconds between two heartbeats, and between two readings of an idle process."""
+        """Return the seconds between heartbeats, and between the readings of an idle process."""
         return STANDBY_EVERY if self.rests else REST_EVERY
 
 

@@ -8,8 +8,7 @@ Entries that arrive during a call are sent together in the next one. If there ar
 entries are sent in separate calls, so that small entries don't have to wait for them.
 
 A call that got no answer may have succeeded, so its entries are offered again under the same ids until the broker answers. While
-the broker is unreachable, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`.
-"""
+the broker is unreachable, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
 
 AT_ONCE = 8  # Maximum number of large entries in one call.
-MOST_BYTES = 8 << 20
-"""Maximum bytes of inputs and parameters in a call with large entries. The broker stores all of them before admitting any."""
+MOST_BYTES = 8 << 20  # Maximum bytes in a call with large entries, which the broker stores before admitting any.
 MOST_COPIED = 1 << 19  # Maximum bytes of inputs and parameters in a call with small entries.
 SPREAD = 0.25  # Maximum random delay of a resubmission in seconds, because all gateways resubmit at the same time.
 REST = 1.0  # Minimum seconds between resubmissions, in case the broker comes and goes.
@@ -56,8 +54,7 @@ class Outbox:
     def __init__(self) -> None:
         self.fresh: dict[int, Entry] = {}  # Entries added since the last `take`, by nonce. Callers add them here.
         self.later = 0  # Number of entries that the last `take` left.
-        self._lines: dict[str, OrderedDict[int, Entry]] = {}
-        """Entries that the last `take` left, by tenant. The first tenant has the next turn."""
+        self._lines: dict[str, OrderedDict[int, Entry]] = {}  # Left by the last `take`. The first tenant is next.
 
     def __len__(self) -> int:
         return len(self.fresh) + self.later
@@ -170,11 +167,9 @@ class LargeEntries:
 
 
 class Resubmitter:
-    """Offers pending entries again after the broker may have lost them.
-
-    Offering is idempotent by (tenant, id), so entries that the broker still has don't change. `held` returns the offered entries
-    that haven't been answered. `open` is True from `ask` until all of them have been offered again.
-    """
+    """Offers pending entries again after the broker may have lost them. Offering is idempotent by (tenant, id), so entries
+    that the broker still has don't change. `held` returns the offered entries that haven't been answered. `open` is True
+    from `ask` until all of them have been offered again."""
 
     def __init__(
         self,
@@ -209,11 +204,9 @@ class Resubmitter:
 
 LARGE = 1 << 16  # Bytes of an output that gets its own turn of the event loop. Writing it takes about 1 ms.
 _OUTPUT = attrgetter("output")
-RETRY_AFTER = (1.0, 30.0)
-"""Minimum and maximum Retry-After in seconds during an outage. In between, it is how long the outage has lasted so far."""
+RETRY_AFTER = (1.0, 30.0)  # Limits of Retry-After during an outage, in seconds. It is the outage's duration so far.
 WORTH_GATHERING = 2.0  # Calls wait for more entries only if at least this many arrive between two calls.
-MOST_OFFERED = 64
-"""Maximum number of entries in one call. A call blocks the broker, and the gateway handles its result in one turn."""
+MOST_OFFERED = 64  # Maximum entries per call. A call blocks the broker, and the gateway handles its result in one turn.
 PROBE_AFTER = 0.5  # If requests are pending, the broker is probed after this many seconds without an answer.
 SECOND_CHANCE = 0.1  # Minimum seconds before the broker counts as down, because a single call may get lost.
 TRIES = 3  # After this many failures, a client's call is given up if other calls succeed.
@@ -292,10 +285,9 @@ SessionEvent = Admitted | EntryRefused | Replied | Down | Up
 class OutcomeReader:
     """Reads the outcomes that a broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads.
 
-    An outcome may be 16 MiB long, and the broker can't send anything else in the meantime. So only a few calls run at a time, and
-    tenants take turns. Reads of the same outcome that arrive during a call share the next call. It starts after all of them, so
-    its result is up to date for each.
-    """
+    An outcome may be 16 MiB long, and the broker can't send anything else in the meantime. So only a few calls run at a
+    time, and tenants take turns. Reads of the same outcome that arrive during a call share the next one, whose result is up
+    to date for all of them."""
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker, self._out_of_reach = broker, out_of_reach
@@ -367,8 +359,7 @@ class BrokerSession:
         self.broker, self.near, self.waits = broker, broker.near, False
         self.room, self.followers = room, 0
         self._outbox = Outbox()  # Entries that haven't been sent yet, or whose call got no answer.
-        self._on_their_way: list[Sequence[Entry]] = []
-        """Entries of calls in progress. They mustn't be offered again, because the two calls might have different results."""
+        self._on_their_way: list[Sequence[Entry]] = []  # In running calls. A second offer might end differently.
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
         self._rate, self.taken = ArrivalRate(), 0
         self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
@@ -630,14 +621,12 @@ class BrokerSession:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:
-        """Offer entries again if they are still waiting.
+        """Offer entries again if they are still waiting. If an entry ends during the call, the broker may mistake it for a
+        new entry, so the entry is withdrawn. A task is withdrawn only if it was cancelled or refused, because clients can
+        fetch its outcome later.
 
-        If an entry ends during the call, the broker may mistake it for a new entry, so the entry is withdrawn. A task is
-        withdrawn only if it was cancelled or refused, because clients can fetch its outcome later.
-
-        `admitted`: the broker had admitted the entries, and most likely still has them. `late`: they may have been offered before,
-        or have waited during an outage.
-        """
+        `admitted`: the broker had admitted the entries, and most likely still has them. `late`: they may have been offered
+        before, or have waited during an outage."""
         offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
             return
@@ -777,7 +766,7 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """Blame the outage if the broker refuses an entry because of load that arrived after it."""
+    """Blame the outage if the broker refuses an entry because of load that arrived after the entry."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was unreachable, so the request can no longer be answered in time"

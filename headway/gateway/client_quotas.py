@@ -5,8 +5,7 @@ belongs to a common owner, the strangers. When the strangers' quota is used up, 
 flood of idle connections doesn't shut anybody out.
 
 Without authentication, a connection belongs to the client's address. A proxy is then a single owner, so by default there is no
-limit per address.
-"""
+limit per address."""
 
 from __future__ import annotations
 
@@ -42,11 +41,9 @@ class HeldBytes(Budget):
 
 
 class AnswerRoom:
-    """Room for the outputs of a request with several inputs, from the first output until the answer has been written.
-
-    The outputs may have `most` bytes in total. `why` names the source of this limit in the error. `held` is the number of counted
-    bytes; 0 for a small answer.
-    """
+    """Room for the outputs of a request with several inputs, from the first output until the answer has been written. The
+    outputs may have `most` bytes in total. `why` names the source of this limit in the error. `held` is the number of bytes
+    counted so far; 0 for a small answer."""
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
 
@@ -118,8 +115,8 @@ class Quotas:
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection. Returns False if there is no room; the caller then sends an error and closes the connection. If
-        it has no owner afterwards, there isn't even room for an error, so close it immediately."""
+        """Count a new connection. Returns False if there is no room; the caller then sends an error and closes the connection. If the
+        connection has no owner afterwards, there isn't even room for an error, so close it immediately."""
         if not self._named:
             if not self._connections.take(address, 1):
                 self._let_linger(counted)
@@ -145,8 +142,8 @@ class Quotas:
         return too_many("too many connections of this client are")
 
     def belong(self, counted: CountedConnection, tenant: str) -> None:
-        """Assign a connection to the tenant of its first request. Raises RequestError if the tenant has too many connections; the
-        caller then sends the error and closes this one."""
+        """Assign a connection to the tenant of its first request. Raises RequestError if the tenant has too many connections; the caller
+        then sends the error and closes the connection."""
         owner = counted.owner
         if not self._named or owner is None or owner == tenant:
             return
@@ -158,7 +155,7 @@ class Quotas:
         counted.owner = tenant
 
     def _let_linger(self, counted: CountedConnection) -> bool:
-        """Keep a refused connection until its error has been sent. Returns False if there are too many of them."""
+        """Keep a refused connection until its error has been sent. Returns False if there are too many such connections."""
         if not self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
             return False
         counted.owner = REFUSED

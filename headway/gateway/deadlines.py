@@ -1,9 +1,8 @@
 """Deadlines of pending requests, and of tasks that the gateway waits for even after their deadline.
 
-Requests with the usual timeout share one timer. They expire in the order of the pending table, so their deadlines needn't be
-stored. Stored deadlines would outlive most requests forty times over, and fill the CPU caches. A timing wheel stores the deadlines
-of requests with other timeouts.
-"""
+Requests with the usual timeout share one timer. They expire in the order of the pending table, so their deadlines needn't
+be stored. Stored deadlines would outlive most requests forty times over, and fill the CPU caches. A timing wheel stores the
+deadlines of requests with other timeouts."""
 
 from __future__ import annotations
 
@@ -26,12 +25,10 @@ K = TypeVar("K")
 
 
 class TimingWheel(Generic[K]):
-    """One timer for many deadlines.
-
-    Deadlines are grouped into time slots, and the timer is set for the end of the first slot. So a deadline costs a dictionary
-    operation instead of a timer. When a slot has passed, `passed` is called with all its keys. It must ignore keys that no longer
-    matter, because they are never removed. `clock` must run at the pace of the event loop's clock.
-    """
+    """One timer for many deadlines, which are grouped into time slots. The timer is set for the end of the first slot, so a
+    deadline costs a dictionary operation instead of a timer. When a slot has passed, `passed` is called with all its keys.
+    It must ignore keys that no longer matter, because keys are never removed. `clock` must run at the pace of the event
+    loop's clock."""
 
     def __init__(self, clock: Callable[[], float], passed: Callable[[Sequence[K]], None]) -> None:
         self._clock, self._passed = clock, passed
@@ -121,9 +118,8 @@ class Deadlines:
 class LateTasks:
     """Tasks that are still running after their deadline. No request waits for them any more.
 
-    Clients can still poll for a late task's outcome. So the gateway waits for the outcome for a while, and only then has `end`
-    count and record the task. Late tasks aren't in the pending table, because they are never resubmitted.
-    """
+    Clients can still poll for a late task's outcome. So the gateway waits for it for a while, and only then counts and
+    records the task, by calling `end`. Late tasks aren't in the pending table, because they are never resubmitted."""
 
     def __init__(self, clock: Callable[[], float], end: Callable[[Sequence[PendingRequest]], None]) -> None:
         self._clock, self._end = clock, end
@@ -143,7 +139,7 @@ class LateTasks:
             self._overdue([next(iter(self._held))])
 
     def take(self, reply: Reply, ended: list[PendingRequest]) -> bool:
-        """Append the late task that a reply is for to `ended`. Returns False if there is none."""
+        """If a reply is for a late task, append the task to `ended`. Otherwise return False."""
         task = self._let_go((reply.tenant, reply.id, reply.nonce))
         if task is not None:
             task.reply = reply

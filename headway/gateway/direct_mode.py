@@ -4,10 +4,9 @@ The gateway's fallback has the parts of a single-process server: a broker, batch
 batching, retries, isolation of bad inputs, and admission work as usual. The backends start together with the gateway, so that they
 are warm when needed. If the fallback fails to start, the gateway starts without it, and retries later.
 
-The fallback serves certain models, but not requests that name a version. When an outage begins, pending tasks, and pending requests
-that the fallback doesn't serve, wait for the shared broker. New requests that it doesn't serve are refused. So each task belongs to
-exactly one broker, which can delete it.
-"""
+The fallback serves certain models, but not requests that name a version. When an outage begins, pending tasks, and pending requests that
+the fallback doesn't serve, wait for the shared broker. New requests that the fallback doesn't serve are refused. So each task belongs to
+exactly one broker, which can delete it."""
 
 from __future__ import annotations
 

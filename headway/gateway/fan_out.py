@@ -12,8 +12,7 @@ A few parts are submitted together. Many parts are submitted in slices, which ta
 deadline includes this wait.
 
 With an idempotency key, the other parts are submitted only once the broker has accepted or answered the first. If two different
-requests use the same key, even at two gateways, the one whose first part arrives first wins, and no part of the other one runs.
-"""
+requests use the same key, even at two gateways, the one whose first part arrives first wins, and no part of the other one runs."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ FEW = 16  # Requests with at most this many parts don't have to wait for a turn.
 
 _RAN, _MARKS = attrgetter("ran"), attrgetter("shared", "kept", "unkept", "tokens")
 _UNMARKED = {(None, False, False, None)}  # Marks of plain replies, which needn't be joined.
-OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
-"""Codes of failures that concern the whole request, although the first part gets them."""
+OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)  # Failures of the first part that concern all.
 
 
 class FanOut(ReplySink):

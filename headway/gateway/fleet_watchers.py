@@ -1,8 +1,6 @@
-"""Fleet watchers. One watches the workers; the other watches capacity and gateways, and sets this gateway's throttle.
-
-If the fleet is unreachable, or no controller publishes the capacity, the throttle opens after a few seconds. From then on only the
-broker refuses requests.
-"""
+"""Fleet watchers. One watches the workers; the other watches capacity and gateways, and sets this gateway's throttle. If
+the fleet is unreachable, or no controller publishes the capacity, the throttle opens after a few seconds. From then on only
+the broker refuses requests."""
 
 from __future__ import annotations
 

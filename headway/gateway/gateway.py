@@ -5,8 +5,7 @@ for the answer, so that whatever produces the answer can write it.
 
 Requests are sent over a `BrokerSession` to the fleet's shared broker. During an outage, a gateway with a fallback sends them over
 another session to its own broker; a gateway without one refuses them. A request ends exactly once, in `_finish`, because the first
-answer removes its record.
-"""
+answer removes its record."""
 
 from __future__ import annotations
 
@@ -306,11 +305,8 @@ class RolloutCounts:
         }
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Count requests by the version chosen for them.
-
-        Shared answers aren't counted. Requests that name a version aren't either, because otherwise a client could cause a rollback
-        by sending a version bad inputs.
-        """
+        """Count requests by the version chosen for them. Shared answers don't count, and neither do requests that name a
+        version: otherwise a client could cause a rollback by sending a version bad inputs."""
         if ending not in _COUNTED:
             return
         for request in requests:

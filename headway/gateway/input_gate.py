@@ -7,8 +7,7 @@
 
 The screened texts are what the model gets and what the dedup keys are made from. All inputs of a request are screened and judged
 before any is handed on. A request that waits for a judge is pending but has no session, so it can still time out, be abandoned, or
-end with the process. A gateway that has no policy doesn't import this module.
-"""
+end with the process. A gateway that has no policy doesn't import this module."""
 
 from __future__ import annotations
 
@@ -247,7 +246,7 @@ class Screening:
             self._hand_on(pending)
 
     def _decide(self, waited: Sequence[PendingRequest], failure: Failure | None) -> None:
-        """Hand on the requests that waited for a verdict. If it refuses them, answer the first; this ends them all."""
+        """Hand on the requests that waited for a verdict. If the verdict refuses them, answer the first; this ends them all."""
         for pending in waited:
             self._limiter.refund(pending.entry.limits)
         if failure is None:

@@ -9,8 +9,7 @@ The function gets a list of texts and returns one boolean for each. A process th
 
 Callers take turns, and each may use only part of the room. If a caller's text makes a process hang or die, the caller is paused for
 nine times as long as the failure took. So a caller can waste at most a tenth of a process. Texts that arrive during the pause get no
-verdict. The rule says what happens to requests that get no verdict.
-"""
+verdict. The rule says what happens to requests that get no verdict."""
 
 from __future__ import annotations
 
@@ -57,11 +56,9 @@ OnVerdict = Callable[[Verdict, int], None]  # Called with the verdict and the po
 
 
 class Question:
-    """The texts of one request, at least one, that wait for a verdict.
-
-    `on_verdict` is called once, in a later turn of the event loop. `wanted` returns True while anyone is waiting for the verdict.
-    `called` is True once the function has been called with one of the texts.
-    """
+    """The texts of one request, at least one, that wait for a verdict. `on_verdict` is called once, in a later turn of the
+    event loop. `wanted` returns True while anyone is waiting for the verdict. `called` is True once the function has been
+    called with one of the texts."""
 
     __slots__ = ("_missing", "_on_verdict", "called", "caller", "size", "texts", "timer", "wanted")
 
@@ -101,11 +98,8 @@ _Piece = tuple[Question, int]  # One text of a question, by its position.
 
 
 class Judge:
-    """The judge for one rule that has a function.
-
-    `make` builds the backend of a process, given the process's number. The backend's target is the function. `restarted` is called
-    with the rule's name after a process has been replaced.
-    """
+    """The judge for one rule that has a function. `make` builds the backend of a process, given the process's number. The
+    backend's target is the function. `restarted` is called with the rule's name after a process has been replaced."""
 
     def __init__(
         self,
@@ -291,8 +285,7 @@ class Judge:
             await asyncio.sleep(backoff(failures, self._rng()))
 
 
-_VERDICTS: Mapping[Value | None, Verdict] = {b"true": Verdict.LET_IN, b"false": Verdict.REFUSED}
-"""Verdicts by the function's result, in JSON."""
+_VERDICTS: Mapping[Value | None, Verdict] = {b"true": Verdict.LET_IN, b"false": Verdict.REFUSED}  # By JSON result.
 
 
 def _entry(text: str, timeout: float) -> Entry:

@@ -6,10 +6,9 @@ Adding a note is cheap. Notes keep inputs and outputs in memory, so they are soo
 are only counted (`core/ledger_records.py`). While the ledger is slow or unreachable, records wait in order, up to a limit. New
 records beyond the limit are dropped and counted.
 
-A bulk of records is kept until the ledger has confirmed it. Writing it twice has no effect. After a quick write the next bulk is
-twice as large; after a failed write it is half as large. So a slow ledger gets as much as it can handle, and a record that it
-refuses soon ends up in a bulk of its own.
-"""
+A bulk of records is kept until the ledger has confirmed it. Writing it twice has no effect. After a quick write the next bulk is twice as
+large; after a failed write it is half as large. So a slow ledger gets as much as it can handle, and a record that the ledger refuses soon
+ends up in a bulk of its own."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class AcceptedRequests:
         pending requests ──look, with each bulk of records──▶ new ──if still pending──▶ rows ──ended──▶ removed
 
     Accepting a request costs nothing, because `look` finds it at the end of the pending table. No row is written here for a request
-    that ends before its turn.
-    """
+    that ends before its turn."""
 
     def __init__(
         self, tiers: Sequence[str], clock: Callable[[], float], wall: Callable[[], float], pending: PendingTable
@@ -116,7 +114,7 @@ class AcceptedRequests:
 
 
 class LedgerWriter:
-    """Observer that writes the ledger. Requests in `held` get rows before they end if so set. `wall` returns Unix time."""
+    """Observer that writes the ledger. If so set, requests in `held` get rows even before they end. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -275,7 +273,7 @@ class LedgerWriter:
             self._keep(record)
 
     def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
-        """Make a record. For the first of several inputs, it contains the outcome of the whole request."""
+        """Make a record. For the first of several inputs, the record contains the outcome of the whole request."""
         seconds, reply, part_of = ended - request.since, request.reply, ""
         if request.several is not None:
             whole, part_of = request.whole, request.part_of

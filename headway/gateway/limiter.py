@@ -1,11 +1,9 @@
 """A gateway's rate limits: those of principals, and that of the lowest tier, which follows the fleet's capacity.
 
-The broker counts the requests of all gateways, and charges the limits when it enqueues an entry. A gateway only compares limits with
-the debts known so far, to keep a flood away from the broker. During an outage, each gateway applies its share of a limit.
-
-Invalid requests, for example those for an unknown model, never reach the broker. They count towards the same limits, but each
-gateway counts only its own.
-"""
+The broker counts the requests of all gateways, and charges the limits when it enqueues an entry. A gateway only compares
+limits with the debts known so far, to keep a flood away from the broker. During an outage, each gateway applies its share
+of a limit. Invalid requests, for example for an unknown model, never reach the broker. They count towards the same limits,
+but each gateway counts only its own."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ class Limiter:
     """A gateway's limiter for `tiers` tiers. If there are several, the last one is throttled."""
 
     def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
-        self.throttles = defaultdict[str, Throttle](Throttle)
-        """Throttles of the lowest tier, by model. A throttle is open until its rate is set."""
+        self.throttles = defaultdict[str, Throttle](Throttle)  # Of the lowest tier, by model. Open until a rate is set.
         self.gateways = 1  # Known number of gateways, including this one.
         self._lowest = tiers - 1
         self._clock = clock
@@ -76,7 +73,7 @@ class Limiter:
         return None if several or counted <= max(least.burst, 1.0) else failures.never_within(least, counted)
 
     def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
-        """Charge an invalid request as one request. `counting`: as how many requests it would count if it were valid."""
+        """Charge an invalid request as one request. `counting`: number of requests that a valid one would count as."""
         now, debts = self._clock(), self.debts
         for limit in limits:
             debts.forget_paid(now)
@@ -99,8 +96,8 @@ class Limiter:
                 self._debt(limit)
 
     def poll(self, limits: tuple[Limit, ...]) -> Failure | None:
-        """Charge a task poll. Returns its failure if it exceeds the limits. Each gateway counts its own polls. A tier's limit
-        doesn't apply, because one principal could use it up for all others."""
+        """Charge a task poll. Returns a failure if that exceeds the limits. Each gateway counts its own polls. A tier's limit doesn't
+        apply, because one principal could use it up for all others."""
         now, polls, own = self._clock(), self._polls, self._of_polls(limits)
         charged = ratelimit.charge(own, polls, now)
         if isinstance(charged, Over):
@@ -128,11 +125,10 @@ class Limiter:
         return 0 < self._lowest <= tier
 
     def check(self, entry: Entry, alone: bool, count: int = 1) -> Failure | None:
-        """Count a new entry that is within its rate limits. Returns its failure if the fleet lacks capacity, otherwise None.
-
-        `alone`: True if the entry goes to the gateway's own broker, where the fleet's capacity doesn't matter. `count`: number of
-        entries to let in together, including this one; 0 if the entry was let in together with another.
-        """
+        """Count a new entry that is within its rate limits. Returns a failure if the fleet lacks the capacity for it,
+        otherwise None. `alone`: True if the entry goes to the gateway's own broker, where the fleet's capacity doesn't
+        matter. `count`: number of entries to admit together, including this one; 0 if the entry was already admitted along
+        with another."""
         throttle = self.throttles[entry.model]
         demand = count if entry.timeout >= throttle.least_seconds else 0
         if (

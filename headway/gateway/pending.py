@@ -335,8 +335,8 @@ class PendingRequest(msgspec.Struct, eq=False):
         return bool(task_followed(self.entry))
 
     def refreshed(self, now: float) -> Entry:
-        """Return a copy of the entry whose timeout is the time left until its deadline. An outage counts against the timeout but not
-        against the queue timeout, which is only capped at the time left."""
+        """Return a copy of the entry for resubmission, with its timeout set to the time left until its deadline. So time lost to an outage
+        is deducted from the timeout. It isn't deducted from the queue timeout, but that never exceeds the time left."""
         remaining = self.deadline - now
         wait = min(self.entry.queue_timeout, remaining)
         return msgspec.structs.replace(self.entry, timeout=remaining, queue_timeout=wait)

@@ -125,7 +125,7 @@ class AccessLog:
         self._share, self._tiers, self._rng = share, tiers, rng
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Log some of the requests. A request with several inputs is logged once, when the input that ends it has finished."""
+        """Log some of the requests. A request with several inputs is logged once, when the input that ends the request has finished."""
         for request in requests:
             several = request.several
             if several is not None and not several.ends(request.reply.failure is not None):

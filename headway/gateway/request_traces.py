@@ -6,9 +6,8 @@
 
 Nothing is stored for requests that aren't sampled. The spans of a sampled request are recorded when it ends.
 
-A port records a SERVER span for each sampled request that it refuses, for example because of a wrong key or body. Clients can have any
-request sampled by sending a parent span, so the rate of these spans is limited. Spans beyond the limit are counted as dropped.
-"""
+A port records a SERVER span for each sampled request that it refuses, for example because of an invalid key or a malformed body. Since
+clients can force sampling by sending a parent span, these spans are rate-limited. Those over the limit are counted as dropped."""
 
 from __future__ import annotations
 

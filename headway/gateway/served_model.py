@@ -119,11 +119,9 @@ class VersionChoice:
         return weights_of(self.rollout, self._configured, self._present)
 
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
-        """Return the version whose queue a request joins; empty for the shared queue.
-
-        All inputs of a list get the version that was drawn for the first, even if the weights change meanwhile. Requests that a
-        client may repeat to get the same answer always get the same version.
-        """
+        """Return the version whose queue a request joins; empty for the shared queue. All inputs of a list get the version
+        drawn for the first, even if the weights change meanwhile. Requests that a client may repeat to get the same answer
+        always get the same version."""
         if several is None:
             return self._chosen(tenant, id, options, again=False)
         if several.version is None:
@@ -384,11 +382,8 @@ class ServedModel:
 def dedup_keys_of(
     settings: Settings, id: str, asked: bytes, options: RequestOptions, version: str
 ) -> tuple[DedupKey, ...]:
-    """Return the dedup keys of a request with digest `asked`.
-
-    `version` lists the versions that may answer, separated by commas. Identical requests share only answers from these versions.
-    Tasks and idempotency keys don't depend on the version.
-    """
+    """Return the dedup keys of a request with digest `asked`. `version` lists the versions that may answer, separated by
+    commas; identical requests share only answers from these. Tasks and idempotency keys don't depend on it."""
     dedup_keys = []
     if options.task:
         dedup_keys.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))

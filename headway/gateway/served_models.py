@@ -1,8 +1,7 @@
 """The models that a gateway serves, and what a client may see of them.
 
 A gateway may know a model before any of its workers has started. Until then, the gateway lets in every input, and a worker later
-fails those that it can't accept.
-"""
+fails those that it can't accept."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ log = get_logger(__name__)
 
 _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)  # Input kinds for which not every text is valid.
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
-_ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
-"""Statuses in which a GPU that holds several models is loading this one, or loads it on request."""
+_ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)  # A GPU for several models loads this one now or on request.
 
 
 class ServedModels(dict[str, ServedModel]):
@@ -120,7 +118,7 @@ class ServedModels(dict[str, ServedModel]):
         self.note_starts(self._scalings)
 
     def note_starts(self, scalings: Mapping[str, Scaling]) -> bool:
-        """Update which models are at zero. `scalings` has the scaling of each model that may be. Returns True if this changed."""
+        """Update which models are at zero. `scalings` has the scaling of each model that may be at zero. Returns True if any changed."""
         before, self._scalings = self.at_zero.keys(), scalings
         at_zero = (model for model in scalings if model not in self._warm and model in self)
         self.at_zero = {model: max(scalings[model].starts_in or 0.0, self.failing.get(model, 0.0)) for model in at_zero}
@@ -318,8 +316,7 @@ def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
 
 
 def _loads(workers: Sequence[WorkerInfo]) -> dict[str, float]:
-    """For each model that no GPU has loaded, return the seconds until the first GPU could have loaded it. Models for which no
-    GPU reports a load time are left out."""
+    """Return the seconds until a GPU could have loaded each model that none has. Omits models without a load time."""
     warm = {worker.model for worker in workers if worker.status in _WARM}
     absent = (worker for worker in workers if worker.status in _ON_DEMAND and worker.model not in warm)
     return _soonest(

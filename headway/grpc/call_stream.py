@@ -1,7 +1,7 @@
 """The HTTP/2 stream of one call: its metadata, its messages in both directions, and its status.
 
-A message consists of a compressed flag (one byte), its length (four bytes), and its content. The client may send up to WINDOW bytes
-before the call starts reading. The rest of a message may follow only while the call is reading.
+A message consists of a compressed flag (one byte), its length (four bytes), and its content. Before the call starts reading, the client
+may send up to WINDOW bytes. The rest of a message may follow only while the call is reading.
 """
 
 from __future__ import annotations
@@ -24,22 +24,19 @@ from headway.grpc.writer import ErrorCode, Http2Writer
 from headway.runtime.fair_turns import give_way
 from headway.runtime.memory_reuse import unfilled
 
-SHARE = 0.001
-"""Seconds of work in one turn of the loop after which no more work is started."""
+SHARE = 0.001  # Seconds of work in one turn of the loop after which no more work is started.
 
 T = TypeVar("T")
 
 
 class MessageTurns:
-    """Queue for the work of one port. Owners take turns, and each owner's work is done in order. `clock` returns the monotonic
-    time."""
+    """Queue for one port's work. Owners take turns; each owner's work is done in order. `clock` returns the monotonic time."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
         self._waiting = TenantTurns[Callable[[], None]]()
         self._spent = 0.0
-        self._asked = False
-        """True if `_begin` is scheduled for the next turn of the loop."""
+        self._asked = False  # True if `_begin` is scheduled for the next turn of the loop.
 
     @property
     def free(self) -> bool:
@@ -62,7 +59,7 @@ class MessageTurns:
 
     async def take(self, owner: str, work: Callable[[float], T]) -> T:
         """Do work, now or in a later turn of the loop, and return its result or raise its error. `work` gets the number of seconds
-        for which it has waited. If the caller is cancelled, the work may still have been done."""
+        that it has waited. Even if the caller is cancelled, the work may have been done."""
         if self.free:
             before = self.clock()
             try:
@@ -106,28 +103,22 @@ class MessageTurns:
             self.spend(before)
 
 
-WINDOW = 1 << 13
-"""Number of bytes that a client may send on a stream before the call reads."""
-PREFIX = 5
-"""Number of bytes before the content of a message."""
-_LARGE = 1 << 14
-"""Minimum size in bytes of a message that is received into its own memory, so that it is copied only once."""
-AHEAD = 128
-"""Number of free bytes before a large message's content, for the header of a packed value that ends with the message's data."""
+WINDOW = 1 << 13  # Number of bytes that a client may send on a stream before the call reads.
+PREFIX = 5  # Number of bytes before the content of a message.
+_LARGE = 1 << 14  # Minimum size in bytes of a message that is received into its own memory, and so copied only once.
+AHEAD = 128  # Free bytes before a large message's content. The opening of a packed value is written there.
 
 _KIND = ((":status", "200"), ("content-type", "application/grpc"))
-_TRAILERS_ONLY = block_of(_KIND)
-_HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
-"""Header fields of an answer that has only a status, and of an answer with messages."""
+_TRAILERS_ONLY = block_of(_KIND)  # Header fields of an answer that has only a status.
+_HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))  # Of one with messages.
 _OK = block_of((("grpc-status", "0"),))
 _ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
-_ANY_WRAPPING = zlib.MAX_WBITS | 32
-"""Makes zlib detect whether a message is in gzip or zlib format."""
+_ANY_WRAPPING = zlib.MAX_WBITS | 32  # Makes zlib detect whether a message is in gzip or zlib format.
 _LENGTH_DIGITS = 20
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+# Characters that are not escaped in the details of a status.
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-"""Characters that are not escaped in the details of a status."""
 
 
 class Ended(Exception):
@@ -158,11 +149,8 @@ class Carrier(CountedConnection, Protocol):
 
 
 class CallStream:
-    """The stream of one call.
-
-    The client may send `window` bytes before the call reads. If `whole`, the client has sent everything. `task` answers the call.
-    `closed` is True once nothing more can be sent. `sent` is done once the current message has been sent, and is None if there is
-    no message."""
+    """The stream of one call, which `task` answers. The client may send `window` bytes before the call reads; if `whole`, it has sent
+    everything. `closed` is True once nothing more can be sent. `sent` is done once the current message is sent, or None without one."""
 
     __slots__ = (
         "_begun", "_deadline", "_encoding", "_missing", "_received", "_room", "_timer", "_unsent", "_waiting", "_whole", "_window", "_writer", "closed",
@@ -177,11 +165,9 @@ class CallStream:
         self.closed = False
         self._encoding = b""
         self._received = bytearray()
-        self._room: memoryview | None = None
-        """The unfilled part of a large message's memory, or None if no large message is being read."""
+        self._room: memoryview | None = None  # The unfilled part of a large message's memory while one is being read.
         self._whole = whole
-        self._missing: int | None = None
-        """Number of bytes still to come according to the content-length, or None if there is no content-length."""
+        self._missing: int | None = None  # Bytes still to come according to the content-length, if there is one.
         self._window = window
         self._waiting: asyncio.Future[None] | None = None
         self._begun = False
@@ -298,8 +284,7 @@ class CallStream:
             self.sent = asyncio.get_running_loop().create_future()
 
     def answer(self, body: bytes, trailers: Metadata) -> bool:
-        """End the call successfully with its only message. If there isn't enough room for the message, send nothing and return
-        False."""
+        """End the call successfully with its only message. If there isn't room for all of it, send nothing and return False."""
         writer = self._writer
         if self._begun or self.closed or PREFIX + len(body) > writer.room(self.number):
             return False
@@ -408,7 +393,6 @@ class CallStream:
             self._unsent = memoryview(b"")
 
     def cancel(self) -> None:
-        """Cancel the call's task, because its client has left or its time is up."""
         if self.task is not None:
             self.task.cancel()
             self.task = None

@@ -1,9 +1,8 @@
 """Calls of the gRPC port: what all calls have in common, calls with streams of messages, and calls without inference.
 
-The principal is identified from the metadata before the message is read, so messages from strangers are never read.
-
-A call is cancelled when its client has left or its deadline has passed. The gateway then drops its request, unless it is already running on
-a GPU. All messages have the same amount of time to arrive, so they share one timer.
+The principal is identified from the metadata, so messages from strangers are never read. A call is cancelled when its client has left or
+its deadline has passed. The gateway then drops its request, unless it is already running on a GPU. All messages have the same amount of
+time to arrive, so they share one timer.
 """
 
 from __future__ import annotations
@@ -39,20 +38,17 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 
-STRANGERS = "\0"
-"""Prefix of the owner of a call without credentials. The address follows, so that no address can block another one's probes."""
+STRANGERS = "\0"  # Owner of calls without credentials: this and the address. No address can block another one's probes.
 
-SMALL = 4096
-"""Maximum size in bytes of answers that aren't counted. All calls together hold at most about 40 MB of them."""
+SMALL = 4096  # Maximum size in bytes of answers that aren't counted. All calls together hold at most 40 MB of them.
 
 
 class CallQuotas:
-    """Quotas for the calls on one gRPC port: concurrent calls, and bytes of incoming messages and unread answers.
-
-    A connection may carry calls of several tenants, for example behind a proxy. So each call counts towards its own tenant, or
-    towards its client's address if the service has no credentials. A message's length is known only once its first bytes have
-    arrived. So a call reserves room for the largest message before it reads, and then releases what it doesn't need. If there is no
-    room, it waits behind its tenant's other calls. `bytes` is the budget shared by all ports of the process."""
+    """Quotas for the calls on one gRPC port: concurrent calls, and bytes of incoming messages and unread answers. All ports of the
+    process share the budget `bytes`. Each call counts towards its tenant, since a connection may carry calls of several tenants, for
+    example behind a proxy. If the service has no credentials, a call counts towards its client's address. A message's length is
+    unknown until its first bytes have arrived. So a call reserves room for the largest message before it reads, and then releases
+    what it doesn't need. If there is no room, the call waits behind its tenant's other calls."""
 
     def __init__(self, settings: Settings, bytes: HeldBytes) -> None:
         self._named = bool(settings.keys or settings.jwt)
@@ -75,8 +71,7 @@ class CallQuotas:
         self._calls.give(owner, 1)
 
     def may_read(self, owner: str) -> bool:
-        """Reserve room for the largest message. Return False if there is no room, or if other calls of the owner are waiting for
-        room."""
+        """Reserve room for the largest message. Return False if there is none, or if other calls of the owner wait for some."""
         return owner not in self._waiting and self._bytes.take(owner, self._largest)
 
     async def room_to_read(self, owner: str) -> None:
@@ -113,8 +108,7 @@ class CallQuotas:
         return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:
-        """Count an answer until it has been sent, and return the number of bytes counted. Raises RequestError if the owner reads
-        too slowly."""
+        """Count an answer until it is sent. Return the bytes counted. Raises RequestError if the owner reads too slowly."""
         if amount <= SMALL:
             return 0
         if self._bytes.take(owner, amount):
@@ -146,23 +140,19 @@ class CallQuotas:
             self._bytes.freed = None
 
 
-Respond = Callable[[bytes, Principal], Awaitable[bytes]]
-"""Returns the answer to a message from a principal, as a message. Raises RequestError."""
+Respond = Callable[[bytes, Principal], Awaitable[bytes]]  # Answers a message with a message. Raises RequestError.
 
 _LOOKED_AT = TRACE_FIELDS | {
     b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
-MOST_PLAIN = 1 << 16
-"""Maximum size in bytes of a message without inference. It contains only a few names, and is decoded immediately."""
+MOST_PLAIN = 1 << 16  # Maximum size in bytes of a message without inference: only a few names, decoded immediately.
 read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
 """Reads a call's metadata, which have the same names and meanings as the HTTP header fields."""
 
 
 class PortContext:
-    """Context shared by the calls of one gRPC port.
-
-    An inference message may have up to `largest` bytes, any other message `largest_plain`. A request may take up to `longest`
-    seconds, and a message has `message_timeout` seconds to arrive. `reading` has the deadlines of incoming messages."""
+    """Context of the calls of one port. An inference message may have up to `largest` bytes, any other message `largest_plain`. A
+    request may take up to `longest` seconds. A message has `message_timeout` seconds to arrive; `reading` has the deadlines."""
 
     def __init__(self, entrance: Entrance, quotas: CallQuotas, turns: MessageTurns) -> None:
         self.entrance, self.quotas, self.turns = entrance, quotas, turns
@@ -175,12 +165,10 @@ class PortContext:
 
 
 class Call:
-    """A call of a method with one request and one answer.
-
-    For `way` see RequestOptions; it is empty for a call without inference. `begun` is a monotonic time. `submitted` is True once
-    the gateway has the request. `principal` is NOBODY until it is known. While `counted`, the call and `kept` bytes count towards
-    the quotas of `owner`. `shown` is the public request id. Errors are counted under `tier`, which is None once the gateway has
-    counted the error."""
+    """A call of a method with one request and one answer. For `way` see RequestOptions; it is empty for a call without inference.
+    `begun` is a monotonic time. `submitted` is True once the gateway has the request. `principal` is NOBODY until it is known. While
+    `counted`, the call and `kept` bytes count towards the quotas of `owner`. `shown` is the public request id. Errors are counted
+    under `tier`, which is None once the gateway has counted the error."""
 
     __slots__ = (
         "_way", "begun", "counted", "headers", "kept", "owner", "port", "principal", "shown", "stream", "submitted", "tier",
@@ -315,8 +303,7 @@ class Call:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
-        """Count bytes of an answer towards the owner, and return the number of bytes counted. Raises RequestError if the owner
-        holds too many."""
+        """Count bytes of an answer towards the owner. Return how many count. Raises RequestError if the owner holds too many."""
         kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
         self.kept += kept
         return kept
@@ -388,8 +375,7 @@ def unforeseen(exc: Exception, shown: str) -> RequestError:
 
 
 class ReadDeadlines:
-    """Deadlines of tasks that are reading a message, which has `seconds` to arrive. The keys are the objects that the tasks read
-    for."""
+    """Deadlines of tasks that read a message, by the object that they read for. A message has `seconds` to arrive."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,11 +1,9 @@
 """Connections of the gRPC port: an asyncio protocol between a frame reader, the current calls, and a frame writer.
 
 A connection lives for a few minutes, so that new gateways get their share of the traffic. After that, or when the process drains, a GOAWAY
-tells the client to open another connection for further calls, here or elsewhere. All earlier calls are answered. The GOAWAY is followed by
-a PING, and the connection closes only once the client has answered the PING and no call is left. A second GOAWAY then names the last
-received call, so the client knows which calls it may send again.
-
-The connection also cuts off clients that don't read their answers, are unresponsive, or send frames that only cost time.
+tells the client to open another connection for further calls, here or elsewhere. A PING follows. Once the client has answered the PING,
+and all earlier calls are answered, a second GOAWAY names the last received call, so that the client knows which calls it may send again.
+Then the connection closes. Clients that don't read their answers, are unresponsive, or send frames that only cost time are cut off.
 """
 
 from __future__ import annotations
@@ -30,30 +28,21 @@ from headway.runtime import protocol_hints
 from headway.runtime.listening import descriptor_of
 from headway.runtime.protocol_hints import ProtocolHints
 
-JITTER = 0.1
-"""Maximum fraction by which a connection's age varies, so that clients that connected at the same time leave one by one."""
-STREAMS = 1000
-"""Maximum number of concurrent calls on a connection. The client delays further calls."""
-LAST = LARGEST
-"""Stream number in a GOAWAY that still allows all streams that the client starts before it reads the GOAWAY."""
-LEAVING = b"headway."
-"""Data of the PING after a GOAWAY. A client that has answered it has read the GOAWAY."""
-SILENCE = 10.0
-"""Seconds of silence after a GOAWAY after which a connection closes even if the client never answers."""
-KEEP_ALIVE = 30.0
-"""Seconds of silence after which a client is sent a PING."""
-KEEP_ALIVE_TIMEOUT = 10.0
-"""Seconds within which the client must answer the PING."""
-_BEGUN = 0.000_05
-"""Seconds to charge for starting or ending a call. That work happens in the next turn of the event loop."""
-_ENDED = 20
+JITTER = 0.1  # Maximum fraction by which a connection's age varies, so that clients don't all leave at once.
+STREAMS = 1000  # Maximum number of concurrent calls on a connection. The client delays further calls.
+LAST = LARGEST  # Stream number in a GOAWAY that allows all streams started before the client has read the GOAWAY.
+LEAVING = b"headway."  # Data of the PING after a GOAWAY. A client that has answered it has read the GOAWAY.
+SILENCE = 10.0  # Seconds of silence after a GOAWAY until the connection closes, even if the PING is never answered.
+KEEP_ALIVE = 30.0  # Seconds of silence after which a client is sent a PING.
+KEEP_ALIVE_TIMEOUT = 10.0  # Seconds within which the client must answer the PING.
+_BEGUN = 0.000_05  # Seconds to charge for starting or ending a call, which is done in the next turn of the event loop.
+_ENDED = 20  # Maximum number of calls cancelled in one turn of the event loop.
 _NO_FIELDS = RequestFields(())
 _NO_CALL = block_of(((":status", "415"),))
 
-_PREFACE = b"PRI "
-_HANDSHAKE = b"\x16\x03"
-_HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")
-"""First bytes of a connection in HTTP/2, in TLS, and in HTTP/1.1 (method and target)."""
+_PREFACE = b"PRI "  # First bytes of a connection in HTTP/2.
+_HANDSHAKE = b"\x16\x03"  # In TLS.
+_HTTP1 = re.compile(rb"[A-Z]{3,10} [/*h]")  # In HTTP/1.1: method and target.
 _NOT_HTTP1 = b"this port speaks gRPC, in HTTP/2: HTTP/1.1 has a port of its own\n"
 _REFUSAL = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
 
@@ -69,11 +58,9 @@ MakeCall = Callable[[CallStream], MethodCall]
 
 
 class PortConnections:
-    """All connections of the port.
-
-    Frames and messages are read in `turns`. `jitter` returns uniformly distributed numbers in [0, 1). `methods` has the functions
-    that make calls, by path. After a GOAWAY, a client has `grace` seconds to open another connection. It may leave data unread for
-    `unread_timeout` seconds. From descriptor number `ceiling` on, connections are refused."""
+    """All connections of the port. Frames and messages are read in `turns`. `jitter` returns uniformly distributed numbers in [0, 1).
+    `methods` has the functions that make calls, by path. After a GOAWAY, a client has `grace` seconds to open another connection. It
+    may leave data unread for `unread_timeout` seconds. From descriptor number `ceiling` on, connections are refused."""
 
     def __init__(
         self, settings: Settings, quotas: Quotas, refusals: MutableMapping[tuple[str, str, str], int], turns: MessageTurns,
@@ -116,8 +103,7 @@ class PortConnections:
             self._left.set()
 
     def find(self, head: RequestFields) -> MakeCall:
-        """Return the function that makes the call with these header fields. Raises Ended if they are invalid, or the method is
-        unknown."""
+        """Return the function that makes a call. Raises Ended if its header fields are invalid, or its method is unknown."""
         if head.illegal:
             raise Ended(StatusCode.INTERNAL, "the metadata contain control characters; remove them")
         if head.size > self.most_header:
@@ -147,11 +133,9 @@ class PortConnections:
 
 
 class CallConnection(asyncio.Protocol):
-    """The connection of one client.
-
-    `leaves` is the monotonic time at which the client is to get a GOAWAY; `leaving` is the time at which it got one, or None.
-    `greeted` is True once the client has sent its settings. `answered` is True once the client will start no more calls here. For
-    the rest see CountedConnection."""
+    """The connection of one client. `leaves` is the monotonic time at which to send a GOAWAY; `leaving` is when it was sent, or None.
+    `greeted` is True once the client has sent its settings, and `answered` once it will start no more calls here. For the rest see
+    CountedConnection."""
 
     __slots__ = (
         "__weakref__", "_backlog", "_closed_at", "_heard", "_made", "_pinged", "_quiet", "_reader", "_transport", "address", "answered", "greeted", "leaves",
@@ -161,8 +145,7 @@ class CallConnection(asyncio.Protocol):
     def __init__(self, port: PortConnections) -> None:
         self.port, self.turns = port, port.turns
         self._transport: asyncio.Transport | None = None
-        self._reader: Http2Reader | None = None
-        """The reader, which has the writer. None until the client speaks HTTP/2, and after the connection is lost."""
+        self._reader: Http2Reader | None = None  # None until the client speaks HTTP/2, and once the connection is lost.
         self.address = ""
         self.owner: str | None = None
         self.reserved = self.unfetched = 0
@@ -191,7 +174,6 @@ class CallConnection(asyncio.Protocol):
             self._transport.abort()  # There is no answer, so that the client waits before it retries.
 
     def data_received(self, data: bytes) -> None:
-        """Read the received bytes, unless the client speaks another protocol."""
         self._heard = True
         if self._reader is None and not self._begin(data):
             return
@@ -334,7 +316,7 @@ class CallConnection(asyncio.Protocol):
             self._flush()
 
     def cut(self, reason: str, code: ErrorCode = ErrorCode.ENHANCE_YOUR_CALM) -> None:
-        """Cut the connection of a client that violates the protocol, or sends too many frames that only cost time."""
+        """Cut off a client that violates the protocol, or sends too many frames that only cost time."""
         self.port.count_cut(reason)
         if self._reader is not None:
             self._reader.writer.leave(self._reader.last, code, reason.encode())
@@ -389,7 +371,7 @@ class CallConnection(asyncio.Protocol):
 
 
 class CallTable:
-    """The calls of one connection. The events of its frames start, continue and end them; see `headway.grpc.reader.Events`."""
+    """The calls of one connection. They are started, continued and ended by its `headway.grpc.reader.Events`."""
 
     __slots__ = ("_connection", "_streams", "_window", "_writer")
 

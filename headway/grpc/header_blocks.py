@@ -13,21 +13,16 @@ from hpack.hpack import encode_integer
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-_STATUS_OK = b"\x88"
-"""`:status: 200` in HPACK's static table."""
+_STATUS_OK = b"\x88"  # `:status: 200` in HPACK's static table.
 _OK = (":status", "200")
-_INDEXED = bytes(range(0x81, 0xFF))
-"""Octets that each represent a complete field, and don't change the table."""
+_INDEXED = bytes(range(0x81, 0xFF))  # Octets that each represent a complete field, and don't change the table.
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
 """Three changes of the table's size. Two are always enough (RFC 7541, section 4.2)."""
-_SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]
-"""HPACK's encoding of small lengths, indexed by the length."""
+_SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]  # HPACK's encoding of small lengths, by length.
 _MOST_KNOWN = 8
-_ENTRY = 32
-"""Number of bytes that a header field counts in addition to its name and value."""
+_ENTRY = 32  # Number of bytes that a header field counts in addition to its name and value.
 _NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
-_ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")
-"""Octets that are forbidden in the value of a header field."""
+_ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")  # Octets that are forbidden in the value of a header field.
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
 _HOPS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 """HTTP/1.1 header fields about the connection, which HTTP/2 forbids."""
@@ -39,12 +34,11 @@ def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 class RequestFields:
-    """The header fields of a request. `fields` has the last value for each name.
-
-    `size` is the size of the fields as counted by HTTP/2, or the size of the encoded block if that is larger. `pseudo` is the
-    number of fields whose names begin with a colon. `misnamed` is True if HTTP/2 forbids one of the names (RFC 9113, section 8.2).
-    `malformed` is True if `misnamed` is, or if the fields violate a rule for requests (section 8.3). `illegal` is True if a value
-    contains a forbidden octet. `usual` caches what a call has read from these fields, for later calls with the same fields."""
+    """The header fields of a request. `fields` has the last value for each name. `size` is the size of the fields as counted by HTTP/2,
+    or that of the encoded block if it is larger. `pseudo` is the number of fields whose names begin with a colon. `misnamed` is True
+    if HTTP/2 forbids one of the names (RFC 9113, section 8.2). `malformed` is True if `misnamed` is, or if the fields violate a rule
+    for requests (section 8.3). `illegal` is True if a value contains a forbidden octet. `usual` caches what a call has read from the
+    fields, for later calls with the same fields."""
 
     __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
 

@@ -21,23 +21,21 @@ from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.status import Metadata
 from headway.model import Reply, RequestOptions
 
-MOST_ANSWER = 32 << 20
-"""Maximum total size in bytes of a request's outputs, which are sent as one message."""
+MOST_ANSWER = 32 << 20  # Maximum total size in bytes of a request's outputs, which are sent as one message.
 _ONE_MESSAGE = "because over gRPC an answer is a single message"
 
 _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
-    """Values shared by calls that have the same metadata."""
+    """What calls with the same metadata share."""
 
     authorization: bytes
     options: RequestOptions
 
 
 class InferenceCall(Call):
-    """A call to an inference method. `read` turns the request message into an exchange, which writes the answer as the response
-    message."""
+    """A call to an inference method. `read` turns the request message into an exchange, which writes the response message."""
 
     __slots__ = ("_begun", "_charged", "_exchange", "_fan_out", "_read", "_reply", "_sink")
 
@@ -47,8 +45,7 @@ class InferenceCall(Call):
         self._begun = self.begun
         self._charged = False
         self._exchange: Exchange | None = None
-        self._sink: FutureSink | None = None
-        """The sink of the request while its outcome is awaited, or None."""
+        self._sink: FutureSink | None = None  # Set while the outcome of the request is awaited.
         self._fan_out: FanOut | None = None
         self._reply: Reply | None = None
 
@@ -109,8 +106,8 @@ class InferenceCall(Call):
         return await self.outcome()
 
     async def take_long(self, body: bytes, options: RequestOptions, id: str) -> Exchange:
-        """Decode a long message, each step in its turn, and submit its request. Raises RequestError if the message is invalid, or
-        if the request's time is up. The bytes decoded are charged in any case."""
+        """Decode a long message, each step in its turn, and submit its request. Raises RequestError if the request is invalid, or
+        its time is up. The decoded bytes are charged in any case."""
         turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
         steps = self._long_steps(body, options)
         try:
@@ -136,9 +133,8 @@ class InferenceCall(Call):
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
     ) -> Exchange:  # fmt: skip
-        """Submit the request in a message, and return its exchange. If the message has already been decoded, `exchange` is that
-        exchange. The message waited `waited` seconds for its turn, and decoding took `spent` seconds. Raises RequestError if the
-        request is invalid."""
+        """Submit the request in a message, and return its exchange: `exchange`, if the message is already decoded. The message waited
+        `waited` seconds for its turn, and decoding took `spent` seconds. Raises RequestError for an invalid request."""
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
         waited += spent

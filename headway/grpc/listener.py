@@ -24,15 +24,13 @@ from headway.runtime.certificates import Certificates
 from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
 from headway.runtime.tls_transport import TlsPort
 
-SWEEP = 0.5
-"""Seconds between two inspections of all connections."""
+SWEEP = 0.5  # Seconds between two inspections of all connections.
 SWEEP_DRAINING = 0.05
-CLOSING_TURNS = 3
-"""Number of turns of the event loop that it takes to close a listening socket."""
+CLOSING_TURNS = 3  # Number of turns of the event loop that it takes to close a listening socket.
 
 
 class GrpcListener(ListeningPort):
-    """Listener of the gRPC port. By default it uses the port in the settings. If `certificates` is None, there is no TLS."""
+    """Listener of the gRPC port, by default the one in the settings. Without `certificates`, there is no TLS."""
 
     def __init__(
         self,
@@ -108,5 +106,5 @@ class GrpcListener(ListeningPort):
 
 
 def _refuse_plain(connection: CallConnection) -> None:
-    # If it got an answer in HTTP/2, the client would come back immediately, over and over.
+    # After an answer in HTTP/2, the client would come back immediately, again and again.
     connection.refuse(b"this port speaks TLS: use a secure channel\n")

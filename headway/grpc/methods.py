@@ -35,8 +35,7 @@ from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.grpc.infer_stream import InferStreamCall
 from headway.oip.rest.models import ShownModels
 
-_NOT_THERE = (NOT_FOUND, NO_WORKERS)
-"""Error codes for a model or version that isn't currently served. Clients that wait for a model poll ModelReady."""
+_NOT_THERE = (NOT_FOUND, NO_WORKERS)  # The model or version isn't served now. Clients poll ModelReady to wait for it.
 
 Answer = Callable[[Any, Principal], Awaitable[Any]]
 """Returns the members of the answer, given the request message and its principal. Raises RequestError."""
@@ -120,8 +119,7 @@ def responder(
 
 _REQUEST = protos.message("headway.v1.PredictRequest")
 _RESPONSE = protos.message("headway.v1.PredictResponse")
-_OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,))
-"""The tag that precedes the length of the output in an answer."""
+_OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,))  # Precedes the output's length.
 _TENSORS = ValueKind.TENSORS
 
 
@@ -230,10 +228,8 @@ def methods_of(port: PortContext, health: Health) -> dict[str, MakeCall]:
 
 
 class Health:
-    """The health service of one process, `grpc.health.v1.Health`.
-
-    The whole process (the empty name) and all services have the same status: SERVING if the process should get traffic, like
-    `/readyz`. `leaving` is set when the process shuts down."""
+    """The health service, `grpc.health.v1.Health`. The process (the empty name) and all services have the same status: SERVING if the
+    process should get traffic, like `/readyz`. `leaving` is set when the process shuts down."""
 
     def __init__(self, glance: CachedReadiness) -> None:
         self._glance = glance

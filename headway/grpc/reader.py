@@ -3,8 +3,7 @@
     receive(bytes) ─▶ frames ─▶ header blocks, decoded by hpack ─▶ Events
 
 Each event is reported once its frame is complete. It may end streams before the next frame is read. The protocol's own answers (settings,
-pings, refused streams) are sent by the writer. An error on one stream that no careful client makes ends the whole connection, as the RFC
-allows.
+pings, refused streams) are sent by the writer. Errors that no careful client makes end the whole connection, as the RFC allows.
 """
 
 from __future__ import annotations
@@ -40,19 +39,14 @@ from headway.grpc.writer import (
 )  # fmt: skip
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-LARGEST_DATA = 1 << 20
-"""Maximum size in bytes of the payload of a received DATA frame. Large frames save time, because every frame has a cost."""
+LARGEST_DATA = 1 << 20  # Maximum payload in bytes of a received DATA frame. Large frames save time per byte.
 _PADDED, _PRIORITY = 8, 0x20
 _SIZE = ErrorCode.FRAME_SIZE_ERROR
-_read_head = struct.Struct(">HBBBI").unpack_from
-"""Unpacks a frame's header: its length in two parts, type, flags and stream."""
-_IN_PIECES = 1 << 10
-"""Size in bytes above which a frame's data are passed on as they arrive, so that nothing is assembled twice."""
-_MOST_SETTINGS = 32
-"""Maximum number of settings in one frame. HTTP/2 defines seven."""
-_READ_AT_ONCE = 4096
-"""Number of bytes of frames or decoded header fields after which `receive` stops. Data count less, because they are only copied."""
-_DATA_SHIFT = 4
+_read_head = struct.Struct(">HBBBI").unpack_from  # Unpacks a frame's header: length (two parts), type, flags, stream.
+_IN_PIECES = 1 << 10  # Size in bytes above which a frame's data are passed on as they arrive, to be copied only once.
+_MOST_SETTINGS = 32  # Maximum number of settings in one frame. HTTP/2 defines seven.
+_READ_AT_ONCE = 4096  # Number of bytes of frames or decoded header fields after which `receive` stops.
+_DATA_SHIFT = 4  # A byte of data counts a sixteenth, because it is only copied.
 
 
 class Events(Protocol):
@@ -68,8 +62,7 @@ class Events(Protocol):
         """The client has sent more header fields than the reader can decode. No stream starts after `last`."""
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Data have arrived on a stream. Including padding, they use `amount` bytes of its window. A view is only valid during the
-        call."""
+        """Data have arrived. With padding, they use `amount` bytes of the stream's window. A view is valid during the call only."""
 
     def was_reset(self, number: int) -> None:
         """A stream has ended, because the client has cancelled it or made an error."""
@@ -91,11 +84,9 @@ class Events(Protocol):
 
 
 class Http2Reader:
-    """Reader of one connection.
-
-    A client may have `streams` concurrent streams and, once it has read our settings, may send `window` bytes ahead on each stream.
-    The announced limit for header fields is `most_header` bytes; decoding stops at twice as many. The decoder has then lost the
-    connection's table, so no more streams can start. `last` is the number of the last stream that started."""
+    """Reader of one connection. A client may have `streams` concurrent streams and, once it has read our settings, may send `window`
+    bytes ahead on each stream. The announced limit for header fields is `most_header` bytes; decoding stops at twice as many. The
+    connection's table is then lost, so no more streams can start. `last` is the number of the last stream that started."""
 
     __slots__ = (
         "_block", "_block_ends", "_block_of", "_burden", "_events", "_fields", "_greeted", "_in", "_left", "_lost", "_most", "_most_block", "_most_in", "_open",
@@ -106,23 +97,17 @@ class Http2Reader:
         self._events, self.writer, self._burden = events, writer, writer.burden
         self._most, self._most_block = streams, 2 * most_header
         self._fields = HeaderReader(self._most_block)
-        self._lost = False
-        """True once the decoder has lost the connection's table."""
-        self._greeted = self._settled = False
-        """`_greeted` is True after the preface, and `_settled` once the client has read our settings."""
+        self._lost = False  # True once the decoder has lost the connection's table.
+        self._greeted = self._settled = False  # True after the preface; True once the client has read our settings.
         self._part = b""
+        # The frame that is being passed on in pieces: bytes still to come, stream (0 to discard them), True if it ends the stream.
         self._rest, self._rest_of, self._rest_ends = 0, 0, False
-        """The frame that is being passed on in pieces: bytes still to come, its stream (0 to discard them), and True if it ends the
-        stream."""
-        self._spent = 0
-        """Bytes read in this call of `receive`, weighted by the time they take."""
-        self._block: bytearray | None = None
-        """The first part of a header block that is split over several frames."""
+        self._spent = 0  # Bytes read in this call of `receive`, weighted by the time they take.
+        self._block: bytearray | None = None  # The first part of a header block that is split over several frames.
         self._block_of, self._block_ends = 0, False
         self.last = 0
         self._open: set[int] = set()
-        self._left: dict[int, None] = {}
-        """The latest streams that ended here while the client was still sending. Data on them are ignored."""
+        self._left: dict[int, None] = {}  # Latest streams that only this side has ended. Data on them are ignored.
         self._in, self._most_in = DEFAULT_WINDOW, max(DEFAULT_WINDOW, streams * window)
         """How many bytes the client may send on all streams together, now and at most."""
         writer.announce(streams=streams, window=window, largest_data=LARGEST_DATA, most_header=most_header)
@@ -136,8 +121,8 @@ class Http2Reader:
         self.writer.reset(number, code)
 
     def receive(self, data: bytes, begin: int = 0) -> int:
-        """Read `data` starting at `begin`, and return the number of bytes read. After some work, it stops at the end of a frame, so
-        that others get a turn. Raises Broken if the client has violated the protocol."""
+        """Read `data` from `begin` on, and return the number of bytes read. Stops after some work, so that others get a turn. Raises
+        Broken if the client has violated the protocol."""
         part, self._spent = len(self._part), 0
         if part:
             data, begin = self._part + data[begin:], 0
@@ -364,8 +349,7 @@ class Http2Reader:
             self._unread()
 
     def _unread(self) -> None:
-        """Ignore an unreadable block. If it ends a stream, end the stream; if it starts one, the client has to start it
-        elsewhere."""
+        """Ignore an unreadable block, except if it ends a stream. A stream that it starts has to be started elsewhere."""
         number = self._block_of
         self._ignore()
         if number in self._open:

@@ -24,7 +24,7 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
-STATUSES: dict[int, StatusCode] = {
+STATUSES: dict[int, StatusCode] = {  # gRPC status by HTTP status. INTERNAL errors must not be retried.
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
@@ -42,14 +42,8 @@ STATUSES: dict[int, StatusCode] = {
     503: StatusCode.UNAVAILABLE,
     504: StatusCode.DEADLINE_EXCEEDED,
 }
-"""gRPC status by HTTP status. INTERNAL errors must not be retried."""
-
-RETRIED = frozenset((409, 429, 503))
-"""HTTP statuses of errors after which the same call may succeed."""
-
-LONGEST = 2048
-"""Maximum size of the details in bytes, each of which may take three on the wire. Many clients accept 8 KiB of metadata."""
-
+RETRIED = frozenset((409, 429, 503))  # HTTP statuses of errors after which the same call may succeed.
+LONGEST = 2048  # Maximum size in bytes of the details. A byte may take three on the wire. Many clients accept 8 KiB.
 Metadata = tuple[tuple[str, str], ...]
 
 

@@ -10,16 +10,11 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 
-LIMIT = 10_000
-"""Burden at which a client is cut off. At half of this, the client is sent a GOAWAY."""
-RELIEF = 500
-"""Number of frames that each sweep subtracts from the burden."""
-CANCELLED = 4
-"""Number of frames that a cancelled call counts as, and that a frame of an answer subtracts from the burden."""
-LEAST_PING = 9.0
-"""Minimum seconds between pings that are always allowed: gRPC's ten seconds, minus a margin for the network."""
-_EARLY_PINGS = 2
-"""Number of earlier pings in a row that are allowed while nothing is sent to the client."""
+LIMIT = 10_000  # Burden at which a client is cut off. At half of this, the client is sent a GOAWAY.
+RELIEF = 500  # Number of frames that each sweep subtracts from the burden.
+CANCELLED = 4  # Number of frames that a cancelled call adds to the burden, and that a frame of an answer subtracts.
+LEAST_PING = 9.0  # Seconds between pings that are always allowed: gRPC's ten seconds, minus a margin for the network.
+_EARLY_PINGS = 2  # Number of earlier pings in a row that are allowed while nothing is sent to the client.
 
 
 class Burden:
@@ -50,28 +45,19 @@ DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CON
 END_STREAM = ACK = 1
 END_HEADERS = 4
 FRAME_HEADER = 9
-LARGEST = (1 << 31) - 1
-"""The largest window size, and the largest stream number."""
-LARGEST_FRAME = 1 << 14
-"""Maximum size in bytes of a frame's payload, except for received data. Clients may allow more, but that isn't needed."""
-DEFAULT_WINDOW = 65_535
-"""Default window size in bytes of each stream, and of all streams together."""
+LARGEST = (1 << 31) - 1  # The largest window size, and the largest stream number.
+LARGEST_FRAME = 1 << 14  # Maximum payload in bytes, except for received data. More may be allowed, but isn't needed.
+DEFAULT_WINDOW = 65_535  # Default window size in bytes of each stream, and of all streams together.
 
 _TABLE, _PUSHES, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = range(1, 7)
 _DEFAULT_TABLE = 4096
-_NO_TABLE = b"\x20"
-"""First octet of a header block that doesn't use the table."""
-_pack_head = struct.Struct(">HBBBI").pack
-"""Packs a frame's header: its length in two parts, type, flags and stream."""
+_NO_TABLE = b"\x20"  # First octet of a header block that doesn't use the table.
+_pack_head = struct.Struct(">HBBBI").pack  # Packs a frame's header: length (two parts), type, flags, stream.
 
-_FLUSH = 1 << 17
-"""Maximum number of bytes of answers in frames that wait for `take`."""
-_DRIBBLE = 1024
-"""Size in bytes below which a frame is tiny, unless it ends a message. Tiny frames don't reduce the burden."""
-_DRIBBLE_BURDEN = 10
-"""Number of frames that a tiny frame counts as, because it costs as much as a full frame."""
-_PATIENCE = 1000
-"""Burden from which on tiny frames wait for more room, or for the next sweep."""
+_FLUSH = 1 << 17  # Maximum number of bytes of answers in frames that wait for `take`.
+_DRIBBLE = 1024  # Size in bytes below which a frame that doesn't end a message is tiny, and doesn't reduce the burden.
+_DRIBBLE_BURDEN = 10  # Number of frames that a tiny frame counts as, because it costs as much as a full one.
+_PATIENCE = 1000  # Burden from which on tiny frames wait for more room, or for the next sweep.
 
 
 class ErrorCode(IntEnum):
@@ -97,11 +83,10 @@ class Broken(Exception):
 
 
 class Http2Writer:
-    """Writer of one connection. It calls `wake` when there are bytes to take, and doesn't call it again before `take`.
-
-    `blocked` is the monotonic time since which the transport has been full, or 0. `stuck` has the streams whose message waits for
-    room, each with a function that sends as much as possible and returns True at the end of the message. `windows` has the streams
-    whose answer hasn't ended, each with the number of bytes that may be sent in addition to the client's initial window."""
+    """Writer of one connection. Calls `wake` when there are bytes to take, but not again before `take`. `blocked` is the monotonic time
+    since which the transport has been full, or 0. `stuck` has the streams whose message waits for room, each with a function that
+    sends as much as possible and returns True at the end of the message. `windows` has the streams whose answer hasn't ended, each
+    with the number of bytes that may be sent in addition to the client's initial window."""
 
     __slots__ = (
         "_initial", "_no_table", "_out", "_roomy", "_sweeping", "_unflushed", "_wake", "_waking", "_window", "blocked", "burden", "stuck", "windows",
@@ -113,13 +98,11 @@ class Http2Writer:
         self.stuck: dict[int, Callable[[], bool]] = {}
         self.blocked = 0.0
         self._window = self._initial = DEFAULT_WINDOW
-        self._no_table = False
-        """True if the next block has to say that it doesn't use the table, because the client has shrunk its table."""
+        self._no_table = False  # True if the next block must say that it uses no table, as the client's has shrunk.
         self._out: list[bytes] = []
         self._unflushed = 0
         self._waking = self._sweeping = self._roomy = False
-        """`_roomy` is True if `take` should try to send the waiting messages of all streams. Single bytes from a client must not
-        cause that."""
+        """If `_roomy`, `take` tries to send the waiting messages of all streams. Single bytes from a client mustn't cause that."""
 
     def take(self) -> bytes:
         """Return the bytes to send, including as much of the waiting messages as there is room for."""
@@ -222,8 +205,7 @@ class Http2Writer:
         self.flush_soon()
 
     def widen(self, number: int, amount: int) -> ErrorCode:
-        """Enlarge the window of a stream, or of all streams together if the number is 0, and continue to send. Return an error
-        code."""
+        """Enlarge a stream's window (number 0: that of all streams), and continue to send. Return an error code."""
         if not number:
             self._window += amount
             room = self._window

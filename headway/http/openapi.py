@@ -34,8 +34,7 @@ _ANY: dict[str, Any] = {
 
 
 class Kinds(NamedTuple):
-    """The kinds of value that one model takes and returns. `takes` and `gives` are None if unknown. The tensors and `per_call` are
-    empty if they aren't public."""
+    """What one model takes and gives (None if unknown). The tensors and `per_call` are empty if they aren't public."""
 
     takes: ValueKind | None
     gives: ValueKind | None
@@ -53,11 +52,10 @@ _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorIn
 """Schemas of values. The document includes only those that its models take or return."""
 _BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
-_COMMON = (
+_COMMON = (  # Error codes of every other route with authentication.
     errors.UNAUTHENTICATED, errors.REQUEST_TIMEOUT, errors.PAYLOAD_TOO_LARGE, errors.HEADERS_TOO_LARGE, errors.RATE_LIMITED,
     errors.SERVICE_OVERLOADED, errors.BAD_REQUEST,
 )  # fmt: skip
-"""Error codes of every other route with authentication."""
 _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.SERVICE_OVERLOADED)
 """Error codes of the Open Inference Protocol's metadata routes of one model."""
 
@@ -256,7 +254,7 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
 
 
 def _hides_models(settings: Settings) -> bool:
-    """Return True if model names are secret. Anyone may read the document, and some credentials may use only some of the models."""
+    """Return True if model names are secret: anyone may read the document, but a credential may be limited to some models."""
     return bool(settings.models and (settings.keys or settings.jwt))
 
 

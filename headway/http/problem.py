@@ -14,7 +14,7 @@ from headway.model import Failure
 
 
 class Problem(msgspec.Struct, gc=False):
-    """A problem document: the members of RFC 9457, and shorter ones with the same content."""
+    """A problem document: the members of RFC 9457, and shorter members with the same content."""
 
     type: str
     title: str
@@ -28,11 +28,9 @@ class Problem(msgspec.Struct, gc=False):
 
 _encode = msgspec.json.Encoder().encode
 
-Encoded = tuple[dict[str, str], bytes]
-"""Header fields and body of an answer. The fields are ASCII, and include the content type but not the content length."""
+Encoded = tuple[dict[str, str], bytes]  # Header fields (in ASCII, without the content length) and body.
 
-EncodeError = Callable[[AnyError, str], Encoded]
-"""Encodes an error, given the public request id. Never raises, even if the message contains lone surrogates."""
+EncodeError = Callable[[AnyError, str], Encoded]  # Encodes an error, given the public request id. Never raises.
 
 
 def retry_seconds(error: AnyError) -> float | None:
@@ -104,7 +102,7 @@ def encode_problem(error: AnyError, shown: str) -> Encoded:
 MODEL_NOT_FOUND = "model_not_found"
 UNKNOWN_URL = "unknown_url"
 
-_CODES = {
+_CODES = {  # OpenAI's codes. Other errors have Headway's code in lower case.
     errors.UNAUTHENTICATED: "invalid_api_key",
     errors.FORBIDDEN: "permission_denied",
     errors.NOT_FOUND: MODEL_NOT_FOUND,
@@ -115,11 +113,9 @@ _CODES = {
     errors.NO_WORKERS: "server_is_overloaded",
     errors.DRAINING: "server_is_overloaded",
 }
-"""OpenAI's codes. Other errors have Headway's code in lower case."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
-_SPENT = frozenset((errors.BACKEND_ERROR, errors.DEADLINE_EXCEEDED))
-"""Errors that clients should not retry even though their status is 5xx."""
+_SPENT = frozenset((errors.BACKEND_ERROR, errors.DEADLINE_EXCEEDED))  # Clients should not retry these, despite 5xx.
 
 _PARAM = re.compile(r"`\$\.(\w+)")
 

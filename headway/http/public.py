@@ -128,8 +128,7 @@ async def _never(request: Request) -> RouteAnswer:
 
 
 def _read_page() -> tuple[bytes, str]:
-    """Return the page that shows the OpenAPI document, and a Content-Security-Policy that allows only its own scripts and
-    styles."""
+    """Return the document's page, and a Content-Security-Policy that allows only its own scripts and styles."""
     page = Path(__file__).with_name("docs.html").read_text(encoding="utf-8")
     sources = {
         tag: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))

@@ -1,4 +1,4 @@
-"""Ordinary routes of a port: requests and answers, the router, and authentication."""
+"""Routing of ordinary requests on a port: requests, answers, the router, and authentication."""
 
 from __future__ import annotations
 
@@ -155,8 +155,7 @@ class StreamedAnswer(RouteAnswer):
         self.pieces, self.ended = pieces, ended
 
 
-Handler = Callable[[Request], Awaitable[RouteAnswer]]
-"""Answers a request. Errors from `headway.errors` that it raises become error answers."""
+Handler = Callable[[Request], Awaitable[RouteAnswer]]  # Answers a request. Errors from `headway.errors` become answers.
 
 
 def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> RouteAnswer:
@@ -266,9 +265,8 @@ def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
 
 
 class Authentication:
-    """Wraps handlers of the public port. Only known principals within their rate limits get through.
-
-    Credentials are checked before the body is read. On most routes, a request counts as a poll; see `Limiter.poll`."""
+    """Wraps handlers of the public port, so that only known principals within their rate limits get through. Credentials are
+    checked before the body is read. On most routes, a request counts as a poll; see `Limiter.poll`."""
 
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance

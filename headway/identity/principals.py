@@ -62,10 +62,9 @@ def make_principal(
 ) -> Principal:
     """Create the principal of a credential, with its rate limits. Raises ValueError if there is no such tier.
 
-    `key` is the id of an API key, or empty. `rate` is the number of requests per minute with this key, or 0 for no limit; if None,
-    the user's limit applies. `burst` is the number of requests at a time. `models` are the only models that the principal may use,
-    or empty for all. `model_limits` apply to the key or, if there is none, to the user.
-    """
+    `key` is the id of an API key, or empty. `rate` is the number of requests per minute with this key, or 0 for no limit;
+    if None, the user's limit applies. `burst` is how many requests may come at once. `models` are the only models that the
+    principal may use, or empty for all. `model_limits` apply to the key or, if there is none, to the user."""
     user_limit, key_limit = f"user\0{tenant}\0{user}", f"key\0{key}"
     by_user = _limit(user_limit, "user", settings.user_rate, None)
     limits = (

@@ -18,7 +18,6 @@ MOST = 1e9  # Maximum rate and burst.
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
     """Return the tables under the key `name` of a file, without validating them. Raises SettingError if the file isn't a `kind`.
-
     `setting` is the setting that names the file. `unreadable` is the hint for a file that can't be read."""
     try:
         content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
@@ -39,9 +38,8 @@ def is_name(text: str) -> bool:
 
 
 def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
-    """Return the limit if it is valid. Otherwise, raise SettingError; `where` is the limit's place in the file.
-
-    `models` are the only models that the credential may use, or empty for all."""
+    """Return the limit. Raises SettingError if it is invalid. `where` is the limit's place in the file. `models` are the
+    only models that the credential may use, or empty for all."""
     model = limit.model
     if not is_name(model):
         reason = f"must be a model name of 1 to {MOST_NAME} printable characters"

@@ -27,13 +27,12 @@ MOST_MEMORY = 8 << 20  # Maximum bytes of memory for the expression that a rule'
 
 KINDS = ("normalise", "characters", "longest", "longest_run", "patterns", "function")
 """Kinds of rules, which are also keys. Each rule has exactly one of these keys, which determines its kind."""
-_OPTIONS = {
+_OPTIONS = {  # Keys for only one kind of rule, each with that kind and the allowed values (empty: any).
     "action": ("characters", ("remove", "refuse")),
     "deadline_ms": ("function", ()),
     "on_failure": ("function", ("refuse", "admit")),
     "processes": ("function", ()),
 }
-"""Keys that only one kind of rule may have, each with that kind and the allowed values (empty if any value is allowed)."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 _KEY = re.compile(r" - at `\$\.?(\w*)[^`]*`$")
 _FILE_KEYS = ("shadow", "rules")
@@ -47,13 +46,13 @@ class PolicyFile(msgspec.Struct, frozen=True):
 
 
 def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> PolicyFile:
-    """Read the rules in a file, and compile their patterns. If `models` is empty, rules may name any model.
-
-    Raises SettingError if the file is unreadable or invalid, and ModuleNotFoundError if it has patterns but RE2 isn't installed."""
+    """Read the rules in a file, and compile their patterns. If `models` is empty, rules may name any model. Raises SettingError
+    if the file is unreadable or invalid, ModuleNotFoundError if it has patterns but RE2 isn't installed."""
     table = _table(path)
     rows = table.get("rules")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise SettingError(f"{path}: rules", "…", "has no rules", "Write each rule as a table [[rules]].")
+        hint = "Write each rule as a [[rules]] table."
+        raise SettingError(f"{path}: rules", "…", "must be a non-empty list of tables", hint)
     if len(rows) > MOST_RULES:
         reason = f"is above the limit of {MOST_RULES} rules"
         raise SettingError(f"{path}: rules", len(rows), reason, "Put patterns that belong together into one rule.")
@@ -76,7 +75,7 @@ def _table(path: Path) -> dict[str, object]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         reason = f"cannot be read: {exc.strerror}"
-        raise SettingError("input_policy", str(path), reason, "Name a readable file.") from exc
+        raise SettingError("input_policy", str(path), reason, "Specify a readable file.") from exc
     except (ValueError, RecursionError) as exc:  # Not TOML, not UTF-8, or a number of thousands of digits.
         raise SettingError("input_policy", str(path), f"is not valid TOML: {exc}", "Fix the file.") from exc
     for key in table:
@@ -196,10 +195,9 @@ def check_pattern(pattern: str) -> None:
 
 
 def search_for(patterns: Sequence[str]) -> Search:
-    """Return a function that tells whether a text contains any of the patterns. Raises BadPattern if they are too large.
-
-    The patterns become one expression. An RE2.Set would find nothing once it runs out of memory for its automaton. For an expression,
-    RE2 then continues without the automaton, which is slower but still takes linear time."""
+    """Return a function that tells whether a text contains any of the patterns. Raises BadPattern if they are too large. They
+    become one expression, because an RE2.Set finds nothing once its automaton runs out of memory. For an expression, RE2 then
+    continues without the automaton, which is slower but still takes linear time."""
     find = _compile("|".join(f"(?:{pattern})" for pattern in patterns)).search
 
     def search(text: str) -> bool:

@@ -1,5 +1,4 @@
 """Keep-alive connections of the load generator, each with one request in flight. The pool reuses the last used connection first.
-
 A plain answer that arrives in one piece is parsed with a few searches, all others with the slower AnswerReader."""
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from headway.errors import HeadwayError
 IDLE = -1  # Number of a connection without a request in flight.
 
 _MOST = 10_000
-# Concurrent attempts to connect. Servers queue 100 or more; they drop the rest, which are repeated a second later.
-_MOST_OPENING = 64
+_MOST_OPENING = 64  # Concurrent attempts to connect. Servers queue 100 or more; others are repeated a second later.
 _SPARE_FILES = 64
 _CONNECT_WITHIN = 5.0  # Seconds that an attempt to connect may take.
-# Seconds after which an idle connection is not reused. Servers close idle connections after 5 s or more, and drop late requests.
-_STALE = 4.0
+_STALE = 4.0  # Seconds after which an idle connection is not reused. Servers close idle connections after 5 s or more.
 
 
 class Owner(Protocol):
@@ -36,7 +33,7 @@ class Owner(Protocol):
         """Handle the answer to the request in flight. `retry_after` is True if a 429 or 503 had a Retry-After header."""
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """Handle the loss of a connection. `cause` is the outcome of the request in flight, if there is one."""
+        """Handle the loss of a connection. `cause` becomes the outcome of the request in flight, if there is one."""
 
 
 class Connection(asyncio.Protocol):
@@ -67,7 +64,6 @@ class Connection(asyncio.Protocol):
         self._owner.ready(self)
 
     def eof_received(self) -> None:
-        """Stop using the connection, because the server has closed its side."""
         self.open = False
 
     def data_received(self, data: bytes) -> None:
@@ -103,7 +99,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
     def close(self, cause: str) -> None:
-        """Close the connection immediately. `cause` is the outcome of the request in flight."""
+        """Close the connection immediately. `cause` becomes the outcome of the request in flight."""
         self.open = False
         self._cause = self._cause or cause
         self.transport.abort()
@@ -143,7 +139,7 @@ def _cause_of(exc: Exception) -> str:
 
 
 class AnswerReader:
-    """Parser of one answer. `malformed` is True if the bytes aren't HTTP. `status` and `reusable` are set once it is `complete`."""
+    """Parses one answer. `malformed`: the bytes aren't HTTP. `status` and `reusable` are set once it is `complete`."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -166,7 +162,7 @@ class AnswerReader:
             self.reusable = False
 
     def end(self) -> None:
-        """Complete an answer that has no length, because the server closed the connection."""
+        """Note that the server has closed the connection. This completes an answer without a length."""
         if self._headed and not self._framed and not self.malformed:
             self.complete, self.status = True, self._parser.get_status_code()
 
@@ -204,8 +200,9 @@ class Unreachable(HeadwayError):
 
 
 class ConnectionPool:
-    """Pool of at most `most` connections to one address; by default 10,000, or fewer if the process may open fewer files. `build`
-    returns a new connection. After each attempt to connect that `grow` starts, `tried` is called with the error message, or ""."""
+    """Pool of at most `most` connections to one address; by default 10,000, or fewer if the process may open fewer files.
+    `build` returns a new connection. `tried` gets the error message, or "", of each attempt to connect that `grow`
+    starts."""
 
     def __init__(
         self, host: str, port: int, most: int | None, build: Callable[[], Connection], tried: Callable[[str], None],

@@ -70,7 +70,7 @@ def due_times(spec: LoadSpec) -> Iterator[float]:
 
 
 class Alarm:
-    """Calls `ring` once after each `arm`. If `precise` is True, it uses a timerfd where the system has it. Close it after use."""
+    """Calls `ring` once after each `arm`. If `precise`, it uses a timerfd where the system has one. Close it after use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None], *, precise: bool = True) -> None:
         self._loop, self._ring = loop, ring
@@ -150,8 +150,8 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 class Payload:
-    """Makes requests that all differ, and checks their answers. Every input contains `nonce`, so two runs never send the same request.
-    What the requests have in common is encoded only once, so that each request takes only one formatting step."""
+    """Makes distinct requests, and checks their answers. Inputs contain `nonce`, so two runs never send the same
+    request."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         body = dict(spec.body)
@@ -208,9 +208,8 @@ def _escaped(piece: bytes) -> bytes:
 
 
 _TICK = 0.001
-_MOST_AT_ONCE = 256  # Most requests to send before reading answers again, if the generator is late.
-# Latency to assume when opening connections in advance, so that the load doesn't begin with a burst of them.
-_WARM_SECONDS = 0.25
+_MOST_AT_ONCE = 256  # Maximum number of requests that a late generator sends before it reads answers again.
+_WARM_SECONDS = 0.25  # Latency to assume when opening connections in advance, so the load doesn't begin with a burst.
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
 _SHOWN_ERROR = 300
@@ -223,8 +222,9 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """Load test. Create it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce` makes the
-    inputs of each run different. Due times are relative to `started_at`, by `time.perf_counter`; it is infinite before the start."""
+    """Load test. Create it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce`
+    makes each run's inputs different. Due times are relative to `started_at`, by `time.perf_counter` (infinity before the
+    start)."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         self.record = Record(spec.tiers)
@@ -414,10 +414,8 @@ class Generator:
 
 
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
-    """Run a load test in its own event loop. Ctrl-C ends it early, and the outcomes so far are returned. `progress` is the number
-    of seconds between lines on standard error: 0 for no lines, None for the default of a terminal or file.
-
-    Raises SettingError if a trace cannot be read, or Unreachable if the first connection fails."""
+    """Run a load test in its own event loop. If Ctrl-C ends it early, return the outcomes so far. `progress` is `every` of
+    `report_on`. Raises SettingError if a trace cannot be read, or Unreachable if the first connection fails."""
 
     async def drive() -> Record:
         generator = Generator(spec, secrets.token_hex(4))

@@ -1,7 +1,5 @@
 """Record and report of a load test: outcomes, percentiles and rates, tables for people, and progress lines during the test.
-
-Times in reports are in milliseconds. Percentiles are exact (nearest rank). `headway.simulator.report` does the same for simulations.
-A record keeps raw latencies in flat arrays, because appending to one takes only a tenth of a microsecond."""
+Times in reports are in milliseconds. Percentiles are exact (nearest rank). See also `headway.simulator.report`."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ class Stream:
         self.answered = array("d")  # Latencies of answers with a 2xx status.
         self.refused = array("d")  # Latencies of refusals, status 429 or 503.
         self.refused_without_retry_after = 0  # Refusals without a Retry-After header.
-        # Outcomes other than 2xx: status and error code, or how the connection ended.
-        self.failed: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()  # Other outcomes: status and error code, or how the connection ended.
 
 
 class Record:
@@ -137,9 +134,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     arrivals_cv: float  # Coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
     offered_rate: float  # Requests due per second.
     rows: int | None  # Rows of each request; null if its body has no tensors.
-    answered_rows_rate: (
-        float | None
-    )  # Rows of 2xx answers per second, until the last answer; null if there are no tensors.
+    answered_rows_rate: float | None  # Rows of 2xx answers per second, until the last answer; null without tensors.
     elapsed_s: float  # Seconds until every request had its outcome.
     total: Flow
     tiers: dict[str, Flow]  # Results of each tier, if there is a mix.
@@ -360,9 +355,9 @@ def line(record: Record, seconds: float, duration: float) -> str:
 
 
 async def report_on(record: Record, elapsed: Callable[[], float], duration: float, every: float | None = None) -> None:
-    """Write progress lines to standard error until cancelled, then clear the last line of a terminal. `elapsed` returns the seconds
-    since the start of the load, which are negative before it. `every` is the number of seconds between lines: 0 for no lines, None
-    for the default of a terminal or file."""
+    """Write progress lines to standard error until cancelled, then clear the last line of a terminal. `elapsed` returns the
+    seconds since the start of the load (negative before it). `every` is the seconds between lines: 0 for none, None for the
+    default."""
     if every == 0.0:
         return
     live = sys.stderr.isatty()

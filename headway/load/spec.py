@@ -160,11 +160,10 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
 
 
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
-    """Return the body of the requests, and the name of the member that holds the input, or "". `/v1/predict` and `/v1/completions`
-    use their own names for members. `content` is a JSON object to start from, or None for a minimal body. `text` and `model`
-    override its members. If neither `content` nor `text` is given, the input is a short sentence.
-
-    Raises SettingError if the content is not a JSON object, or the route needs a model but has none."""
+    """Return the body of the requests, and the name of the member that holds the input, or "" if none does. The names of
+    members depend on the route. `content` is a JSON object to start from, or None for a minimal body. `text` and `model`
+    override its members. If neither `content` nor `text` is given, the input is a short sentence. Raises SettingError if
+    `content` is not a JSON object, or if the route needs a model but `model` and `content` name none."""
     route = path.partition("?")[0]
     model_member = "model_id" if route.endswith("/v1/predict") else "model"
     member = "input_data" if route.endswith("/v1/predict") else "input"

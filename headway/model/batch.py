@@ -60,8 +60,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> float:
-        """Batch size that determines the run time: the number of entries or, if larger, their share of the weight limit times the
-        maximum batch size."""
+        """Number of entries or, if larger, `max_batch` times their share of the weight limit. It determines the run time."""
         return self.fill * self.slot.max_batch if self.slot.max_weight else len(self.entries)
 
     @property
@@ -99,10 +98,8 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     fault: bool = False  # True if the target broke its contract, rather than rejecting the input.
     elsewhere: bool = False  # True if the entry didn't run because it is pinned to a version other than the worker's.
     tokens: TokenCount | None = None  # Tokens that the input used, if the target or the API says so.
-    # True for a bulk line that must run again because the outputs of its batch were too large in total.
-    crowded: bool = False
-    # Size of an output that was dropped because the outputs of its batch were too large in total. The entry runs again.
-    left_out: int = 0
+    crowded: bool = False  # True for a bulk line that must run again: the outputs of its batch were too large in total.
+    left_out: int = 0  # Size of an output dropped because its batch's were too large in total. Its entry runs again.
 
 
 class Cause(enum.Enum):
@@ -128,10 +125,8 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """Result of completing a batch: how many of its entries were answered, and how many had been withdrawn or had expired before.
+    """Result of completing a batch."""
 
-    `fenced` is True if nothing changed because the lease was no longer valid."""
-
-    answered: int
-    departed: int
-    fenced: bool = False
+    answered: int  # Number of entries that were answered.
+    departed: int  # Number of entries that had been withdrawn or had expired before.
+    fenced: bool = False  # True if nothing changed because the lease was no longer valid.

@@ -1,8 +1,6 @@
 """The departure board: each process reports its batches, slots and counts there, for the dashboards of all processes.
 
-A process posts a notice every second, and more often while somebody is watching. One process also reports the numbers of the entire
-fleet.
-"""
+A process posts a notice every second, and more often while somebody is watching. One process also reports the fleet's figures."""
 
 from __future__ import annotations
 
@@ -45,9 +43,8 @@ class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
     """One decision of the autoscaler."""
 
     model: str
-    # Desired number of workers before and after the decision.
-    before: int
-    desired: int
+    before: int  # Desired number of workers before the decision.
+    desired: int  # Desired number of workers after it.
     direction: str  # `up`, `down`, or `again` if the same number is requested once more.
     reason: str
     ago: float = 0.0  # Seconds from the decision to its notice.
@@ -66,7 +63,7 @@ class RequestFlow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of the entire fleet at one point in time."""
+    """Fleet-wide figures at one point in time."""
 
     waiting: tuple[int, ...]  # Queued entries by tier, highest first.
     oldest: tuple[float, ...]  # Seconds that the oldest entry of each tier has waited.
@@ -84,7 +81,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
     changes: tuple[SlotChange, ...] = ()
     untold: int = 0  # Number of batches and changes left out for lack of space.
     flow: RequestFlow | None = None
-    fleet: FleetFigures | None = None  # Set by the only process that records the numbers of the fleet.
+    fleet: FleetFigures | None = None  # Set by the only process that records the fleet's figures.
     at: float = 0.0  # Broker time, set by the board.
     scalings: tuple[ScalingChange, ...] = ()
 
@@ -94,14 +91,14 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """Answer to a notice: is somebody watching the board, and should this process record the numbers of the fleet?"""
+    """Answer to a notice: is somebody watching the board, and should this process record the fleet's figures?"""
 
     watched: bool
     records: bool
 
 
 class HistoryRow(msgspec.Struct):
-    """One step of the board's history: the counts of the entire fleet in that step, and its numbers at that time."""
+    """One step of the board's history: the fleet's counts in that step, and its figures at that time."""
 
     step: int  # Number of the step. It begins at broker time `step * headway.core.departure_board.STEP`.
     ended: int = 0  # All finished requests.

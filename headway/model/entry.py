@@ -36,9 +36,7 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: DedupKind
     key: str  # Unique within tenant and kind.
-    # Digest of the request. The same key with another digest is a conflict. Empty if the key alone identifies the request, and
-    # for a follower.
-    digest: bytes = b""
+    digest: bytes = b""  # Digest of the request; another is a conflict. Empty if the key is enough, or for a follower.
     keep: float = 0.0  # Seconds for which an outcome is kept.
     joins: bool = True  # True to follow an original that has no outcome yet, False to run as well.
     renews: bool = False  # True to run even if an outcome is kept, and then replace that outcome.
@@ -48,9 +46,8 @@ Submission = tuple[str, str, int]  # Tenant, id and nonce. They identify a submi
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One input on its way to a GPU, as the gateway submits it to a broker.
-
-    The fields are stored in this order. Those from `limits` on only matter for admission and packing, and aren't stored."""
+    """One input on its way to a GPU, as the gateway submits it to a broker. The fields are stored in this order. Those from `limits`
+    on only matter for admission and packing, and aren't stored."""
 
     id: str  # UUIDv7 string, unique within the tenant.
     model: str
@@ -66,14 +63,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     weight: int = 1  # What it adds to the weight of its batch, at least 1. Always 1 if batches have no weight limit.
     version: str = ""  # Version in whose queue it waits. Empty for the queue for any version.
     pinned: bool = False  # True if the request names a version, so no other version may answer.
-    # Answers that it may share. The first one that has a kept outcome, or an original that it may follow, is used.
-    dedup_keys: tuple[DedupKey, ...] = ()
+    dedup_keys: tuple[DedupKey, ...] = ()  # Answers that it may share. The first that is kept or awaited is used.
     trace: bytes = b""  # Trace of a sampled request, packed by `headway.core.trace_context`.
     limits: tuple[Limit, ...] = ()  # Rate limits that are charged once, when the entry is admitted or joins.
-    # Digest of the request, if the client chose the id. While a task is kept, no other digest may use its id.
-    digest: bytes = b""
-    # Nonce of the entry that is charged for all inputs of its request. All are admitted or refused together. 0 if there is none.
-    payer: int = 0
+    digest: bytes = b""  # Digest of the request, if the client chose the id. No other digest may use a kept task's id.
+    payer: int = 0  # Nonce of the entry charged for all inputs of its request, which are admitted together; 0 if none.
     count: int = 1  # Number of inputs of its request that are admitted with it, including itself.
     claims: bool = False  # True for a task whose id the client chose. Other models may not use the id then.
     shape: int = 0  # Number shared by entries that may be in the same batch. See `headway.core.rows.shape_number`.

@@ -10,8 +10,7 @@ from headway.model.entry import QueueName
 from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
-# Xid errors that a program can cause on a healthy GPU. Some occur when the program ends.
-MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
+MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))  # Xid errors that a program, or its end, can cause on a healthy GPU.
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +38,7 @@ class ModelReport(msgspec.Struct, frozen=True, gc=False):
 
     version: str = ""
     target: str = ""  # Digest of the target's code, the same for all workers that run this code. Empty if unknown.
-    # Names and values of the model's settings that matter to clients.
-    terms: tuple[tuple[str, str | int | float | bool], ...] = ()
+    terms: tuple[tuple[str, str | int | float | bool], ...] = ()  # The model's settings that matter to clients.
 
 
 class Role(enum.Enum):
@@ -67,25 +65,20 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # Name of a model that a gateway serves.
     shared: dict[str, str] = {}  # Settings that must be the same in the entire fleet, by name.
     last_seen: float = 0.0  # Broker time of the last heartbeat, set by the broker.
-    # Requests per second that a gateway receives, by model: in all tiers but the lowest, and in the lowest tier.
-    arrivals: dict[str, tuple[float, float]] = {}
-    # Number of workers and its maximum, by model, if the process can change the number.
-    scalable: dict[str, tuple[int, int]] = {}
-    # Requests per second that a gateway receives from the lowest tier's busiest tenants, by model and tenant.
-    tenant_rates: dict[str, dict[str, float]] = {}
+    arrivals: dict[str, tuple[float, float]] = {}  # Requests/s of a gateway, by model: above the lowest tier; in it.
+    scalable: dict[str, tuple[int, int]] = {}  # Number of workers and its maximum, by model, if it can be changed.
+    tenant_rates: dict[str, dict[str, float]] = {}  # Requests/s, by model, of the lowest tier's busiest tenants.
     every: float = 1.0  # Seconds until the next heartbeat.
-    # Requests that a gateway has finished, by model and version, for models with a running rollout.
-    versions: dict[str, dict[str, VersionCounts]] = {}
+    versions: dict[str, dict[str, VersionCounts]] = {}  # Finished requests, by model in a rollout and version.
 
 
 class EndKind(enum.Enum):
-    """How a process ended. A `lost` process stopped reporting without notice. A `killed` one ran a worker, and its host process
-    keeps running."""
+    """How a process ended."""
 
     STOPPED = "stopped"
     DRAINED = "drained"
-    LOST = "lost"
-    KILLED = "killed"
+    LOST = "lost"  # It stopped reporting without notice.
+    KILLED = "killed"  # It ran a worker, and its host process keeps running.
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,19 +94,15 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(enum.Enum):
-    """Status of a worker.
+    """Status of a worker. If its heartbeats stop, it becomes `degraded` and then `offline`."""
 
-    A worker is `starting` until its warm-up batch has finished. If its heartbeats stop, it becomes `degraded` and then `offline`.
-    The model of a `cold` worker isn't loaded, but will be when that is worthwhile. The model of a `failed` worker couldn't be
-    loaded, and is tried again later. A `drained` worker finishes its batch but claims no more, because an operator said so."""
-
-    STARTING = "starting"
+    STARTING = "starting"  # Its warm-up batch hasn't finished yet.
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     OFFLINE = "offline"
-    COLD = "cold"
-    FAILED = "failed"
-    DRAINED = "drained"
+    COLD = "cold"  # Its model isn't loaded, but will be when that is worthwhile.
+    FAILED = "failed"  # Its model couldn't be loaded, which is tried again later.
+    DRAINED = "drained"  # It finishes its batch but claims no more, because an operator said so.
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +121,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     items_per_second: float = 0.0  # Items per second in full batches, or 0 if unknown.
     estimated: bool = False  # True if `items_per_second` is uncertain because few full batches have run.
     warm_up: tuple[tuple[int, float], ...] = ()  # Sizes and run times in seconds of the warm-up batches.
-    # Values of `ValueKind`. Empty until the target is loaded.
-    takes: str = ""
-    gives: str = ""
+    takes: str = ""  # Value of `ValueKind`. Empty until the target is loaded.
+    gives: str = ""  # Value of `ValueKind`. Empty until the target is loaded.
     example: str = ""  # JSON text of the target's example, if short.
     weight: WeightLine | None = None
     runs: ModelReport = ModelReport()
@@ -167,7 +155,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's order that the worker or process with the id `name` claims no more batches. It ends with the process."""
+    """An operator's order that the worker or process `name` claim no more batches. The order ends with the process."""
 
     name: str
     process: str
@@ -180,8 +168,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     desired: int
     current: int  # Number of serving workers.
     coming: int = 0  # Number of requested workers that are expected to start serving.
-    # Number of requested workers that didn't start in time. If no worker is serving and the model may scale to zero, this also
-    # counts those that take longer than a start usually does.
+    # Number of requested workers that didn't start in time. For a start from zero, those slower than usual count, too.
     late: int = 0
     reason: str = ""
     policy: str = ""  # Value of the setting `scale_policy`.
@@ -192,8 +179,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0  # 0 if there is no limit.
     trouble: str = ""  # Why a worker failed to load, or empty.
     start_seconds: float = 0.0  # Observed time that a worker takes to start, or 0 if unknown.
-    # Seconds until a worker serves, if none is serving now. None for a model that always has a worker.
-    starts_in: float | None = None
+    starts_in: float | None = None  # Seconds until a worker serves, if none does. None if the model always has one.
     awaited: float = 0.0  # Seconds since the oldest pending worker was requested, or 0.
 
 
@@ -222,8 +208,7 @@ class BulkDepth(msgspec.Struct, frozen=True):
     delayed: int  # Number of other entries that bulk entries have delayed.
     version: str = ""  # Version of the queue. Empty for the queue for any version.
     busy: int = 0  # Number of GPUs that are running only bulk entries.
-    # Seconds until an idle GPU runs only bulk entries, if no others arrive. Infinite if bulk entries may only fill empty seats.
-    held: float = 0.0
+    held: float = 0.0  # Seconds until an idle GPU runs bulk entries only; infinite if they may only fill empty seats.
 
 
 class TierDepth(msgspec.Struct, frozen=True):

@@ -51,20 +51,17 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tenant: str
     tier: str  # Name of the tier.
     models: tuple[str, ...] = ()  # Models that it may use, or empty for all.
-    # Requests per minute, or 0 for no limit. None means that the key counts towards its user's limit.
-    rate: float | None = None
+    rate: float | None = None  # Requests per minute; 0: no limit; None: the key counts towards its user's limit.
     burst: float | None = None  # Maximum number of requests at a time. None means the rate times ten seconds.
     created_at: float  # Unix time in seconds.
-    # Unix time in seconds at which it expires, if it does. A revoked key expires immediately.
-    expires_at: float | None = None
+    expires_at: float | None = None  # Unix time in seconds, or None for never. A revoked key expires immediately.
     replaces: str = ""  # Id of the key that it replaces, or empty.
     model_limits: tuple[ModelLimit, ...] = ()  # Additional limits for individual models.
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """Check that a new key can be stored. Raises ValueError if its id is taken, or if a valid key replaces the same key.
-
-    `alike` are the stored keys with the same id, and those that replace the same key. No key may be added during the check."""
+    """Check that a new key can be stored. Raises ValueError if its id is taken, or if a valid key replaces the same key. `alike` are
+    the stored keys with the same id, and those that replace the same key. No key may be added during the check."""
     for other in alike:
         if other.id == key.id:
             raise ValueError(f"a key with the id {key.id!r} already exists")

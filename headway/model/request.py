@@ -40,16 +40,11 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     tier: int = 0  # Index of the highest tier that the client asks for. Its principal may be limited to a lower tier.
     key: str = ""  # Idempotency key. A request with a known key isn't run again, but gets the earlier answer.
     task: bool = False  # True if the outcome is kept, to be fetched by the request's id.
-    # True to ignore the kept answer to an identical request. The new output is kept unless `unkept` is set.
-    fresh: bool = False
-    # True if the client chose the request's id. If a task with this id is kept, its outcome is the answer.
-    chosen: bool = False
-    # Name used instead of the principal's user when inputs that fail are counted. If it is empty, the request runs even if its
-    # input is known to fail.
+    fresh: bool = False  # True to ignore a kept answer to the same request. Unless `unkept`, the new one is then kept.
+    chosen: bool = False  # True if the client chose the id. If a task with this id is kept, its outcome is the answer.
+    # User to count inputs that fail for, instead of the principal's. If empty, the request runs even if its input is known to fail.
     origin: str | None = None
-    # Digest of the entire request, if this is one of several inputs and has a key. The same key with another digest is a
-    # conflict.
-    whole: bytes = b""
+    whole: bytes = b""  # Digest of the request, if it has several inputs and a key. Another digest is a conflict.
     count: int = 1  # Number of the request's inputs in its first input, and 0 in the others.
     version: str = ""  # Version of the model that must answer, or empty for any.
     way: str = ""  # Route or method of the request, such as `POST /v1/inference` or `grpc SERVICE/METHOD`.

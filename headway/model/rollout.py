@@ -17,12 +17,11 @@ class RolloutState(enum.Enum):
 
 
 class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Finished requests of one version. `failed` counts those that failed after admission. `latencies` counts answered requests by
-    bucket (see `headway.core.rollout.bucket_of`)."""
+    """Finished requests of one version."""
 
     answered: int = 0
-    failed: int = 0
-    latencies: dict[int, int] = {}
+    failed: int = 0  # Requests that failed after admission.
+    latencies: dict[int, int] = {}  # Answered requests by bucket; see `headway.core.rollout.bucket_of`.
 
     @property
     def count(self) -> int:
@@ -40,17 +39,13 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
     """Evidence from one step of a rollout."""
 
-    # Requests of the new and the old version in this step.
-    new: VersionCounts = VersionCounts()
-    old: VersionCounts = VersionCounts()
-    # Logarithms of the bets on each alternative, for the failure test and the latency test.
-    failures: tuple[float, ...] = ()
-    p95: tuple[float, ...] = ()
-    # Unfinished blocks of the two tests.
-    outcomes: Block = Block()
-    latencies: Block = Block()
-    # Sum over blocks of the old version's share of slow answers, and number of blocks.
-    slow: tuple[float, int] = (0.0, 0)
+    new: VersionCounts = VersionCounts()  # Requests of the new version in this step.
+    old: VersionCounts = VersionCounts()  # Requests of the old version in this step.
+    failures: tuple[float, ...] = ()  # Logarithms of the bets on each alternative, for the failure test.
+    p95: tuple[float, ...] = ()  # Logarithms of the bets on each alternative, for the latency test.
+    outcomes: Block = Block()  # Unfinished block of the failure test.
+    latencies: Block = Block()  # Unfinished block of the latency test.
+    slow: tuple[float, int] = (0.0, 0)  # Sum over blocks of the old version's share of slow answers; number of blocks.
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +64,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # Why the rollout ended.
     revision: int = 1  # Number of changes of this record.
     evidence: Evidence = Evidence()
-    # Weights left by earlier rollouts: 100 for the last promoted version, 0 for rejected versions.
-    before: dict[str, float] = {}
+    before: dict[str, float] = {}  # Weights from earlier rollouts: 100 for the last promoted version, 0 if rejected.
 
     @property
     def running(self) -> bool:

@@ -34,8 +34,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...] = ()  # Shape of one row, without the row axis. -1 for an axis of variable size.
 
 
-# Input or output of one entry. A str is a JSON string, bytes are any other JSON value encoded in UTF-8, Octets are binary data, and
-# Tensors are arrays.
+# Input or output of an entry: a JSON string (str), another JSON value in UTF-8 (bytes), binary data (Octets), or arrays (Tensors).
 Value = str | bytes | Octets
 
 
@@ -64,8 +63,7 @@ class Output(Generic[T]):
 
     Raises:
         TypeError: a number of tokens isn't an int.
-        ValueError: a number of tokens is below 0 or above MOST_TOKENS, or `prompt_tokens` exceeds `tokens`.
-    """
+        ValueError: a number of tokens is below 0 or above MOST_TOKENS, or `prompt_tokens` exceeds `tokens`."""
 
     __slots__ = ("prompt_tokens", "tokens", "value")
 
@@ -111,7 +109,7 @@ class KindFacts(NamedTuple):
         return content if self.type is bytes else self.type(content)
 
 
-# While a fleet changes to another target, a model's workers may differ in kind. The kind that comes first here is then used.
+# If a model's workers differ in kind while the fleet changes to another target, the first of these kinds is used.
 KINDS = (
     KindFacts(ValueKind.TENSORS, Tensors, "n", "tensors"),
     KindFacts(ValueKind.JSON, bytes, "j", "JSON values"),
@@ -149,8 +147,7 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
     shape: CostShape
     alpha: float  # Fixed part in seconds.
     beta: float  # Seconds for each input, unit of weight, or padded unit of weight.
-    # Weight to which inputs are padded, that of the heaviest input in the batch. Recent mean over inputs.
-    longest: float = 1.0
+    longest: float = 1.0  # Weight to which inputs are padded, that of the batch's heaviest. Recent mean over inputs.
     error: float = 0.0  # Recent mean error of the forecasts, relative to the run time.
 
 
@@ -174,8 +171,7 @@ class Signature(msgspec.Struct, frozen=True):
     gives: ValueKind = ValueKind.TEXT  # Kind of the outputs.
     example: Value | None = None
     weight: WeightLine | None = None  # Estimate of the target's weight function.
-    # Estimate of a call's run time, or None if it is unknown or only depends on the number of inputs.
-    cost: CostLine | None = None
+    cost: CostLine | None = None  # Run time of a call; None if unknown, or if only the number of inputs counts.
     inputs: tuple[TensorSpec, ...] = ()  # Tensors that it accepts, if known.
     outputs: tuple[TensorSpec, ...] = ()  # Tensors that it returns, if known.
     together: RowsTogether = RowsTogether.ANY

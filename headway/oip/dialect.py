@@ -60,10 +60,8 @@ class Sent(NamedTuple):
 
 
 class TensorDialect(Dialect, frozen=True):
-    """Base class of both dialects.
-
-    `input` and `output` are the names of the text tensors. An empty `output` means the only output, under any name. If `column`,
-    texts have the shape [n, 1] instead of [n]. `inputs` and `outputs` are empty for text models, or if unknown."""
+    """Base class of both dialects. `input` and `output` are the names of the text tensors. An empty `output` means the only output,
+    under any name. If `column`, texts have the shape [n, 1], not [n]. `inputs` and `outputs` are empty for text models or if unknown."""
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
@@ -98,7 +96,7 @@ class TensorDialect(Dialect, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def sent(self, inputs: Sequence[Value]) -> list[Sent]:
-        """Return the tensors of a request, which concatenate the rows of all inputs."""
+        """Return the tensors of a request. Each concatenates the rows of all inputs."""
         if not self.inputs:
             shape = (len(inputs), 1) if self.column else (len(inputs),)
             return [Sent(TensorHead(self.input, BYTES, shape), [packed(inputs)])]
@@ -208,7 +206,7 @@ def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
 
 
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Split a tensor into parts that have these numbers of rows. 0 counts as 1."""
+    """Split a tensor into parts with these numbers of rows, where 0 counts as 1."""
     head, data, elements = tensor.head, memoryview(tensor.data), list[bytes]()
     if head.datatype == BYTES:
         try:

@@ -1,8 +1,8 @@
 """Metadata and statistics of the server and its models, with the protocol's names for JSON and gRPC messages.
 
 Statistics cover the requests of this process. An inference is one input, or one row of tensors. An execution is a batch that ran
-successfully. The whole run is reported as `compute_infer`. `compute_input` and `compute_output` aren't measured: they get the same
-count and zero time, because Triton's tools reject counts that differ.
+successfully. `compute_infer` reports the whole run. `compute_input` and `compute_output` aren't measured: they get the same count, as
+Triton's tools require, and zero time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from headway.runtime.counters import GatewayCounts
 from headway.version import __version__
 
 SERVER = "headway"
-
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
-
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
-
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-
 NANOSECONDS = 1e9
 
 
@@ -64,10 +60,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """Configuration of a model, with the members that tools read.
-
-    `max_batch_size` is the maximum number of rows (or elements) in one request. A batch combines the rows of many requests. The
-    empty object `dynamic_batching` indicates that requests are batched."""
+    """Configuration of a model, with the members that tools read. `max_batch_size` is the maximum number of rows (or elements) in one
+    request. The empty object `dynamic_batching` indicates that rows of many requests are batched."""
 
     name: str
     max_batch_size: int
@@ -117,10 +111,9 @@ NEVER = Duration()
 
 
 class InferenceStatistics(msgspec.Struct, frozen=True):
-    """Statistics of a model's inferences.
-
-    `fail` counts errors, including refusals and requests whose clients left. The three `compute_…` members count batch runs.
-    `cache_hit` counts answers that reuse the outcome of an identical request, or of a request with the same idempotency key."""
+    """Statistics of a model's inferences. `fail` counts errors, including refusals and requests whose clients left. The three
+    `compute_…` members count batch runs. `cache_hit` counts answers that reuse the outcome of an identical request, or of one with
+    the same idempotency key."""
 
     success: Duration
     fail: Duration
@@ -142,10 +135,8 @@ class BatchStatistics(msgspec.Struct, frozen=True):
 
 
 class ModelStatistics(msgspec.Struct, frozen=True):
-    """Statistics of a model.
-
-    `last_inference` is the Unix time of the last answer in milliseconds, or 0 if there was none. `inference_count` is the number of
-    successful inputs (or rows of tensors), and `execution_count` the number of batches."""
+    """Statistics of a model. `last_inference` is the Unix time of the last answer in milliseconds, or 0 if there was none.
+    `inference_count` is the number of successful inputs (or rows of tensors), and `execution_count` the number of batches."""
 
     name: str
     version: str

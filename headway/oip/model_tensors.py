@@ -37,9 +37,8 @@ _AT_ONCE = 1 << 12
 
 
 def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_rows: int) -> tuple[TensorHead, ...]:
-    """Check the names, datatypes and shapes of a request's inputs. Return the heads in the request's order, under the model's
-    names. `specs` is empty while the model's inputs are unknown. Raises BadRequest if the model doesn't take these inputs, and
-    PayloadTooLarge if they have more than `max_rows` rows."""
+    """Check the heads of a request's inputs. Return them in the request's order, under the model's names. `specs` is empty while the
+    model's inputs are unknown. Raises BadRequest if the model doesn't take the inputs, and PayloadTooLarge above `max_rows` rows."""
     try:
         checked = check_heads(heads, specs)
     except NoTensors as exc:
@@ -89,8 +88,8 @@ def _check_elements(head: TensorHead, octets: memoryview) -> Steps[None]:
 
 
 def value_of_raw(body: bytes, specs: Sequence[TensorSpec], max_rows: int, *, single: bool = False) -> Tensors:
-    """Return the value of a body that consists of the only input's data: numbers, or one BYTES element without its length. If
-    `single`, a single row has no row axis. Raises BadRequest, and PayloadTooLarge for more than `max_rows` rows."""
+    """Return the value of a body that has only the data of the only input: numbers, or a BYTES element without its length. If
+    `single`, a single row gets no row axis. Raises BadRequest, and PayloadTooLarge for more than `max_rows` rows."""
     [head] = checked_heads([head_of_raw(len(body), specs)], specs, max_rows)
     data = join_elements([body]) if head.datatype == BYTES else memoryview(body)  # A large body is a bytearray.
     return pack([Tensor(head, data)], single=single and head.shape[0] == 1)
@@ -110,8 +109,8 @@ def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
 
 
 def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
-    """Return the head of the only input, given the size of its data in bytes. It has as many rows as the data fill, or one row if a
-    row has a free axis. BYTES data are a single element. Raises BadRequest if the size doesn't determine the shape."""
+    """Return the head of the only input, given the size of its data in bytes. The data fill its rows, or a single row if a row has a
+    free axis. BYTES data are a single element. Raises BadRequest if the size doesn't determine the shape."""
     if len(specs) != 1:
         takes = f"the model takes {shown_specs(specs)}" if specs else "the model's inputs are not known yet"
         raise BadRequest(f"the body consists only of data, which works only for models with one input; {takes}")
@@ -146,7 +145,7 @@ class WantedOutput(NamedTuple):
 
 
 class OutputTensor(NamedTuple):
-    """A tensor of an answer: its public head, its data (in parts that are whole rows), and whether to send it in binary form."""
+    """A tensor of an answer: its head, its data (in parts of whole rows), and whether to send it in binary form."""
 
     head: TensorHead
     parts: Sequence[bytes | memoryview]
@@ -193,11 +192,9 @@ def are_tensors(outputs: Sequence[Value]) -> TypeGuard[Sequence[Tensors]]:
 
 
 def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
-    """Concatenate the rows of the outputs of all inputs (at least one).
-
-    Return the `wanted` outputs in that order, or all outputs if none are listed; in the latter case, in binary form if `binary`.
-    Raises BadRequest if a wanted output doesn't exist, or if outputs differ in more than their rows. Raises RequestError if an
-    output is corrupt."""
+    """Concatenate the rows of the outputs of all inputs (at least one). Return the `wanted` outputs in that order or, if none are
+    listed, all outputs, in binary form if `binary`. Raises BadRequest if a wanted output doesn't exist, or if outputs differ in more
+    than their rows. Raises RequestError if an output is corrupt."""
     try:
         values = list(map(unpack, outputs))
     except NoTensors as exc:

@@ -17,18 +17,14 @@ TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
 """Parameters of Triton's streams: a client's request to have the last answer marked, and the mark."""
-
-TOKENS = "tokens_used"
-"""Parameter of an answer: the number of tokens used for all of its elements, if the target reports it."""
-
+TOKENS = "tokens_used"  # Parameter of an answer: the number of tokens for all its elements, if the target reports it.
 KNOWN = (PRIORITY, TIMEOUT, BINARY_OUTPUT, FINAL_WISH)
-
 _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
     """What a client requests through parameters. `tier` is the index of the highest acceptable tier. After `timeout` seconds, the
-    answer is of no use. If `binary`, outputs are in binary form. If `final`, the last answer on a stream is marked."""
+    answer is useless. If `binary`, outputs are in binary form. If `final`, a request's last answer on a stream is marked."""
 
     tier: int = 0
     timeout: float | None = None

@@ -23,22 +23,19 @@ from headway.core.tensors import BYTES, quoted, shown_shape
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Octets, Value, ValueKind
 
-INPUT = "INPUT"
-"""Name of the input in the metadata. Requests may use any name."""
+INPUT = "INPUT"  # Name of the input in the metadata. Requests may use any name.
 OUTPUT = "OUTPUT"
 
 LENGTH_BYTES = 4
 _read_length = struct.Struct("<I").unpack_from
 
-CONTENTS = {
+CONTENTS = {  # By datatype: member of gRPC's typed contents, and type code of its numbers. FP16 and BF16 have none.
     "BOOL": ("bool_contents", "B"), "INT8": ("int_contents", "b"), "INT16": ("int_contents", "h"), "INT32": ("int_contents", "i"),
     "INT64": ("int64_contents", "q"), "UINT8": ("uint_contents", "B"), "UINT16": ("uint_contents", "H"), "UINT32": ("uint_contents", "I"),
     "UINT64": ("uint64_contents", "Q"), "FP32": ("fp32_contents", "f"), "FP64": ("fp64_contents", "d"), BYTES: ("bytes_contents", ""),
 }  # fmt: skip
-"""Member of gRPC's typed contents, and type code of its numbers, by datatype. FP16 and BF16 have no member."""
 
-Element = str | bytes
-"""An element of an input: a string from JSON, or bytes from the binary form."""
+Element = str | bytes  # An element of an input: a string from JSON, or bytes from the binary form.
 
 
 class NoElements(BadRequest):
@@ -46,8 +43,8 @@ class NoElements(BadRequest):
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -> int:
-    """Return the number of elements according to an input's shape. Raises NoElements if the datatype isn't BYTES or the shape is
-    neither [n] nor [n, 1], and PayloadTooLarge if there are more than `limit` elements."""
+    """Return the number of elements in an input's shape. Raises NoElements unless the datatype is BYTES and the shape [n] or [n, 1],
+    and PayloadTooLarge if there are more than `limit` elements."""
     if datatype != BYTES:
         raise NoElements(
             f"input {quoted(name)} has the datatype {quoted(datatype)}; expected {BYTES}, one element for each input"
@@ -156,8 +153,7 @@ def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Ste
 
 
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
-    """Return the element for an output. `gives` is the kind of value that the model returns. Raises UnicodeEncodeError for a lone
-    surrogate."""
+    """Return the element for an output of a model that returns `gives`. Raises UnicodeEncodeError for a lone surrogate."""
     if isinstance(output, Octets):
         return output.content
     if gives is ValueKind.JSON:

@@ -1,10 +1,7 @@
-"""gRPC messages and services, in their own descriptor pool. Requires the extra `grpc`.
+"""gRPC messages and services. Requires the extra `grpc`. `make protos` compiles the .proto files next to this one.
 
-Generated protobuf code registers its descriptors in the process-wide pool, where names are unique. A target in this process, or a program
-that embeds Headway, may import other generated code for the same protocols (tritonclient's, for example). So this package doesn't use
-that pool.
-
-`make protos` compiles the .proto files next to this one.
+They have their own descriptor pool. In the process-wide pool, names must be unique, and a target or a program that embeds Headway may
+import other generated code for the same protocols (tritonclient's, for example).
 """
 
 from __future__ import annotations
@@ -23,11 +20,9 @@ OPEN_INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
-SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)
-"""The services of the gRPC port, in the order in which they are listed."""
+SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)  # Of the gRPC port, in listing order.
 
-Message = Any
-"""A protobuf message. Type checkers don't know its class, because it is created at import time."""
+Message = Any  # A protobuf message. Type checkers don't know its class, because it is created at import time.
 
 
 def _load() -> tuple[Any, Mapping[str, bytes]]:

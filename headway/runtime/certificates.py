@@ -1,8 +1,7 @@
 """Certificates of this process, for its ports and for a remote API, read from PEM files.
 
-The files are checked every second for changes. After a change, Headway waits until a check finds no further change.
-Then it reads all the files, and uses them if they fit together. So a new certificate without its key changes nothing.
-New connections use the latest certificates. Open connections keep the certificates that they started with.
+The files are checked every second. If they have changed, and the next check finds no further change, all are read, and are used if
+they fit together. So a new certificate without its key changes nothing. Open connections keep the certificates they started with.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ DAY = 86_400.0
 NEAR = 14 * DAY  # Time before a certificate expires when the log warns, or a sixth of its validity if that is less.
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
 _OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Permissions on a key file that only its owner should have.
-_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
-"""OpenSSL's reasons if the key doesn't belong to the certificate."""
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")  # OpenSSL's reason codes.
 
 _PEM = "Name a file in PEM format, which begins with -----BEGIN CERTIFICATE-----."
 _NO_CERTIFICATE = "is not a certificate"
@@ -77,7 +75,7 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """TLS parameters of a client. Certificates and key are in PEM. Each time the files are read, there is a new object."""
+    """TLS parameters of a client, in PEM. Each reading of the files creates a new object."""
 
     context: ssl.SSLContext
     authorities: bytes | None = None  # Trusted authorities; None for the system's.
@@ -86,11 +84,9 @@ class ClientTls:
 
 
 class CertificateFiles(PeriodicResource, ABC, Generic[T]):
-    """Base class for certificates in up to three files, which an operator may replace. An empty path names no file.
-
-    The constructor reads the files, and raises SettingError if one is bad. `current` is the result of the last successful reading.
-    `now` returns Unix seconds.
-    """
+    """Base class for certificates in up to three files, which an operator may replace. An empty path names no file. The
+    constructor reads the files, and raises SettingError if one is bad. `current` is the result of the last successful
+    reading. `now` returns Unix seconds."""
 
     rereads = ""
     _purpose: ClassVar[str]  # What follows "certificate" in log lines, such as " for the remote API".
@@ -236,16 +232,10 @@ def _date(seconds: float) -> str:
 class Pair:
     """A certificate and its key, read and checked. Raises SettingError if a file can't be used.
 
-    Arguments:
-        setting, key_setting: settings that name the two files.
-        path: path of the certificate, with its intermediate certificates.
-        key: path of the key; empty if the key is in the same file.
-
-    Attributes:
-        chain, key: PEM text of the certificates, and of the key.
-        first: the certificate itself, in DER.
-        open_key: see OwnCertificate.
-    """
+    `setting` and `key_setting` are the settings that name the files. `path` is the file of the certificate and its
+    intermediate certificates. The argument `key` is the file of the key, or empty if that is in the same file. The
+    attributes `chain` and `key` are PEM text. `first` is the certificate itself, in DER. For `open_key`, see
+    OwnCertificate."""
 
     def __init__(self, setting: str, path: str, key_setting: str, key: str) -> None:
         self.setting, self.path = setting, path
@@ -332,7 +322,7 @@ def _check_key(setting: str, path: str, key: bytes, key_setting: str) -> None:
 
 
 def validity(der: bytes) -> tuple[float, float]:
-    """Return the Unix seconds between which a certificate in DER is valid (RFC 5280, section 4.1), or raise ValueError."""
+    """Return the start and end of a DER certificate's validity in Unix seconds (RFC 5280, section 4.1). Raises ValueError."""
     body, _ = _element(_element(der, _SEQUENCE)[0], _SEQUENCE)
     if body[:1] == bytes([_VERSION]):
         _, body = _element(body)

@@ -1,8 +1,7 @@
 """Counters of a process, and its departure log for the departure board.
 
-`telemetry/metrics.py` names and exports the counters. Each part of a process has its own counters, and updates them once
-per batch where it can. They need no lock, because one event loop owns them. Keys are label values in the order of the
-metric's labels. Tiers appear by name.
+`telemetry/metrics.py` names and exports the counters. Keys are label values in the order of the metric's labels; tiers appear by
+name. Each part of a process has its own counters, and updates them once per batch where it can. One event loop owns them all.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class DepartureLog:
         self._killed: dict[str, str] = {}
 
     def killed(self, worker: str, how: str) -> None:
-        """Record why a worker's process ended, if Headway didn't end it."""
+        """Record why a worker's process ended, unless Headway ended it."""
         self._killed.setdefault(worker, excerpt(how))
 
     def take_killed(self) -> dict[str, str]:
@@ -169,10 +168,8 @@ class GatewayCounts:
         """Requests by (model, tier, outcome). The outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the decoded request to its answer by (model, tier), leaving out requests refused on arrival."""
-        self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds from enqueueing to claiming by (model, tier)."""
-        self.overhead_seconds = _seconds()
-        """Seconds that Headway itself adds to a request, besides queueing and the run. One sample per batch."""
+        self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)  # Waits, by (model, tier).
+        self.overhead_seconds = _seconds()  # What Headway itself adds to queueing and run; one sample per batch.
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)  # Part of `request_seconds` with errors.
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Refusals by (reason, tier, model). The model is empty if it was unknown or isn't served."""
@@ -207,23 +204,19 @@ class WorkerCounts:
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
         self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)  # By (model, reason of departure).
-        self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
-        """Entries per batch by model."""
+        self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))  # Entries, by model.
         self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
         """Size of a batch as a fraction of the largest allowed, by model."""
-        self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds that a batch ran on its slot, by (model, worker)."""
+        self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)  # Runs, by (model, worker).
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Finished inputs by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
         """GPU seconds without a used output, by cause (`departed` clients, the cause of a failed batch, or BULK)."""
         self.breaker_state: dict[str, int] = {}  # State of the breaker by backend: 0 closed, 1 half open, 2 open.
-        self.bulk_kills: defaultdict[str, int] = defaultdict(int)
-        """Batches with bulk entries whose worker's process died, by worker."""
+        self.bulk_kills: defaultdict[str, int] = defaultdict(int)  # Deaths during batches with bulk entries, by worker.
         self.restarts: defaultdict[str, int] = defaultdict(int)  # Restarts by worker.
         self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)  # Starts of backends, by (model, worker).
-        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
-        """Seconds that successful starts took, by model."""
+        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)  # Of successful starts, by model.
         self.evictions: defaultdict[str, int] = defaultdict(int)  # Unloaded models, by the reason to load another one.
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Large inputs and outputs of worker processes, by (`in` or `out`, `arena`, or `frame` if the arena was full)."""
@@ -243,10 +236,8 @@ class ControllerCounts:
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
-        self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Decisions of the autoscaler, by (model, direction)."""
-        self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Changes of rollouts, by (model, `step` or the final state)."""
+        self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)  # By (model, direction).
+        self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)  # By (model, `step` or end state).
 
     def forget(self, model: str) -> None:
         _forget(model, (self.scaling_decisions, self.rollout_changes))
@@ -266,8 +257,7 @@ class StoreCounts:
 
     def __init__(self) -> None:
         self.ledger_dropped = 0  # Records that never reached the ledger.
-        self.keys_age: float | None = None
-        """Seconds since the key store last answered, which is the age of the cached API keys; None without keys."""
+        self.keys_age: float | None = None  # Seconds since the key store last answered; None without keys.
 
 
 class Counters:
@@ -281,12 +271,9 @@ class Counters:
         self.controller = ControllerCounts(self.departures)
         self.tls = TlsCounts()
         self.store = StoreCounts()
-        self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Requests by (rule of the input policy, effect)."""
-        self.bulk_lines: defaultdict[str, int] = defaultdict(int)
-        """Lines of bulk jobs recorded here, by `answered` or `failed`."""
-        self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
-        """Dropped spans by reason: full queue, failed export, or too many refused requests. Each number is changed by one thread only."""
+        self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)  # Requests, by (rule, effect).
+        self.bulk_lines: defaultdict[str, int] = defaultdict(int)  # Recorded here, by `answered` or `failed`.
+        self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}  # By reason. One thread changes each number.
 
 
 def _forget(model: str, tables: Iterable[dict[Any, Any]]) -> None:

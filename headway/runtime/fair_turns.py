@@ -1,7 +1,4 @@
-"""Fair shares of an event loop. Each turn of the loop does a little work, and tenants take turns.
-
-So a flood of work for one tenant doesn't delay other tenants, or anything else on the loop, for long.
-"""
+"""Fair shares of an event loop: each turn does a little work, and tenants take turns, so no tenant's flood of work delays the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ MILLISECOND = 0.001  # Seconds per turn of the loop for small pieces such as han
 
 
 def give_way() -> None:
-    """Yield this CPU core to other processes, such as workers, which a busy loop would keep waiting for milliseconds."""
+    """Yield this CPU core to other processes, such as workers, which a busy loop would delay by milliseconds."""
     os.sched_yield()
 
 

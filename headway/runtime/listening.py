@@ -23,19 +23,13 @@ from headway.runtime.periodic import until_tick
 log = get_logger(__name__)
 
 BACKLOG = 2048  # Maximum number of connections that the system queues until they are accepted.
-HANDLES = 4
-"""Handles on each listening socket. libuv accepts one connection per handle and turn of the event loop. With a single
-handle, the 300th connection would wait for 300 turns."""
+HANDLES = 4  # Handles per listening socket, because libuv accepts one connection per handle and turn of the event loop.
 SPARE = 32  # Descriptors that clients can't use: half to refuse them, half for workers, files and operators.
-LEAST, EACH_WORKER = 64, 7
-"""Descriptors that a process needs to start and serve a few connections, and descriptors for each of its workers.
-
-A process opens 31 (46 with two addresses for each port), and 5 for each worker. Up to a quarter is spare.
-"""
+LEAST, EACH_WORKER = 64, 7  # Descriptors that a process needs at least, and for each worker. It opens 31 to 46, and 5.
 
 
 class ListeningSocket:
-    """Bound socket, with a spare handle in case the event loop closes the others. `refusal` turns an OSError into a SettingError."""
+    """Bound socket, with a spare handle in case the loop closes the others. `refusal` turns an OSError into a SettingError."""
 
     def __init__(
         self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], refusal: Callable[[OSError], SettingError]
@@ -110,7 +104,7 @@ class ListeningPort:
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen, after `bind` unless already bound. Raises SettingError like `bind`, or if another program is listening by now."""
+        """Listen, after `bind` unless bound. Raises SettingError like `bind`, or if another program listens by now."""
         if not self._sockets:
             await self.bind()
         raise_descriptor_limit()
@@ -149,8 +143,8 @@ class ListeningPort:
 async def bind(
     host: str, port: int, host_setting: str, port_setting: str, protocol: Callable[[], asyncio.Protocol]
 ) -> list[ListeningSocket]:
-    """Bind a socket to one port at each address of a host, without listening. If `port` is 0, the system chooses the port. Raises
-    SettingError for one of the two settings if an address can't be bound."""
+    """Bind a socket to one port (0: chosen by the system) at each address of a host, without listening. Raises SettingError about
+    one of the two settings if an address can't be bound."""
 
     def refusal(exc: OSError) -> SettingError:
         if exc.errno == errno.EADDRINUSE:
@@ -234,6 +228,6 @@ def descriptor_ceiling(spare: int) -> int:
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return a transport's descriptor. The system assigns the lowest free number, so the number shows how many are in use."""
+    """Return a transport's descriptor. The system assigns the lowest free number, so it shows how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

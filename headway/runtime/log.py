@@ -1,10 +1,8 @@
 """Log lines. A thread writes them, so a full disk or a stuck pipe never holds up the event loop.
 
-Lines from structlog and from the standard library (libraries, asyncio, warnings) go into one bounded queue, and the thread
-renders and writes them. While the queue is full, lines are dropped. Their number is logged once there is room.
-
-Lines can't be forged, because control characters and line separators in all strings are escaped. Only tracebacks span
-several lines, and these are indented.
+Lines from structlog and the standard library (libraries, asyncio, warnings) go into one bounded queue, which the thread empties.
+While the queue is full, lines are dropped; their number is logged once there is room. Control characters and line separators in all
+strings are escaped, so nobody can forge a line. Only tracebacks span several lines, which are indented.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ _Event = MutableMapping[str, Any]
 
 @contextmanager
 def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
-    """Log to a stream while the context lasts. Afterwards, write the remaining lines and restore the previous configuration.
-    `level` is the lowest level to log: debug, info, warning or error. `stream` is standard error by default."""
+    """Log to a stream, by default standard error, while the context lasts. `level` is the lowest level to log: debug, info,
+    warning or error. Afterwards, write the remaining lines, and restore the previous configuration."""
     logging.captureWarnings(True)
     try:
         with _structlog(level, _wrap), _writing(logging.getLogger(), level, json, stream or sys.stderr) as writer:
@@ -50,11 +48,9 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
 
 @contextmanager
 def beside(level: str = "info", json: bool = False) -> Iterator[None]:
-    """Log while the context lasts, as a guest in a program that may have its own logging.
-
-    If the program has configured structlog, all lines go to structlog. If it has configured the standard library's logging, they
-    go to the loggers below `headway`. Otherwise Headway's lines go to standard error, in JSON if `json`.
-    """
+    """Log while the context lasts, as a guest in a program that may have its own logging. If the program has configured
+    structlog, all lines go to it. If it has configured the standard library's logging, they go to the loggers below
+    `headway`. Otherwise Headway's lines go to standard error, in JSON if `json`."""
     with _entering:
         if not _guests:
             _set_up.enter_context(_as_guest(level, json))
@@ -91,8 +87,7 @@ def _as_guest(level: str, json: bool) -> Iterator[None]:
         own.propagate = True
 
 
-_UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()["processors"])
-"""Structlog's default processors; None if the program had configured structlog before this import."""
+_UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()["processors"])  # Structlog's defaults.
 
 
 def _is_set_up() -> bool:
@@ -166,8 +161,7 @@ class _Outbox(logging.handlers.QueueHandler):
 class Writer(logging.handlers.QueueListener):
     """Thread that renders and writes log lines, and can be stopped even if the stream is stuck."""
 
-    write_blocked = False
-    """True if the last lines weren't written in time. The thread then holds locks for which the interpreter would wait at exit."""
+    write_blocked = False  # True if the last lines weren't written in time; the thread's locks would block an exit.
 
     def __init__(
         self, waiting: queue.SimpleQueue[logging.LogRecord | None], handler: logging.Handler, stream: TextIO
@@ -176,7 +170,7 @@ class Writer(logging.handlers.QueueListener):
         self._descriptor, self._path = _file_of(stream)
 
     def reopen(self) -> bool:
-        """Reopen the log file by name after it was renamed or removed. Return False if it can't be opened, or the log isn't a file."""
+        """Reopen the log file by name after it was renamed or removed. Return False if that fails, or the log isn't a file."""
         if self._path is None:
             return False
         try:
@@ -228,7 +222,7 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
-    """Escape the strings that the console renderer prints verbatim. It prints all other values as Python literals, which are safe."""
+    """Escape the strings that the console renderer prints verbatim. Others become Python literals, which are safe."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
     if "logger" in event:

@@ -1,7 +1,7 @@
 """Loggers, and how structlog and gRPC are imported for them.
 
-Structlog imports Rich if it can, for coloured tracebacks. Our tracebacks are plain, and importing Rich would take a fifth of the
-import time at startup. So structlog is first imported here, with Rich hidden. Later imports of Rich work as usual.
+If it can, structlog imports Rich, for coloured tracebacks. That would take a fifth of the import time at startup, and our tracebacks
+are plain. So structlog is first imported here, with Rich hidden. Later imports of Rich work as usual.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def get_logger(name: str) -> Any:
 
 
 def import_grpc_quietly() -> None:
-    """Import gRPC with its C library's log turned off, because that log would bypass ours. Do nothing if the user has set its level.
-    The environment is restored, because a target may use gRPC itself. Raises ImportError if the package is missing."""
+    """Import gRPC with its C library's log turned off, unless the user has set its level. That log would bypass ours. The
+    environment is restored, because a target may use gRPC itself. Raises ImportError if the package is missing."""
     if GRPC_VERBOSITY in os.environ:
         return
     os.environ[GRPC_VERBOSITY] = "NONE"

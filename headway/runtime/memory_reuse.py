@@ -1,8 +1,7 @@
 """Memory reuse. The process keeps large freed blocks, so that later blocks need no fresh pages.
 
-Providing a fresh page takes the kernel longer than filling the page. When 5 MB are received and copied, fresh pages account for
-four fifths of the time. By default, the C library returns large blocks as soon as they are freed. It also returns the free end of
-the heap once it exceeds a threshold, and that takes as long again. So the threshold of a host must exceed several long answers.
+Fresh pages account for four fifths of the time to receive and copy 5 MB. By default, the C library returns large blocks as soon as
+they are freed, and the free end of the heap once it exceeds a threshold. So a host's threshold must exceed several long answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Periodic work at common ticks.
+"""Periodic work at common ticks, because timers that fire together cost a single wake-up.
 
-All periodic work of a process runs at the same ticks, because timers that fire together cost a single wake-up. The ticks of a
-period are the integer multiples of the period on the event loop's clock. So every one-second tick is also a half-second tick.
+The ticks of a period are its integer multiples on the event loop's clock. So every one-second tick is also a half-second tick.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ def ending_at_tick(pause: float) -> float:
 
 
 class Periodic:
-    """Calls `act` immediately, and then at each tick of `every` seconds. `every` may be a function that returns the seconds. If the
-    broker or store is unreachable, `act` is called again at the next tick. `what` is the log's name for the broker or store; if it
-    is empty, outages aren't logged."""
+    """Calls `act` immediately, and then at each tick of `every` seconds, a number or a function that returns it. If the
+    broker or store is unreachable, `act` is called again at the next tick. The log calls the broker or store `what`; if
+    empty, outages aren't logged."""
 
     def __init__(
         self,

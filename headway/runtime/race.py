@@ -15,8 +15,8 @@ TIDIES = 20.0  # Seconds to clean up, for a task that may have to end and reap a
 
 
 async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Future[Any] | None]:
-    """Wait until one of the awaitables is done, and end the others. If cancelled, end them all. For `tidies`, see `end`. Return the
-    futures of the finished awaitables in order, with None for each of the others."""
+    """Wait until one of the awaitables is done, and end the others; if cancelled, end them all. Return the futures of the
+    finished ones in order, with None for each of the others. For `tidies`, see `end`."""
     running = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -28,10 +28,9 @@ async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Futu
 async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
     """Cancel tasks, and wait until they have ended. Skips None.
 
-    A cancellation can get lost: libraries catch it, and before Python 3.12 `asyncio.wait_for` drops it if a result arrives at
-    the same time. So a task that is still running after `tidies` seconds is cancelled again, even if this call is cancelled too.
-    After MOST_TRIES, it is left running.
-    """
+    Libraries may catch a cancellation, and before Python 3.12 `asyncio.wait_for` drops it if a result arrives at the same
+    time. So a task that still runs after `tidies` seconds is cancelled again, even if this call is cancelled too. After
+    MOST_TRIES, it is left running."""
     tasks = [task for task in waits if task is not None]
     running = [task for task in tasks if not task.done()]
     cancelled = False
@@ -62,12 +61,8 @@ async def end_all() -> None:
 
 
 def heed_cancellation() -> None:
-    """Raise CancelledError if the current task was cancelled but got another error instead. Call this in a loop that continues
-    after an error.
-
-    For example, `asyncio.gather` raises the first error of its calls. If a call fails while the task is being
-    cancelled, the task sees that call's error and not the cancellation.
-    """
+    """Raise CancelledError if the current task was cancelled but got another error instead, such as the first error of the
+    calls in an `asyncio.gather`. Call this in a loop that continues after an error."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

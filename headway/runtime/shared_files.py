@@ -27,8 +27,8 @@ def _pause() -> Awaitable[None]:
 
 
 class FileWatcher:
-    """Watches the files that `find` lists. A new file counts as a change. A missing file doesn't, because editors remove a file to
-    replace it. `pause` waits between checks."""
+    """Watches the files that `find` lists. A new file counts as a change; a missing one doesn't, because editors remove a
+    file to replace it. `pause` waits between checks."""
 
     def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
         self._find, self._pause = find, pause

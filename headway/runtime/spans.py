@@ -62,8 +62,8 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpanBuffer:
-    """Up to `most` spans that wait to be exported. One thread adds them, and another takes them. `dropped` counts dropped spans by
-    reason. `wake` is called to start an export when `enough` spans are waiting."""
+    """Up to `most` spans that wait to be exported, added by one thread and taken by another. `dropped` counts dropped spans
+    by reason. `wake` is called to start an export once `enough` spans wait."""
 
     def __init__(self, most: int, enough: int, dropped: dict[str, int], wake: Callable[[], None]) -> None:
         self._most, self._enough, self._wake = most, enough, wake
@@ -145,5 +145,4 @@ class RunTrace:
 
 
 RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)  # Trace of the current batch, if sampled.
-OUTGOING: ContextVar[TraceContext | None] = ContextVar("outgoing", default=None)
-"""Span for the remote API call of the current task; None if it isn't sampled."""
+OUTGOING: ContextVar[TraceContext | None] = ContextVar("outgoing", default=None)  # Span of the task's remote call.

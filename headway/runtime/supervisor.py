@@ -1,8 +1,5 @@
-"""Supervisor of long-lived loops.
-
-A supervisor restarts a loop that raises, or that anyone else cancels, after a pause that grows with each failure. So neither a
-cancelled client nor an exception in user code can stop a service.
-"""
+"""Supervisor of long-lived loops. If a loop raises, or is cancelled by anyone but the supervisor, it is restarted after a pause that
+grows with each failure. So neither a cancelled client nor an exception in user code can stop a service."""
 
 from __future__ import annotations
 

@@ -4,12 +4,10 @@
       │                    ▲───────────────┘ │
       └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
 
-The protocol is told about a connection before the handshake. So a connection whose handshake hangs is counted and times out like
-any idle connection. Data that the protocol writes during the handshake is sent once the handshake is done. The event loop's own
-TLS would announce a connection only after its handshake, and can't close one direction only.
-
-Client addresses take turns (`headway.runtime.fair_turns`) at handshake steps. A step takes 0.1 ms to several ms, depending on the
-certificate's key.
+The protocol learns of a connection before the handshake, so a connection whose handshake hangs is counted, and times out like any idle
+one. Data that the protocol writes during the handshake is sent afterwards. The event loop's own TLS would announce a connection only
+after its handshake, and can't close one direction only. Client addresses take turns (`headway.runtime.fair_turns`) at handshake
+steps, which take 0.1 ms to several ms each, depending on the certificate's key.
 """
 
 from __future__ import annotations
@@ -32,9 +30,8 @@ LOG_EVERY = 60.0  # Minimum time in seconds between two log lines about failed h
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
 _RECORD = 16_384  # Maximum size in bytes of a TLS record.
 _HANDSHAKE_RECORD = 0x16
-_TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-"""First bytes of clients that speak a text protocol, such as HTTP."""
-_REASONS = {
+_TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")  # First bytes of text protocols.
+_REASONS = {  # Labels for failed handshakes, by OpenSSL reason.
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
     "CERTIFICATE_VERIFY_FAILED": "bad_certificate",
     "UNSUPPORTED_PROTOCOL": "old_version",
@@ -47,7 +44,6 @@ _REASONS = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "distrusted",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
-"""Labels for failed handshakes, by OpenSSL reason."""
 REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")  # All labels for failed handshakes.
 
 
@@ -64,8 +60,8 @@ class TlsPort:
     def around(
         self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
     ) -> Callable[[], asyncio.Protocol]:
-        """Return the protocol factory for a listening socket. `make` creates the protocol above TLS. If a client doesn't speak
-        TLS, `refuse_plain` is called with that protocol, to answer the client without TLS."""
+        """Return the protocol factory for a listening socket. `make` creates the protocol above TLS. If a client doesn't
+        speak TLS, `refuse_plain` is called with that protocol, to answer in plain text."""
         return lambda: TlsTransport(self, make(), refuse_plain)
 
     @property
@@ -107,7 +103,7 @@ class TlsSession:
         return True
 
     def decrypt(self) -> tuple[list[bytes], bool]:
-        """Return the data received, in parts, and True if the client has ended its side. Raises SSLError if it isn't valid TLS."""
+        """Return the data received, in parts, and True if the client has ended its side. Raises SSLError for invalid TLS."""
         tls, incoming, parts = self.ssl_object, self.incoming, list[bytes]()
         try:
             while incoming.pending or tls.pending():

@@ -1,20 +1,17 @@
 """Batch run times as measured by `headway check --record`, for models whose run time isn't linear.
 
-The file has one line per batch, each a JSON object:
+Each line of the file is a JSON object with the weight of each input of a batch (such as its length), and the batch's run time:
 
     {"weights": [212, 57, 340], "seconds": 0.0831}
-
-`weights` contains one whole number per input, such as its number of characters, and `seconds` is the run time of the batch.
 
 A simulated batch is hardly ever identical to a recorded one, so it gets the time of a similar one, adjusted by a formula. For n
 inputs with a total weight W and a largest weight L, the formula is
 
     f = a + b·n + c·W + d·L + e·n·L    (a to e are at least 0, and fitted to all batches by relative least squares)
 
-It has a term for each usual kind of cost: per call, input, token, decoding step, and padded token. Among the recorded batches of
-about the same size, the NEAR nearest in ln n, ln W and ln L are found. One of them is drawn at random, and its time is multiplied
-by f of the simulated batch divided by its own f. So whatever the formula misses, such as steps and chance, comes from similar
-batches."""
+It has a term for each usual kind of cost: per call, input, token, decoding step, and padded token. Of the NEAR recorded batches
+that are nearest in ln n, ln W and ln L, one is drawn at random. Its time is multiplied by f of the simulated batch divided by its
+own f. So whatever the formula misses, such as steps and chance, comes from similar batches."""
 
 from __future__ import annotations
 
@@ -56,15 +53,12 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """A recorded batch: its coordinates, and its time divided by the result of the formula."""
-
     point: _Point
-    ratio: float
+    ratio: float  # Run time of the recorded batch, divided by the result of the formula.
 
 
 class BatchTimes:
-    """Draws run times from recorded batches, of which there must be at least one. `padded` is True if they show that the model
-    pads all inputs of a call to the longest."""
+    """Draws run times from at least one recorded batch. `padded` is True if the model seems to pad all inputs to the longest."""
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
         self.weights = tuple(weight for batch in batches for weight in batch.weights)
@@ -89,9 +83,8 @@ class BatchTimes:
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
-        """Return the mean run time in seconds of batches with at most `count` inputs and a total weight of at most `max_weight`
-        (0 for no limit). Weights are drawn from `weights`, all equally likely. The inputs of `near` batches are drawn together
-        and sorted, so that each batch gets inputs of similar weight."""
+        """Return the mean run time in seconds of batches with up to `count` inputs and a weight of up to `max_weight` (0: no limit).
+        Weights are drawn evenly from `weights`, for `near` batches at once, which are sorted so that similar weights share a batch."""
         key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time
@@ -128,8 +121,7 @@ class BatchTimes:
 
 
 def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
-    """Read a file of recorded batches. Raises SettingError for the option `setting` if the file cannot be read, a line isn't a
-    batch, or there are too few or too many batches."""
+    """Read a file of recorded batches. Raises SettingError for the option `setting` if the file is unreadable or invalid."""
     shown = str(path)
     try:
         lines = path.read_bytes().splitlines()
@@ -172,8 +164,7 @@ def _terms(weights: Sequence[int]) -> tuple[float, ...]:
 
 
 def _fitted(batches: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Return the factors of the terms, each at least 0, that minimize the sum of squared relative errors. The method is coordinate
-    descent. Each term is scaled to its root mean square, so that fewer iterations are needed."""
+    """Fit the factors of the terms, each at least 0: the least sum of squared relative errors, found by coordinate descent."""
     rows = [[term / seconds for term in terms] for terms, seconds in batches]
     scales = [math.sqrt(math.fsum(row[term] ** 2 for row in rows)) for term in range(len(rows[0]))]
     columns = [[row[term] / scale for row in rows] for term, scale in enumerate(scales)]

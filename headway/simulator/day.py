@@ -1,12 +1,11 @@
 """Simulates a day of traffic with the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
 
-A day has hundreds of millions of requests, too many to follow each one. So arrivals are counted per second, and the backlog is a
-number that rises with arrivals and falls by what the workers can do in full batches. Decisions come from the production code:
-`core.scaling.scaler` is called once a second with what the controller would measure.
+A day has too many requests to follow each one. So arrivals are counted per second, and the backlog is a number that rises with
+arrivals and falls by what the workers can do in full batches. The production code decides: `core.scaling.scaler` is called once a
+second with what the controller would measure.
 
-The traffic is a recorded trace, scaled to the rate and repeated all day, multiplied by a daily wave. For one hour it is doubled;
-the doubling takes a minute. Within a second, only the dispersion of arrivals is known, from which the formula of
-`core.scaling.sizing` estimates an additional wait.
+The traffic is a recorded trace, scaled to the rate and repeated all day, multiplied by a daily wave. For one hour it is doubled.
+Within a second, only the dispersion of arrivals is known, from which the formula of `core.scaling.sizing` estimates an extra wait.
 
 With `limits.idle_after`, the model is scaled to zero workers and back. Requests that arrive while there are no workers are held or
 get 503, by the same rule as in gateways. Clients that get 503 don't retry."""
@@ -34,8 +33,7 @@ TENTHS = 10  # Parts of a second in which the arrivals of a trace are counted.
 FIRST_SECONDS = 600  # Seconds from which FIXED and PLAN learn how uneven arrivals are.
 LEAST_RECORD = 600.0  # Seconds to which a shorter trace is repeated before its arrivals are counted.
 WAVE = 0.6  # Amplitude of the daily wave, as a share of its mean.
-# When the rate starts to double, how long that takes, and how long it lasts, in seconds.
-DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0
+DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0  # Start, rise and length of the doubling in seconds.
 FIXED = "fixed"  # Policy with a constant number: the fewest workers that keep the promise in the busiest minute.
 POLICIES = (RULES, PLAN, FIXED)  # Policies to compare.
 QUEUE_SECONDS = 2.0  # Seconds of work that may be waiting. Anything more is refused.
@@ -86,8 +84,7 @@ def simulate_day(
     day: Day, policy: str, progress: Callable[[str], None] = lambda text: None,
     traffic: tuple[Sequence[float], float] | None = None,
 ) -> DayReport:  # fmt: skip
-    """Simulate a day with the policy RULES, PLAN or FIXED. `progress` is called with descriptions of the progress. `traffic` is the
-    result of `day_arrivals`, if known already."""
+    """Simulate a day with the policy RULES, PLAN or FIXED. `traffic` is the result of `day_arrivals`, if already known."""
     arrivals, dispersion = traffic or day_arrivals(day)
     return _Run(day, policy, arrivals, dispersion).report(progress)
 
@@ -134,7 +131,7 @@ def _doubling(second: float) -> float:
 
 
 class Backlog:
-    """Backlog of requests. `dispersion` is that of arrivals within a second."""
+    """Backlog of requests. `dispersion` is the dispersion of arrivals within a second."""
 
     def __init__(self, day: Day, dispersion: float) -> None:
         self.waiting = 0.0
@@ -150,8 +147,7 @@ class Backlog:
         return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Return the share of arrivals that are answered within the promise. Each arrival waits until the backlog is cleared,
-        and then for up to one gap."""
+        """Return the share of arrivals answered within the promise. Each waits until the backlog is cleared, then up to one gap."""
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
@@ -231,7 +227,6 @@ class _Run:
         self._busy += min(arrivals / (self._ready * self._day.cost.pace), 1.0)
 
     def _wait_for_start(self, arrivals: float, second: float) -> None:
-        """Hold the requests of a second without workers, or refuse them."""
         self._at_zero += 1
         if (self._scaler.starts_in(second) or 0.0) <= HELD_SHARE * self._day.timeout:
             self._backlog.waiting += arrivals

@@ -8,8 +8,7 @@ is simulated: when requests arrive, how long batches run, and which workers die.
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
 
-Each shard has its own queue, policy and timer. A worker claims from its home shard. While it is idle, it now and then looks at
-another shard."""
+Each shard has its own queue, policy and timer. A worker claims from its home shard; if idle, it sometimes looks at another."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class Gateway:
         return now + self._gather if len(self.gathered) == 1 else None
 
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
-        """Send the gathered entries. Yield shard numbers with their entries. `slots` is the number of live workers, `active` that of
-        shards in use."""
+        """Yield the gathered entries by shard number. `slots` counts the live workers, and `active` the shards in use."""
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather
         count = parts(len(gathered), self._max_batch) if active > 1 or not slots else 1
@@ -161,7 +159,7 @@ _LOOKS_AT = attrgetter("looks_at")
 
 
 def _rng(scenario: Scenario, purpose: str) -> random.Random:
-    """Return a random number generator for one purpose. With one for each, every policy gets the same arrivals."""
+    """Return the random numbers for one purpose. As each purpose has its own, arrivals are the same for every policy."""
     return random.Random(f"{scenario.seed}/{purpose}")  # noqa: S311 - the same seed, the same run
 
 
@@ -171,10 +169,8 @@ def simulate(scenario: Scenario) -> Record:
 
 
 class _Events:
-    """Heap of events, which are functions to call with the time at which they are due."""
-
     def __init__(self) -> None:
-        self.heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self.heap: list[tuple[float, int, Callable[[float], None]]] = []  # When to call which function with that time.
         self._order = itertools.count()
 
     def at(self, time: float, act: Callable[[float], None]) -> None:
@@ -182,8 +178,6 @@ class _Events:
 
 
 class _RunTimes:
-    """Run times of calls and batches."""
-
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._rng = _rng(scenario, "noise")
@@ -197,7 +191,7 @@ class _RunTimes:
         return tuple((size, (scenario.alpha + scenario.beta * size) * factor) for size in sorted(sizes))
 
     def factor(self, slow: bool) -> float:
-        """Draw the factor for chance and a slow worker by which the run time of a batch is multiplied."""
+        """Draw the factor by which chance and a slow worker multiply the run time of a batch."""
         factor = self._scenario.faults.slow if slow else 1.0
         return factor * self._rng.lognormvariate(self._log_mean, self._log_deviation) if self._log_deviation else factor
 
@@ -220,8 +214,7 @@ class _Clients:
         self._draw = callers(scenario, _rng(scenario, "callers"))
         self._choose_gateway = choose_gateway(scenario, _rng(scenario, "doors").random)
         self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
-        # True if all gateways behave alike. Requests are then offered immediately, which saves time.
-        self._straight = scenario.topology.gather == 0.0 and scenario.topology.shards == 1
+        self._straight = scenario.topology.gather == 0.0 and scenario.topology.shards == 1  # Gateways can be skipped.
         self.sending = 0  # Gateways about to send.
         self.closed = False  # True once the last request has come.
 
@@ -247,7 +240,6 @@ class _Clients:
                 self._events.at(now + number * APART, self._send_next)
 
     def refused(self, entry: Entry, came: float, result: Refused, now: float) -> None:
-        """Handle a request that the queue refused."""
         if self._throttle is not None:
             self._throttle.refund(entry)
         self._lose("shed" if result.tier_only else "overloaded", entry, came, now + result.wait)
@@ -280,8 +272,6 @@ class _Clients:
 
 
 class _Deaths:
-    """Kills and restarts workers."""
-
     def __init__(self, simulation: _Simulation, scenario: Scenario) -> None:
         self._simulation, self._scenario = simulation, scenario
         self._record, self._events = simulation.record, simulation.events
@@ -424,7 +414,7 @@ class _Simulation:
         self._clients.closed = True
 
     def deal(self, now: float) -> None:
-        """Assign each worker that is known to be alive to its home shard."""
+        """Assign each worker that others think is alive to its home shard."""
         alive = [worker.name for worker in self.workers.values() if worker.known]
         self._slots, self._active = len(alive), shards.active(len(self.shards), len(alive))
         at_home = dict[Shard, list[str]]((shard, []) for shard in self.shards)

@@ -30,8 +30,7 @@ MEASURED_REQUESTS = 10_000  # Minimum number of requests to measure in each run 
 RATE_STEPS = 5  # Bisections in the search for the highest rate, which is then known to 1/32 of the spare capacity.
 RATE_SEEDS = 2  # Runs that must meet the targets at each of these rates.
 RATE_REQUESTS = 5_000  # Fewest requests in each of these runs, which take most of a plan's time.
-# Distance to a target, as a share of it and in milliseconds, within which a real run may miss it.
-EDGE_SHARE, EDGE_MS = 0.03, 2.0
+EDGE_SHARE, EDGE_MS = 0.03, 2.0  # A real run may miss a target that is as close as this share of it, or this many ms.
 # Student's t for a two-sided 95 % interval, by number of values.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
@@ -123,18 +122,16 @@ class Plan(Prediction, frozen=True, kw_only=True):
     one_less: Prediction | None  # Prediction for one GPU fewer; null if that can't handle the load at all.
     on_the_edge: bool  # True if the prediction is so close to a target that a real run may miss it.
     one_more: Prediction | None  # Prediction for one more GPU if `on_the_edge`, else null.
-    with_room: int  # Smallest number of GPUs of which the load uses at most the target utilisation.
+    with_room: int  # Smallest number of GPUs at which the load is within the target utilisation.
     cost: Cost | None  # Cost of the GPUs; null if no price is given.
-    # For a model that pads, the smallest number of GPUs if inputs ran in the order of arrival, in one call; null if above the limit.
-    first_come: int | None
+    first_come: int | None  # For a model that pads, `gpus` with `Scenario.first_come`; null if above the limit.
     bulk: float | None  # Bulk lines per second that fit into empty seats; null if `Goal.bulk` is False.
     seeds: int  # Number of simulations.
     requests: int  # Number of requests measured in them.
 
 
 def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> Plan:
-    """Find the smallest sufficient number of GPUs. `progress` is called with a description of each step. Raises SettingError if no
-    allowed number is sufficient."""
+    """Find the smallest sufficient number of GPUs. Tells `progress` each step. Raises SettingError if no allowed number suffices."""
     return _Planner(goal, progress).plan()
 
 
@@ -178,7 +175,6 @@ class _Planner:
         return gpus
 
     def _first_come(self) -> int | None:
-        """See `Plan.first_come`."""
         if not self._goal.scenario.pads:
             return None
         as_they_come = replace(self._goal.scenario, first_come=True)
@@ -234,8 +230,7 @@ class _Planner:
         return gpus
 
     def _estimate(self) -> int:
-        """Return the number of GPUs from the formula, or 0 if it doesn't apply because batches were recorded or entries are
-        weighed. For a model that pads, return the smallest number with an estimated capacity above the load."""
+        """Return the number of GPUs from the formula, or 0 if it doesn't apply. For a model that pads, only the capacity counts."""
         scenario, target = self._goal.scenario, self._goal.p95
         if scenario.pads:
             return math.floor(scenario.rate / scenario.capacity) + 1
@@ -343,7 +338,7 @@ def _doubt(values: Sequence[float]) -> float:
 
 
 def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """Return the trace with its first part, of this share, moved to the end."""
+    """Return the trace with the first `share` of it moved to the end."""
     cut = int(len(trace) * share)
     if not cut:
         return trace

@@ -25,8 +25,7 @@ STYLES = ("-", "--", ":", "-.")  # Line styles of tiers, highest first, if colou
 
 
 def check(path: Path) -> None:
-    """Check, as far as possible before a run, that its plot can be written. Raises SettingError if the extension isn't allowed, no
-    file can be created there, or matplotlib is missing."""
+    """Check before a run that a plot can probably be written to `path`. Raises SettingError if not, or if matplotlib is missing."""
     if path.suffix.lower() not in FORMATS:
         hint = f"Use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
         raise SettingError("--plot", str(path), "does not have the extension of a supported format", hint)
@@ -48,8 +47,7 @@ def check(path: Path) -> None:
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Plot the latency of each tier and the fill of batches over time, and the distribution of latencies. The records are of one
-    scenario with one or more policies. The extension of `path` determines the format. Raises SettingError if it can't be written."""
+    """Write a plot (see `picture`) in the format given by the extension of `path`. Raises SettingError if it can't be written."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -65,7 +63,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def picture(records: Sequence[Record]) -> Figure:
-    """Draw a plot (see `draw`). The legend is below the axes, so that it doesn't cover any data."""
+    """Plot the latency of each tier and the fill of batches over time, and the distribution of latencies. The records are of one
+    scenario with one or more policies. The legend is below the axes, so that it doesn't cover any data."""
     from matplotlib import pyplot
 
     figure: Figure
@@ -103,13 +102,11 @@ def windows(record: Record) -> tuple[float, int]:
 
 
 class _Line(NamedTuple):
-    """Answers of one tier, and how to draw them."""
-
     name: str
     color: str
     style: str
     width: float
-    answers: Sequence[int]
+    answers: Sequence[int]  # Indices in the record of the answers of one tier.
 
 
 def _lines(record: Record, number: int, policies: int) -> Iterator[_Line]:
@@ -157,7 +154,6 @@ def _window(record: Record, at: float, seconds: float, count: int) -> int:
 
 
 def _mark(axes: Axes, records: Sequence[Record]) -> None:
-    """Mark rate changes and worker deaths."""
     scenario = records[0].scenario
     for number, step in enumerate(scenario.steps):
         axes.axvline(step.at, color="dimgrey", linewidth=1, label="rate changes" if number == 0 else None)

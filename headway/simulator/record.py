@@ -32,8 +32,7 @@ class Record:
         self.down = 0.0  # Seconds that workers were dead after the warm-up.
         self.died_at = array("d")  # Times at which workers died.
         self.retried = 0  # Entries that were queued again because their batch failed.
-        # The queue's estimates at the last request: λ per second; α, β and deviation in seconds.
-        self.estimates = (0.0, 0.0, 0.0, 0.0)
+        self.estimates = (0.0, 0.0, 0.0, 0.0)  # The queue's last λ (per second), α, β and deviation (in seconds).
         self._last = -math.inf
         self._gaps = 0
         self._gap_sum = 0.0

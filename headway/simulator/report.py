@@ -1,5 +1,4 @@
-"""Reports on simulations: percentiles, shares and rates, and tables of these. Times are in milliseconds. Percentiles are exact
-(nearest rank)."""
+"""Reports on simulations: exact percentiles (nearest rank), shares and rates, and tables of these. Times are in milliseconds."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]  # Number of batches by the reason why they started.
     gap_ms: float  # Mean gap between starts.
     gap_cv: float  # Coefficient of variation of these gaps: 0 if regular, 1 if random, higher if bunched.
-    shard_gap_cv: float | None  # Mean of this within each shard, since shards are independent; null without shards.
+    shard_gap_cv: float | None  # Mean of `gap_cv` over the shards, which are independent; null without shards.
     stolen: float  # Share of batches claimed by workers with another home shard.
 
 

@@ -45,8 +45,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Death of `workers` workers at time `at`. If `silent`, their hosts die too: nobody notices until heartbeats are missed, and
-    their batches go to other workers when the leases expire."""
+    """Death of `workers` workers at time `at`. If `silent`, nobody notices until heartbeats are missed and leases expire."""
 
     at: float
     workers: int
@@ -106,9 +105,8 @@ class Scenario:
 
     The help texts of the options describe their fields. All weights are equally likely; for a model that pads, they are lengths.
     Batch times have a log-normal distribution, and times between deaths an exponential one. Half of the overhead comes before a
-    run, and half after it. Each latency includes the overhead and the time for which a gateway gathers entries, which starts with
-    its last call to the queue. Each request goes to a random gateway. Requests that arrive within the duration are followed until
-    they end. Arrivals depend on the seed, but not on the policy."""
+    run, and half after it. Latencies include the overhead and a gateway's time for gathering entries. Each request goes to a random
+    gateway, and is followed until it ends. Arrivals depend on the seed, but not on the policy."""
 
     # fmt: off
     workers: int = tool_option(MISSING, "--workers", "K", _MODEL,

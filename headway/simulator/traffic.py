@@ -39,10 +39,8 @@ def read_trace(path: Path) -> tuple[float, ...]:
 
 
 def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT) -> tuple[int, ...]:
-    """Read the weights of entries, all equally likely: `LOW-HIGH` for all whole numbers from LOW to HIGH, or the path of a file.
-
-    The file has one whole number above 0 per line, or was written by `headway check --record`. Raises SettingError for the option
-    `setting`, with `hint`."""
+    """Read the weights of entries, all equally likely: `LOW-HIGH` for all whole numbers from LOW to HIGH, or the path of a file that
+    has one per line or was written by `headway check --record`. Raises SettingError for the option `setting`, with `hint`."""
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
         if not 1 <= int(low) <= int(high) <= MOST_RANGE:
@@ -63,8 +61,7 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """Yield the arrival times of requests within the scenario's duration. Yields nothing if the scenario has clients. Raises
-    SettingError if its trace has no rate."""
+    """Yield the times of arrivals within the duration, or none if there are clients. Raises SettingError if a trace has no rate."""
     if scenario.clients:
         return iter(())
     if scenario.trace:
@@ -84,8 +81,7 @@ def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
 
 
 def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
-    """Return a function that draws the next entry at random: its tier from the mix, its tenant, and whether it is poison.
-    Identical entries are the same object, because a simulation doesn't need their ids."""
+    """Return a function that draws the next entry. Identical entries are the same object, because simulations don't need ids."""
     kinds: list[Entry] = []
     weights: list[float] = []
     poison = scenario.faults.poison

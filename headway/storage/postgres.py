@@ -1,8 +1,7 @@
 """Ledger, API keys and bulk jobs in PostgreSQL. One connection writes, and another one reads, so that readers don't wait for writers.
 
-A connection is opened when it is needed, and reopened after a call on it has failed. Every transaction sets its isolation and time
-limit, so the database's defaults don't matter. Neither settings nor prepared statements are left behind on a connection, so PgBouncer
-can pool transactions.
+A connection is opened when it is needed, and reopened after a failed call. Every transaction sets its own isolation and
+time limit. Connections keep neither settings nor prepared statements, so PgBouncer can pool transactions.
 
     BEGIN, isolation, timeout ──calls──▶ COMMIT succeeds: done
                                     └──▶ a row is refused: roll back, keep the connection
@@ -11,10 +10,9 @@ can pool transactions.
 A row is only to blame if the server says so. Anything else is an outage. A frozen server doesn't even cancel statements, so every
 call also has a time limit here.
 
-The ledger's rows are written with COPY, which fails entirely if one of them exists already. They are then written with an INSERT
-that skips existing rows. When keys are changed, a lock is held from when the revision is assigned until the transaction is visible,
-so readers never miss a lower revision.
-"""
+The ledger's rows are written with COPY. If one of them already exists, COPY writes none, so they are then written with an
+INSERT that skips existing rows. A change of keys holds a lock from when its revision is assigned until its transaction
+is visible, so readers never miss a lower revision."""
 
 from __future__ import annotations
 
@@ -51,31 +49,28 @@ TABLES_LOCK = 0x4865616477617931  # Number of the advisory lock for schema chang
 
 _MISFITS = (asyncpg.UndefinedObjectError, asyncpg.InvalidParameterValueError, asyncpg.CantChangeRuntimeParamError)
 """Server errors about an option in the URL, since asyncpg passes unknown options to the server."""
-_REFUSALS = (
+_REFUSALS = (  # Permanent errors.
     *_MISFITS,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
     ssl.SSLCertVerificationError,
 )
-"""Errors that are permanent."""
-_POOLING_HINTS = {
+_POOLING_HINTS = {  # Permanent PgBouncer errors, and what to do about them.
     "unsupported startup parameter": "Make PgBouncer ignore it, with ignore_startup_parameters.",
     "statement pooling mode": "Make PgBouncer pool sessions or transactions.",
 }
-"""Permanent PgBouncer errors, and what to do about them."""
 _HINT = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with a user who may create tables there."
 _OPTION_HINT = "Correct or remove the options after the ? in the URL."
 _FILE_HINT = "Name a file in PEM format that this process may read."
 _UNAVAILABLE_HINT = "check that it is running, that host and port are correct, and that it lets this host connect"
-_ROW_ERRORS = (
+_ROW_ERRORS = (  # Server errors that blame a row. The last one is raised by triggers.
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.WithCheckOptionViolationError,
     asyncpg.ProgramLimitExceededError,
     asyncpg.RaiseError,
 )
-"""Server errors that blame a row. The last one is raised by triggers."""
 
 
 class RowRefused(ValueError):
@@ -83,13 +78,9 @@ class RowRefused(ValueError):
 
 
 class Session:
-    """One transaction, with the methods of an asyncpg connection. `who` is what errors call the server.
-
-    All methods raise:
-        RowRefused: the server refuses a value.
-        ValueError: a string can't be sent at all.
-        StoreUnavailable: anything else went wrong.
-    """
+    """One transaction, with the methods of an asyncpg connection. `who` names the server in errors. All methods raise
+    RowRefused if the server refuses a value, ValueError if a string can't be sent at all, and StoreUnavailable
+    otherwise."""
 
     def __init__(self, connection: asyncpg.Connection, who: str) -> None:
         self._connection, self._who = connection, who
@@ -121,9 +112,7 @@ class Session:
         except Exception as exc:
             if isinstance(exc.__cause__ or exc.__context__, UnicodeEncodeError):
                 raise ValueError("PostgreSQL cannot store one of the values") from None
-            if isinstance(exc, _ROW_ERRORS) and "severity" in vars(
-                exc
-            ):  # Errors raised by asyncpg itself have no severity.
+            if isinstance(exc, _ROW_ERRORS) and "severity" in vars(exc):  # asyncpg's own errors have no severity.
                 raise RowRefused("PostgreSQL rejects one of the values") from exc
             raise _unavailable(self._who, exc) from exc
 
@@ -203,9 +192,8 @@ class PostgresStore:
         self._reader = PostgresConnection(url)
 
     async def open(self) -> None:
-        """Connect, and apply missing migrations; among several processes, only one does this. Raises SettingError if the URL or
-        a file named by it is unusable, or the tables are from a later version, and StoreUnavailable if the server doesn't
-        respond."""
+        """Connect, and apply missing migrations, in one process at a time. Raises SettingError if the URL or a file that it
+        names is unusable, or the tables are from a later version, and StoreUnavailable if the server doesn't respond."""
         try:
             _check_files(self._url)
             async with self._writer.use(OPEN_WITHIN) as session:
@@ -231,11 +219,9 @@ class PostgresStore:
             raise SettingError("ledger", self.shown, "is not a URL that asyncpg understands", _HINT) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run the block in a transaction on the writing connection. Raises StoreUnavailable."""
         return self._writer.use(CALL_WITHIN)
 
     def reading(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run the block in a transaction on the reading connection. Raises StoreUnavailable."""
         return self._reader.use(CALL_WITHIN)
 
     async def close(self) -> None:
@@ -281,7 +267,6 @@ def _check_files(url: str) -> None:
 
 
 def _permanent_hint(cause: BaseException) -> str:
-    """Return a hint if an error is permanent, or an empty string if it isn't."""
     for text, hint in _POOLING_HINTS.items():
         if text in str(cause):
             return hint
@@ -434,8 +419,7 @@ _PRUNE = """
 WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
 )) RETURNING 1) SELECT count(*) FROM removed
-"""
-"""Removes old rows. FOR UPDATE would need another privilege, and isn't needed, because the second of two removals waits."""
+"""  # FOR UPDATE would need another privilege, and isn't needed, because the second of two removals waits.
 
 _from_unix = datetime.fromtimestamp
 

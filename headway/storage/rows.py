@@ -1,10 +1,8 @@
 """SQL and rows shared by both databases: bulk jobs and their files, API keys, and unfinished requests.
 
-Each statement for bulk jobs is atomic. Ids start with the creation time, so they sort by age. Only the holder with the current
-generation can change a job. A client's cancellation has its own column, which holders never write.
-
-Unfinished requests have their own small table, so that the ledger's table only grows at its end.
-"""
+Each statement for bulk jobs is atomic. Ids start with the creation time, so they sort by age. Only the holder with the
+current generation can change a job. A client's cancellation has its own column, which holders never write. Unfinished
+requests have their own small table, so that the ledger's table only grows at its end."""
 
 from __future__ import annotations
 
@@ -102,8 +100,7 @@ _decode = msgspec.json.Decoder(BulkJob).decode
 class BulkRows(BulkStore):
     """Bulk store (see `headway.ports.BulkStore`). Subclasses define how to run statements."""
 
-    now: str
-    """SQL expression for the database's current Unix time in seconds."""
+    now: str  # SQL expression for the database's current Unix time in seconds.
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
         """Run a statement that changes something, and return its rows. Exclude other writers while it runs."""
@@ -198,15 +195,13 @@ SELECT 1 + max(revision) FROM (
     SELECT coalesce(max(revision), 0) AS revision FROM headway_keys
     UNION ALL SELECT coalesce(max(revision), 0) FROM headway_key_changes
 ) AS both_tables
-"""
-"""Query for the next revision. It reads both tables, because rows may have been removed from either."""
+"""  # The next revision. Rows may have been removed from either table.
 LATEST = """
 SELECT revision, mark FROM (
     SELECT revision, mark FROM (SELECT revision, mark FROM headway_key_changes ORDER BY revision DESC LIMIT 1) AS marked
     UNION ALL SELECT coalesce(max(revision), 0), '' FROM headway_keys
 ) AS both_tables ORDER BY revision DESC, mark DESC LIMIT 1
-"""
-"""Query for the latest change and its mark. Early versions of Headway didn't write marks."""
+"""  # The latest change and its mark. Early versions of Headway didn't write marks.
 MARKS = 10_000  # Number of changes that keep their marks. Readers that are further behind must reread all keys.
 SELECT = f"SELECT {KEY_COLUMNS} FROM headway_keys"  # noqa: S608
 _Row = tuple[str, bytes, str, str, str, str, float | None, float | None, float, float | None, str, str]
@@ -217,8 +212,7 @@ IN_ORDER = f"{SELECT} ORDER BY created_at, id"
 CHANGES = f"""
 SELECT {KEY_COLUMNS}, revision, coalesce(mark, '') AS mark
 FROM headway_keys LEFT JOIN headway_key_changes USING (revision)
-"""  # noqa: S608
-"""Query for keys with their revision, and its mark if that is still there."""
+"""  # noqa: S608 - keys with their revision, and its mark if it is still there
 
 
 def new_mark() -> str:
@@ -269,7 +263,6 @@ def _key(row: _Row) -> ApiKey:
 
 
 OPEN_COLUMNS = ("id", "user_id", "tenant", "tier", "model", "version", "part_of", "created_at", "due_at")
-"""Columns of `headway_open_requests`."""
 
 
 def open_row(record: LedgerRecord) -> tuple[Any, ...]:

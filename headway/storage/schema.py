@@ -3,12 +3,10 @@
 Only add migrations at the end. `headway_schema` records which were applied. If a database has more migrations than this version
 knows, it is from a later version, and isn't touched.
 
-The primary key of requests starts with the id, by which they are looked up. Ids sort by time, so new rows go to the end of the
-index. The completion time distinguishes two requests with the same id from one request that was written twice. The other index is
-for removing old rows. The column is called `user_id` because `user` is an SQL keyword.
-
-Recent key changes have random marks, so that readers notice if the database was replaced with a backup or a different database.
-"""
+The primary key of requests starts with the id, by which they are looked up. Ids sort by time, so new rows go to the end of
+the index. The completion time distinguishes two requests with the same id from one request that was written twice. The
+other index is for removing old rows. The column is called `user_id` because `user` is an SQL keyword. Recent key changes
+have random marks, so that readers notice if the database was replaced with a backup or a different database."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from headway.errors import SettingError
 
 Steps = tuple[tuple[str, ...], ...]
 
-_BULK = (
+_BULK = (  # For both databases. `document` is a JSON object with the fields that have no column.
     """
     CREATE TABLE headway_bulk_files (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, size BIGINT NOT NULL, purpose TEXT NOT NULL,
@@ -34,9 +32,8 @@ _BULK = (
     "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
     "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
 )
-"""Migration for bulk jobs, for both databases. `document` is a JSON object with the fields that have no column."""
 
-_COLUMNS: Steps = (
+_COLUMNS: Steps = (  # For both databases. Migrations are numbered, so add new ones to the end of both lists, not here.
     ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
     ("ALTER TABLE headway_requests ADD COLUMN version TEXT NOT NULL DEFAULT ''",),
     ("ALTER TABLE headway_keys ADD COLUMN model_limits TEXT NOT NULL DEFAULT '[]'",),
@@ -46,11 +43,10 @@ _COLUMNS: Steps = (
     ),
     ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
 )
-"""Migrations that add columns, for both databases. Add new ones to the end of both lists, not here, because they are numbered."""
 
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 
-SQLITE: Steps = (
+SQLITE: Steps = (  # Times are Unix time in seconds. Request ids are the bytes of a UUID. `model_limits` is JSON.
     (
         """
         CREATE TABLE headway_requests (
@@ -90,9 +86,8 @@ SQLITE: Steps = (
     ),
     _BULK,
 )
-"""Migrations for SQLite. Times are Unix time in seconds. Request ids are the bytes of a UUID. `model_limits` is JSON."""
 
-POSTGRES: Steps = (
+POSTGRES: Steps = (  # The same tables. Times of requests are `timestamptz`, which is easier to query.
     (
         """
         CREATE TABLE headway_requests (
@@ -133,7 +128,6 @@ POSTGRES: Steps = (
     ),
     _BULK,
 )
-"""Migrations for PostgreSQL, with the same tables. Times of requests are `timestamptz`, which is easier to query."""
 
 
 def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:

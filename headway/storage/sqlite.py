@@ -1,9 +1,9 @@
 """Ledger, API keys and bulk jobs in an SQLite file. One thread writes and another one reads, each with its own connection.
 
-SQLite waits for disks and other processes, so it never runs on the event loop. In WAL mode, readers and the writer don't wait for
-each other. With synchronous=NORMAL, a power failure may lose the last rows, but never damages the file. Python releases the GIL for
-every statement and for every row read, and each time delays the event loop. So key changes are read as JSON in a single row, and
-each ledger statement writes fifty rows.
+SQLite waits for disks and other processes, so it never runs on the event loop. In WAL mode, readers and the writer don't
+wait for each other. With synchronous=NORMAL, a power failure may lose the last rows, but never damages the file. Python
+releases the GIL for every statement and every row read, which delays the event loop. So key changes are read as a single
+row of JSON, and ledger rows are written fifty at a time.
 
 Both threads notice if the open file is replaced:
 
@@ -12,10 +12,8 @@ there is no file              ──▶ wait, because the file may come back, an
 another file is there         ──▶ switch to it, if it is a ledger
 the file's log is missing     ──▶ corrupted, because everything written from now on would be lost
 
-Never open the file or its log except through SQLite. Closing any descriptor of a file releases all POSIX locks that the process
-holds on it, including SQLite's. Another process might then consider itself the last user, and delete the log (`-wal`) to which
-this process is still writing.
-"""
+Never open the file or its log except through SQLite. Closing any descriptor of a file releases all POSIX locks that the
+process holds on it, including SQLite's. Another process might then delete the log (`-wal`) that this one is writing."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ class FileIdentity(NamedTuple):
 
 
 class ConnectionThread:
-    """Thread that runs one call at a time on its own connection. It is started by the first call, which also raises the errors of
+    """Thread that runs one call at a time on its own connection. The first call starts it, and raises the errors of
     `connect`. `moves` counts how often the open file was replaced."""
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -88,8 +86,8 @@ class ConnectionThread:
         self._last: asyncio.Future[Any] | None = None
 
     async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
-        """Run `work` in the thread, and return its result. After `within` seconds (CALL_WITHIN by default), the call is abandoned;
-        the next call waits until it has finished. Raises StoreUnavailable if the call fails or its outcome is unknown, and
+        """Run `work` in the thread, and return its result. Give up after `within` seconds (by default CALL_WITHIN), but let
+        the next call wait until `work` has ended. Raises StoreUnavailable if the call fails or its outcome is unknown, and
         StoreCorrupted if the file is damaged."""
         limit = CALL_WITHIN if within is None else within
         try:
@@ -195,7 +193,7 @@ def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """Raise StoreUnavailable if a file isn't a ledger. Don't use locks, or the log, which may belong to another file."""
+    """Raise StoreUnavailable if a file isn't a ledger. This uses neither locks nor the log, which may be another file's."""
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -259,8 +257,7 @@ OPEN_WITHIN = 30.0  # Maximum seconds for opening, which checks all keys.
 BUSY_AGAIN = 0.01  # Seconds between attempts where SQLite doesn't wait.
 
 _SCHEME = "sqlite:///"
-_PERMANENT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
-"""SQLite errors that don't go away by waiting."""
+_PERMANENT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)  # Waiting doesn't help.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)  # System errors that may go away.
 _SLASHES = f"an absolute path takes four slashes, {_SCHEME}/PATH"
 _MEND = f"Name a new file, or one created by Headway, in an existing writable folder; {_SLASHES}."
@@ -291,9 +288,8 @@ class SqliteStore:
         self._reader = ConnectionThread("ledger reader", self._path, self._connected_and_checked)
 
     async def open(self) -> None:
-        """Create the file if necessary, and apply missing migrations; among several processes, only one does this. Raises
-        SettingError if the file isn't a database, is damaged, or is from a later version, and StoreUnavailable if it is locked or
-        its disk fails."""
+        """Create the file if necessary, and apply missing migrations, in one process at a time. Raises SettingError if it
+        isn't a database, is damaged, or is from a later version, and StoreUnavailable if it is locked or its disk fails."""
         try:
             for thread in (self._writer, self._reader):
                 await thread.do(lambda connection: None, OPEN_WITHIN)
@@ -321,7 +317,8 @@ class SqliteStore:
     async def _do(
         self, thread: ConnectionThread, other: ConnectionThread, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """Run `work` on a thread. If the file was replaced, make the other thread release it too, even if that is idle."""
+        """Run `work` on a thread. If the file was replaced, make the other thread, even if idle, release the old one,
+        too."""
         moves = thread.moves
         outcome = await thread.do(work)
         if thread.moves != moves:
@@ -419,7 +416,7 @@ def _version(connection: sqlite3.Connection) -> int | None:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Run the block in a transaction. By default, it excludes other writers from its start."""
+    """Run the block in a transaction. By default, it excludes other writers from the start."""
     connection.execute(begin)
     try:
         yield
@@ -436,8 +433,7 @@ _THERE = "SELECT 1 FROM headway_keys WHERE id = ?"
 _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
 """
-_EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
-"""SQL that keeps all digits of a number. SQLite's JSON has only fifteen."""
+_EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"  # Keeps all digits. SQLite's JSON keeps fifteen.
 _VALUES = ", ".join(
     "hex(digest)" if name == "digest" else _EXACT.format(name) if name in shared.NUMBERS else name
     for name in (*shared.KEY_COLUMNS.split(", "), "revision", "mark")

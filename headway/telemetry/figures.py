@@ -14,14 +14,13 @@ from headway.version import __version__
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """The numbers of one process that aren't counters, and its possible label values.
+    """The numbers of one process that aren't counters, and its possible label values. Only `models` are exported.
 
-    A number is None if the process has no such part: `pending` and `promise` without a gateway, `slots` without batchers, and
-    `leader` without a controller. Only `models` are exported. `promise` is the latency in seconds promised for 95 % of the
-    requests. `bulk_paused` counts jobs that are paused for reasons other than their lines. `slots` has the busy share of each slot,
-    and `gpus` the stats of its GPU, by model and worker. `versions` are pairs of a model and a running version. `secure` names the
-    ports with TLS.
-    """
+    A number is None if the process lacks that part: `pending` and `promise` without a gateway, `slots` without batchers,
+    and `leader` without a controller. `promise` is the latency in seconds promised for 95 % of the requests. `bulk_paused`
+    counts jobs that are paused for reasons other than their lines. `slots` has the busy share of each slot, and `gpus` the
+    stats of its GPU, by model and worker. `versions` are pairs of a model and a running version. `secure` names the ports
+    with TLS."""
 
     tiers: Sequence[str]
     models: Collection[str] = ()
@@ -45,9 +44,9 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """The numbers of the whole fleet. `letters` counts each model's current dead letters, and `letters_ever` also counts past ones.
-    `expected` is the intended number of healthy workers, or 0 if unknown. `memory` is how many bytes the broker's servers use and
-    may use (0 for no limit), or None for a broker in this process."""
+    """The numbers of the whole fleet. `letters` counts each model's current dead letters, and `letters_ever` past ones,
+    too. `expected` is the intended number of healthy workers, or 0 if unknown. `memory` is how many bytes the broker's
+    servers use and may use (0 for no limit), or None for a broker in this process."""
 
     depths: Sequence[TierDepth] = ()
     workers: Sequence[WorkerInfo] = ()
@@ -61,7 +60,7 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What one process exports. `fleet` is None if another process exports the fleet's numbers, or the broker didn't answer."""
+    """What one process exports. `fleet` is None if another process exports it, or the broker didn't answer."""
 
     counters: Counters
     own: ProcessFigures

@@ -1,12 +1,10 @@
 """Table of all metrics, each with a function that reads its values, and their text in Prometheus' formats.
 
-Requests only update plain numbers in `runtime.counters`. All other work happens during a scrape.
+Requests only update plain numbers in `runtime.counters`. All other work happens during a scrape. Only one process, the leading
+controller or the only one, exports the fleet's metrics, so that sums over all processes are correct. All other metrics describe
+the process that exports them.
 
-Only one process exports the fleet's metrics, so that sums over all processes are correct: the leading controller, or the only
-process. All other metrics describe the process that exports them.
-
-If a series began with its first event, `rate` and `increase` would miss that event. So a process exports each expected series as 0
-from its start.
+`rate` and `increase` would miss the first event of a series that begins with it. So each expected series is exported as 0 at first.
 """
 
 from __future__ import annotations
@@ -55,21 +53,19 @@ CHANGES = ("step", *(state.value for state in RolloutState if state is not Rollo
 NO_TIER = "none"  # Tier of requests refused before the caller is known.
 NO_MODEL = ""  # Model of requests refused before their model is known.
 
-_BEFORE_A_MODEL = frozenset((
+_BEFORE_A_MODEL = frozenset((  # Error codes of refusals before the model is known.
     errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
 ))  # fmt: skip
-"""Error codes of refusals before the model is known."""
 _WITH_A_MODEL = (code for code in errors.CODES if code not in _BEFORE_A_MODEL and code not in errors.SHOWN)
 OUTCOMES = ("ok", "cancelled", *map(str.lower, _WITH_A_MODEL))
 REFUSED = (
     "answer", "bodies", "broker", "burst", "capacity", "conflict", "culprit", "draining", "list", "memory", "no_workers",
     "overloaded", "policy", "rate", "shed",
 )  # fmt: skip
-REFUSED_UNREAD = (
+REFUSED_UNREAD = (  # Reasons for refusing a request before its model is known.
     "bad_request", "bodies", "calls", "forbidden", "headers_too_large", "internal", "method_not_allowed", "not_found",
     "payload_too_large", "polls", "rate", "request_timeout",
 )  # fmt: skip
-"""Reasons for refusing a request before its model is known."""
 REFUSED_STRANGERS = ("connections", "unauthenticated")  # Reasons that only apply before the caller is known.
 DEPARTURES = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 CAUSES = tuple(cause.value for cause in Cause)
@@ -146,7 +142,7 @@ class Scrape:
 
     @property
     def census(self) -> dict[tuple[str, str], int]:
-        """Number of workers by model and status, including zeros. Workers that were told to stop aren't missed, so they don't count."""
+        """Number of workers by model and status, including zeros. Workers that were told to stop don't count."""
         counted_workers = (
             worker for worker in self.fleet.workers if worker.status is not WorkerStatus.OFFLINE or worker.reason
         )
@@ -169,7 +165,6 @@ def _xids(scrape: Scrape) -> Values:
 
 
 def _asked(own: ProcessFigures) -> Iterable[str]:
-    """Return the models for which this process receives requests."""
     return own.models if own.pending is not None else ()
 
 
@@ -354,8 +349,8 @@ def asks_for_exemplars(accept: str) -> bool:
 
 
 async def exposition(state: State, *, exemplars: bool = False) -> bytes:
-    """Return the state as Prometheus text or, with exemplars, as OpenMetrics text. Other tasks get a turn after each family, because
-    a scrape of many workers must not delay a batch."""
+    """Return the state as Prometheus text or, with exemplars, as OpenMetrics text. Other tasks get a turn after each
+    family, because a scrape of many workers must not delay a batch."""
     parts: list[bytes] = []
     previous = ""
     write = openmetrics.generate_latest if exemplars else generate_latest

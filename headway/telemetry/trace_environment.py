@@ -1,10 +1,8 @@
 """Reads the standard trace variables `OTEL_…` that OpenTelemetry's SDK doesn't handle correctly.
 
-The SDK itself reads the variables for the resource attributes, header fields and TLS files. But its exporters mistake
-milliseconds for seconds, and one of them doesn't know the compression `none`.
-
-A variable with an unusable value is logged, and its default is used. The process still starts, because such variables are often
-set for many programs at once. An empty variable counts as not set.
+The SDK itself reads the variables for resource attributes, header fields and TLS files. But its exporters mistake milliseconds for
+seconds, and one of them doesn't know the compression `none`. If a value is unusable, it is logged, and the default is used, because
+such variables are often set for many programs at once. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ T = TypeVar("T", int, float)
 
 
 class Wrong(NamedTuple):
-    """Variable with an unusable `value`, which is safe to print here. `used` is what replaces it."""
+    """Variable with an unusable `value`, which is safe to log. `used` is what replaces the value."""
 
     name: str
     value: str
@@ -43,8 +41,8 @@ class Wrong(NamedTuple):
 
 
 class Collector(msgspec.Struct, frozen=True):
-    """Span collector. `protocol` is HTTP or GRPC. An HTTP `url` includes the path. `timeout` is the limit in seconds for one message,
-    including retries."""
+    """Span collector. `protocol` is HTTP or GRPC. An HTTP `url` includes the path. `timeout` is the limit in seconds for
+    sending a message, including retries."""
 
     protocol: str
     url: str

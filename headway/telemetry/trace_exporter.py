@@ -5,8 +5,8 @@
                     ▼               ▼
                  dropped         dropped
 
-No request waits for the exporter. It drops and counts spans that it can't send in time. When the process ends, it has CLOSE_WITHIN
-seconds to send the last spans. Import this module only if tracing is on, because it needs the packages of the extra `otel`.
+No request waits for the exporter, which drops and counts spans that it can't send in time. It has CLOSE_WITHIN seconds to send the
+last spans of an ending process. Import this module only if tracing is on, because it needs the packages of the extra `otel`.
 """
 
 from __future__ import annotations
@@ -180,10 +180,9 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
 
 class ReadableSpans(Sequence[ReadableSpan]):
-    """Sequence of spans in the SDK's format, with at most `most_links` links each. A span is converted when the SDK reads it.
-
-    Iterating pauses after every few spans, until `hurried` returns True. Otherwise the SDK would encode a whole message without
-    a pause, and the event loop would have to wait for the interpreter's lock."""
+    """Sequence of spans in the SDK's format, with at most `most_links` links each. A span is converted when the SDK reads
+    it. Iterating pauses after every few spans, until `hurried` returns True. Otherwise the SDK would encode a whole message
+    without a pause, and the event loop would have to wait for the interpreter's lock."""
 
     def __init__(
         self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
@@ -243,7 +242,7 @@ def _id(content: bytes) -> int:
 
 
 def _text(text: str) -> str:
-    """Shorten a string, and replace characters that UTF-8 can't encode. A single one would make the SDK drop the whole message."""
+    """Shorten a string, and replace characters that UTF-8 can't encode, which would make the SDK drop the whole message."""
     cut = text[:MOST_TEXT]
     return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
 
@@ -259,8 +258,8 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that collects what the SDK's exporters log in one thread, because they repeat it on every retry. `said` has the
-    messages, oldest first. After a failure, the first message states the reason, and the last that the SDK has given up."""
+    """Logging filter that collects what the SDK's exporters log in one thread, because each retry repeats it. `said` has
+    the messages, oldest first: after a failure, the first states the reason, and the last that the SDK has given up."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",

@@ -8,8 +8,7 @@
             assert run.many(["b", "c"]) == ["B", "C"]
             assert run.batches == [["a"], ["b", "c"]]
 
-Everything works as in `headway serve`, except that requests come through memory instead of a port. So a test gets the same outputs
-and errors as a client.
+Everything works as in `headway serve`, so a test gets the same outputs and errors as a client. No port is opened.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, Remo
 from headway.errors import TargetError
 from headway.http.server.memory_listener import MemoryListener
 
-_PATIENT: Mapping[str, Value] = {
+_PATIENT: Mapping[str, Value] = {  # Defaults that let tests pass even on a busy machine.
     "queue_timeout_ms": 60_000.0,
     "request_timeout_ms": 60_000.0,
     "gpu_timeout_ms": 60_000.0,
     "max_connections": 1_000_000,
     "log_level": "warning",
 }
-"""Defaults that let tests pass even on a busy machine."""
 
 __all__ = ["BatchedTarget", "batched"]
 
@@ -109,7 +107,7 @@ class BatchedTarget:
     def many(
         self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
     ) -> list[Any]:
-        """Return the outputs for several inputs that arrive together, in the same order. All have the same `parameters`. Raises the
+        """Return the outputs for several inputs that arrive together, in their order. `parameters` apply to all of them. Raises the
         first ApiError or, if `return_errors`, puts errors into the list in place of outputs."""
         requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
         answers = self._service.call(self._ask(requests))

@@ -8,8 +8,7 @@ A batch that contains a sampled entry has its own trace. It is linked to its ent
 
 Each sampled entry has a span `process MODEL` in its request's trace, linked to `poll MODEL`. A retry is another batch, with
 its own trace that is linked to the same entry. The poll span is recorded when the batch is claimed, so it may still be sent
-even if the worker is killed during the batch.
-"""
+even if the worker is killed during the batch."""
 
 from __future__ import annotations
 
@@ -22,10 +21,8 @@ from headway.model import CarriedTrace, Entry, ItemResult, Lease, TraceContext
 from headway.runtime.log import TRACE_ID
 from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
-Member = tuple[int, Entry, CarriedTrace]
-"""Index of a sampled entry in its batch, the entry, and the trace context that it carries."""
-Facts = tuple[str, str, int, int, str, float, str]
-"""Batch attributes that spans show: model, worker, size, attempt, reason for the departure, fill, and model version."""
+Member = tuple[int, Entry, CarriedTrace]  # Index of a sampled entry in its batch, the entry, and its trace context.
+Facts = tuple[str, str, int, int, str, float, str]  # Model, worker, size, attempt, departure reason, fill, version.
 
 
 class BatchTraces:

@@ -11,8 +11,7 @@
 On each claim, the broker decides whether a batch may start and which entries it contains. A slot counts as capacity only while
 it is healthy: its backend is up and warm, and its breaker is closed.
 
-If a slot's GPU is lost, the slot is out of service for good: its batch is released, its backend is stopped, and no other is
-started.
+If a slot's GPU is lost, the slot is out of service for good: its batch is released, its backend is stopped, and no other is started.
 
 While an operator drains a slot (`hold`), it doesn't claim batches or start a backend. Its heartbeats report the drain even while
 its last batch is still running.
@@ -78,20 +77,13 @@ from headway.worker.starting import Limits, StartState, probe_entry, start, warn
 log = get_logger(__name__)
 
 PROBE_EVERY = 0.05  # Seconds between checks of a breaker while another slot is probing.
-CHECK_BREAKER_EVERY = 1.0
-"""Upper bound on the seconds between checks of an open breaker, because another slot's success may close it."""
-IN_DOUBT = 0.5
-"""How many seconds a slot still counts as healthy while another is probing, because the first probe usually succeeds."""
+CHECK_BREAKER_EVERY = 1.0  # Maximum seconds between checks of an open breaker. Another slot's success may close it.
+IN_DOUBT = 0.5  # Seconds for which a slot still counts as healthy while another probes. Probes usually succeed.
 PROBE_GRACE = 15.0  # If a probe has no result this many seconds after the longest run, it is given up.
 BY_OPERATOR = "by an operator"  # Reason reported for a drained slot.
-TELLING = 3
-"""Number of batches after which run times can predict that of a full batch. The first few may have been delayed."""
-LEAST_TIME_LEFT = 1.0
-"""How many seconds a slot retries delivery of an outcome at least, while the broker is unreachable. The batch's other entries may
-have later deadlines than the first.
-"""
-HELD_BACK = 0.1
-"""How many seconds a slot that claims ahead keeps its next batch while the broker hasn't accepted the last outcome."""
+TELLING = 3  # Number of batches after which run times can predict that of a full one. The first few may be slow.
+LEAST_TIME_LEFT = 1.0  # Minimum seconds of trying to deliver an outcome. Other entries may have later deadlines.
+HELD_BACK = 0.1  # Maximum seconds for which a slot keeps a batch claimed ahead before the last one is delivered.
 LEASE_TRIES = 3  # A renewal may take the lease's duration divided by this, so that several tries fit into one lease.
 
 T = TypeVar("T")
@@ -120,8 +112,7 @@ class LeaseKeeper:
             self._granted.set()
 
     async def renew_on(self) -> None:
-        """Renew the lease twice a second until `end` is called. A renewal that takes too long is abandoned and retried on another
-        connection."""
+        """Renew the lease twice a second until `end` is called. Slow renewals are retried on another connection."""
         self._ended = False
         while not self._ended:
             await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
@@ -213,7 +204,7 @@ class Batcher:
 
     @property
     def signature(self) -> Signature | None:
-        """The target's signature; None until it is loaded."""
+        """The target's signature; None until the target is loaded."""
         return self._backend.signature if self._backend is not None else None
 
     async def start(self) -> None:
@@ -456,11 +447,9 @@ class Batcher:
                 self._record_end(since)
 
     def _claims_ahead(self, backend: Backend) -> bool:
-        """Return True if the next batch should be claimed while the outcome of this one is being delivered.
-
-        This saves a round trip during which the GPU would be idle. But if the run time doesn't depend on the batch size, idle
-        time only makes the next batch larger, and claiming ahead gains nothing.
-        """
+        """Return True if the next batch should be claimed while the outcome of this one is being delivered. This saves the
+        GPU an idle round trip. But if the run time doesn't depend on the batch size, idle time only makes the next batch
+        larger, and nothing is gained."""
         if not self._broker.remote:
             return False
         cost = backend.signature.cost
@@ -482,7 +471,6 @@ class Batcher:
             await handing_in
 
     def _record_end(self, since: float) -> None:
-        """Record that a batch that started at time `since` has been handed in."""
         self._counters.departures.arrived(self.slot.worker, self._clock() - since, GIVEN_BACK)
         self._keeper.lease = self._running_since = None
         self._changed_at = self._clock()
@@ -527,11 +515,8 @@ class Batcher:
         await self._deliver(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _deliver(self, lease: Lease, deliver: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch, retrying until the broker answers. Return None after giving up.
-
-        Give up at the deadline of the first entry. A slot that is winding down also gives up when its lease expires, because
-        another slot then runs the batch.
-        """
+        """Hand in the outcome of a batch, retrying until the broker answers. Return None after giving up: at the deadline
+        of the first entry or, if the slot is winding down, when its lease expires, because another slot then runs it."""
         least, failures = self._clock() + LEAST_TIME_LEFT, 0
         while True:
             try:
@@ -731,11 +716,9 @@ class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
 
 
 async def replace_all(batchers: Sequence[Batcher]) -> None:
-    """Replace the backends one after another. Stop if one fails to start.
-
-    The fleet is told about the new code only once all batchers run it. Until then, answers are shared as answers of the old
-    code, and no later request joins a batch that started on it.
-    """
+    """Replace the backends one after another. Stop if one fails to start. The fleet is told about the new code only once
+    all batchers run it. Until then, answers are shared as answers of the old code, and no later request joins a batch that
+    started on it."""
     try:
         for batcher in batchers:
             await batcher.replace()

@@ -1,8 +1,7 @@
 """Log of failed batches that reports each bad input only once.
 
 The search for the input that makes a batch fail causes further failures. Two of them are logged as warnings: the first one,
-with its traceback, and the one where the input ran alone, with its request id. The others are logged at debug level.
-"""
+with its traceback, and the one where the input ran alone, with its request id. The others are logged at debug level."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@
 Each batcher gets a `TurnedSource` as its broker. Claiming from it returns nothing while another model has the turn. While
 the GPU is busy, waiting for work lasts until it is the batcher's turn; while the GPU is free, until the broker wakes the
 batcher. If several models could go next, the broker is asked what each has queued, concurrently with delivery of the
-finished batch. A batcher that doesn't use its turn promptly, for example because its process just died, is skipped.
-"""
+finished batch. A batcher that doesn't use its turn promptly, for example because its process just died, is skipped."""
 
 from __future__ import annotations
 
@@ -184,7 +183,7 @@ class TurnedSource(WorkSource):
         self._claimed = False  # True if the last claim reached the broker, so that it knows that this slot is idle.
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim a batch, or return NOT_ITS_TURN while another model has the turn. A slot that helped keeps its turn for its own queue."""
+        """Claim a batch, or return NOT_ITS_TURN while another model has the turn. After helping, a slot keeps its turn to claim."""
         self._claimed = self._turns.begin(slot)
         if not self._claimed:
             return NOT_ITS_TURN
@@ -220,7 +219,7 @@ class TurnedSource(WorkSource):
         return await self._broker.extend(lease)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """Add the GPU's name, the model's share of it and its load time to the heartbeat."""
+        """Add the GPU's name, the model's share of that GPU, and the model's load time to the heartbeat."""
         turns = self._turns
         if worker.status is WorkerStatus.OFFLINE and self._model in turns.evicted:
             worker = turns.absent(worker)

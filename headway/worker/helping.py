@@ -2,8 +2,7 @@
 
 Each version has its own queue. Entries that remain in it after the version's last worker has left would wait forever. So slots
 of other versions alternate between their own queue and such queues. An entry pinned to the abandoned version isn't run; it
-fails, because no worker can answer it.
-"""
+fails, because no worker can answer it."""
 
 from __future__ import annotations
 
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
 
 FIND_UNSERVED_EVERY = 1.0  # Seconds between searches for unserved queues if this process is the only one in the fleet.
-LOOKS = 50
-"""Upper bound on searches per second in the whole fleet. The more workers there are, the less often each process searches."""
-COMES_BACK = 5.0
-"""How many seconds a restarting or resting worker still counts as serving its queue. Its entries may not live longer than that."""
+LOOKS = 50  # Maximum searches per second in the fleet. With more workers, each process searches less often.
+COMES_BACK = 5.0  # Seconds for which a restarting or resting worker counts as serving. Its entries may not live longer.
 
 
 class Claims:
@@ -104,8 +101,7 @@ class Claims:
 
 
 async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
-    """Run a batch and return one item per entry; see `Backend.run`. If the batch is from another version's queue, entries pinned
-    to that version fail without running."""
+    """See `Backend.run`. In a batch from another version's queue, entries pinned to that version fail without running."""
     if not lease.slot.helps or not any(entry.pinned for entry in lease.entries):
         return await backend.run(lease.entries, timeout)
     runnable = [place for place, entry in enumerate(lease.entries) if not entry.pinned]
@@ -119,8 +115,7 @@ async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[
     return [elsewhere if entry.pinned else next(items) for entry in lease.entries]
 
 
-_COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
-"""Statuses of workers that are expected to claim again, unless their last heartbeat is too old."""
+_COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)  # Expected to claim again, unless the last heartbeat is old.
 
 
 class StrayWatcher(PeriodicResource):

@@ -3,8 +3,7 @@
     run ──▶ slot 0, slot 1, … ── grow ──▶ a new slot, which starts its own backend
                               ── shrink ─▶ the last slot stops claiming, finishes its batch, goes offline
 
-No request is lost when a slot is removed: its running batch is answered, and entries not yet claimed wait for other slots.
-"""
+No request is lost when a slot is removed: its running batch is answered, and entries not yet claimed wait for other slots."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class WorkerPool:
 
     `make` builds the batcher for a slot number, starting at 0. Pools may share `places` and `slots`, the set of their slot ids.
     A pool has fewer than `wanted` slots while other pools occupy the places. `held` is True while an operator drains the whole
-    process. `drains` names everything being drained in the fleet. A new slot that is drained doesn't start a backend.
-    """
+    process. `drains` names everything being drained in the fleet. A new slot that is drained doesn't start a backend."""
 
     def __init__(
         self,
@@ -111,12 +109,9 @@ class WorkerPool:
             self._serving[batcher] = batcher.run(supervisor)
 
     async def resize(self, size: int) -> None:
-        """Grow or shrink the pool to `size` slots. Do nothing once the pool is winding down.
-
-        The newest slots are removed first; the call returns once their batches have finished. New slots start their backends
-        in the background, as slot numbers become free. Raises ValueError if `size` is out of range or the pool isn't serving
-        yet.
-        """
+        """Grow or shrink the pool to `size` slots. Do nothing once the pool is winding down. The newest slots are removed
+        first; the call returns once their batches have finished. New slots start their backends in the background, as slot
+        numbers become free. Raises ValueError if `size` is out of range or the pool isn't serving yet."""
         if not 0 <= size <= self.most:
             raise ValueError(f"{size} slots: must lie between 0 and {self.most}")
         if self._supervisor is None:
@@ -210,8 +205,7 @@ Workers = WorkerPool | WorkerPools | SharedGpus
 
 
 async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
-    """Stop the drained slots of a process from claiming, and let its other slots claim. `names` holds the names of everything
-    being drained in the fleet."""
+    """Stop a process's drained slots from claiming, and let the others claim. `names`: everything drained in the fleet."""
     whole = process in names
     for of_model in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
         if isinstance(of_model, WorkerPool):

@@ -3,8 +3,7 @@
     look, twice a second ──▶ placement ──▶ move: wind down the evicted model's batcher ──▶ stop it ──▶ start the new one
 
 Each batcher starts its process and restarts it if it dies. If a start fails, the batcher gives up its place, and the GPU's
-other models keep serving.
-"""
+other models keep serving."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ COLD_EVERY = 4  # Number of checks between heartbeats for models that are loaded
 
 CLAIMED = 5.0  # Upper bound on the seconds until heartbeats tell other processes about a load.
 
-Started = Callable[[float | str], None]
-"""Called after each start of a batcher's process with the seconds it took, or with the error message."""
+Started = Callable[[float | str], None]  # Called after each start with the seconds it took, or the error message.
 
 
 class MakeBatcher(Protocol):
@@ -54,9 +52,8 @@ class MakeBatcher(Protocol):
 class SharedModel(msgspec.Struct, frozen=True):
     """One of the models that share the GPUs. At least `min_warm` copies of it stay loaded.
 
-    `worker` returns the id of its worker on a GPU, given the GPU's number. `read_report` rereads the report after the model's
-    code has changed. Its batchers claim from the queue for `version` or, if that is empty, from the queue for any version.
-    """
+    `worker` returns the id of its worker on a GPU, given the GPU's number. `read_report` rereads the report after the model's code has
+    changed. The model's batchers claim from the queue for `version` or, if that is empty, from the queue for any version."""
 
     make: MakeBatcher
     worker: Callable[[int], str]
@@ -70,8 +67,7 @@ class AbsentModels:
     """Heartbeats for models that aren't loaded. They tell gateways that clients can ask for these models.
 
     `batchers` are those of the loaded models, by GPU and model; the pool adds and removes them. Models whose last load failed
-    have an entry in `faults`, the error. Set `ended` once the process won't load any more models.
-    """
+    have an entry in `faults`, the error. Set `ended` once the process won't load any more models."""
 
     def __init__(
         self,
@@ -140,7 +136,7 @@ class AbsentModels:
                     await self.report([name])
 
     async def report_offline(self) -> None:
-        """Report all of them as offline, because the process ends."""
+        """Report all models that aren't loaded as offline, because the process ends."""
         async with self._sending:
             with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
                 for gpu, model in sorted(self._reported):
@@ -173,11 +169,9 @@ class AbsentModels:
 
 
 class SharedGpus:
-    """A process's workers for several models that share its GPUs, with the interface of a `WorkerPool`.
-
-    A GPU has room for at most `room` models. `may_load` asks the fleet for the right to load a model within a number of seconds.
-    It is None if no other process has workers.
-    """
+    """A process's workers for several models that share its GPUs, with the interface of a `WorkerPool`. A GPU has room for
+    at most `room` models. `may_load` asks the fleet for the right to load a model within a number of seconds; it is None if
+    no other process has workers."""
 
     def __init__(
         self,
@@ -239,7 +233,7 @@ class SharedGpus:
         await start_all(batcher.start() for batcher in self.batchers)
 
     async def _spread(self, may_load: Callable[[str, float], Awaitable[bool]]) -> None:
-        """Plan to load the models with the fewest copies in the fleet first, and claim them before other processes do."""
+        """Plan to load the models with the fewest copies in the fleet first, and claim these loads before other processes do."""
         active = (WorkerStatus.HEALTHY, WorkerStatus.STARTING)
         workers = [worker for worker in await self._broker.workers() if worker.queue in self._queues]
         elsewhere = Counter(worker.model for worker in workers if worker.status in active)
@@ -408,7 +402,7 @@ class SharedGpus:
         return waiting
 
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
-        """Return how many GPUs each model has in other processes, and True if one of them is loading it and isn't overdue."""
+        """Return each model's GPU count in other processes, and True if one of those is loading it and isn't overdue."""
         others = [worker for worker in workers if worker.worker_id not in self.slots and worker.queue in self._queues]
         now, begun = self._clock(), self._others_begun
         starting = [worker for worker in others if worker.status is WorkerStatus.STARTING]

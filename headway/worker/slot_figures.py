@@ -20,8 +20,7 @@ from headway.worker.starting import StartState
 log = get_logger(__name__)
 
 MOST_EXAMPLE = 500  # Longest example, in characters or octets, that heartbeats include.
-FAILED_INPUTS = 200.0
-"""Number of inputs over which the failure rate is averaged, with exponentially decreasing weight."""
+FAILED_INPUTS = 200.0  # Number of inputs over which the failure rate is averaged, with exponentially decreasing weight.
 BUSY_TIME = (
     2.87  # Time constant of the utilisation in seconds. The last half second has a weight of 0.16, the last second 0.3.
 )
@@ -36,7 +35,7 @@ def _shown(example: Value | None) -> str:
 
 
 class SlotFigures:
-    """Stats of a slot. `memory` returns the used share of the memory available to the slot.
+    """Statistics of a slot. The argument `memory` is a function that returns the used share of the memory available to the slot.
 
     Attributes:
         batches: number of batches that returned outputs.
@@ -226,7 +225,7 @@ class RunCounts:
         return others
 
     def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
-        """Count a failed batch. If only one of its calls raised, count only that call's inputs, because the others run again."""
+        """Count a failed batch. If only one of its calls failed, count only that call's inputs, because the others run again."""
         cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
         why = (

@@ -1,9 +1,7 @@
 """Starts a slot's backend: loads it, runs the warm-up batch, and checks that batches can meet their deadline.
 
-A model that needs longer than `gpu_timeout` for one input would load but never answer, because each of its batches would be
-killed. Such a model is refused. The first batch may be slow because it compiles kernels or fills caches, so a second batch
-decides.
-"""
+A model that needs longer than `gpu_timeout` for one input would load but never answer, because each of its batches would be killed. Such a
+model is refused. The first batch may be slow because it compiles kernels or fills caches, so a second batch decides."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ _SIZES = "the remote model's metadata leave an axis beside the first free; name 
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Time limits in seconds, for running a batch, for a whole request, and for the wait until its first run. Limits that only
-    other processes know are infinite. Bulk entries have a tier of at least `tiers`."""
+    """Time limits in seconds, for running a batch, for a whole request, and for the wait until a request first runs. Limits
+    that only other processes know are infinite. Bulk entries have a tier of at least `tiers`."""
 
     gpu_timeout: float
     request_timeout: float = math.inf
@@ -77,7 +75,7 @@ class StartState(msgspec.Struct):
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
     def rests(self, seconds: float) -> str:
-        """Return the reason why a slot is resting. `seconds` is the pause that the remote API requested, or 0 if it didn't."""
+        """Return the reason why a slot is pausing. `seconds` is the pause that the remote API requested, or 0 if it requested none."""
         return self._after(
             f"rests for {seconds:.0f} s, as the API requested" if seconds else "rests after failed batches"
         )
@@ -104,10 +102,8 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
     """Start a backend, and if it is `fresh`, check its speed. Return True if this warned that full batches take too long.
-
-    Raises TargetError if the target doesn't load, fails its warm-up batch, or is too slow for its deadlines. The caller must stop
-    the backend, even if this raises.
-    """
+    Raises TargetError if the target doesn't load, fails its warm-up batch, or is too slow for its deadlines. The caller
+    must stop the backend, even if this raises."""
     log.info("loading", worker=slot.worker)
     begun = clock()
     warm_up = await backend.start()
@@ -178,8 +174,7 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest batch, or 0 if
-    unknown."""
+    """Return the error for a target that takes `seconds` for one input. `full` is the run time of the slowest batch, or 0 if unknown."""
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
     return TargetError(

@@ -1,4 +1,4 @@
-"""Entries for backends, which look at nothing but their input and parameters."""
+"""Builds entries for tests of backends, where only inputs and parameters matter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from headway.model import Entry, Value
 
 
 def batch(*inputs: Value, parameters: Sequence[bytes] = ()) -> list[Entry]:
-    """One entry for each input."""
     return [
         Entry(
             id=str(place),

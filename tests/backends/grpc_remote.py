@@ -1,4 +1,4 @@
-"""Remote APIs over gRPC that misbehave, real servers on loopback."""
+"""Real gRPC servers on loopback that act as misbehaving remote APIs."""
 
 import asyncio
 import contextlib
@@ -28,8 +28,7 @@ def texts_of(asked: Any) -> list[str]:
 
 
 def answer(outputs: Sequence[Any], raw: Sequence[bytes] | None = None, contents: Any = None, **other: Any) -> bytes:
-    """Answer of one tensor with these outputs, or with `raw` or typed `contents` in their place; `other` changes members of the
-    tensor."""
+    """Serialize an answer with one tensor of `outputs`, `raw` or typed `contents`. `other` changes the tensor's members."""
     elements = [output.encode() if isinstance(output, str) else b"\xff" for output in outputs]
     said = ANSWER(model_name="m")
     members = {"name": "OUTPUT", "datatype": "BYTES", "shape": [len(outputs)], **other}
@@ -72,7 +71,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
 async def served_grpc(
     handle: Handler, described: bytes | None = None, port: int = 0, tls: Any = None
 ) -> AsyncIterator[str]:
-    """URL of a model whose inference `handle` answers, and whose metadata are `described`. `tls`: the server's credentials."""
+    """Serve a model and yield its URL. `described` is its serialized metadata, `tls` the server's credentials."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((_Methods(handle, described),))
     address = f"127.0.0.1:{port}"
@@ -85,14 +84,14 @@ async def served_grpc(
 
 
 def server_credentials(authority: Authority) -> Any:
-    """Credentials of a server that asks for a certificate of the authority."""
+    """Return credentials for a server that requires client certificates from the authority."""
     certificate, key = authority.issue("api")
     pair = (key.read_bytes(), certificate.read_bytes())
     return grpc.ssl_server_credentials([pair], authority.file.read_bytes(), require_client_auth=True)
 
 
 async def faulty(asked: Any, context: Any) -> bytes:
-    """Goes wrong like `tests.targets.faults`, as far as a remote API can."""
+    """Fail in the same ways as `tests.targets.faults`, as far as a remote API can."""
     inputs = texts_of(asked)
     for text in inputs:
         if text == "raise":
@@ -115,7 +114,7 @@ Said = Callable[[int], bytes | None]
 
 
 def served_frames(say: Said) -> AbstractAsyncContextManager[str]:
-    """URL of a server that answers each request, once its message is whole, with frames."""
+    """Serve raw frames as the answer to each complete request. Yields the URL."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):

@@ -1,4 +1,4 @@
-"""Remote APIs that misbehave, real servers on loopback."""
+"""Real HTTP servers on loopback that act as misbehaving remote APIs."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def served(handler: Handler, path: str = "/batch", tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """URL at which `handler` answers POST and GET requests."""
+    """Serve POST and GET requests with `handler`, and yield the URL."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post(path, handler)
     app.router.add_get(path, handler)
@@ -35,7 +35,7 @@ Raw = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def served_raw(talk: Raw, path: str = "/batch", scheme: str = "http") -> AsyncIterator[str]:
-    """URL at which `talk` is had with each connection, which is reset after it."""
+    """Call `talk` for each connection, then reset it. Yields the URL."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,7 +63,7 @@ async def served_raw(talk: Raw, path: str = "/batch", scheme: str = "http") -> A
 
 
 def faulty(read: Callable[[bytes], list[str]], write: Callable[[list[Any]], web.Response]) -> Handler:
-    """Goes wrong like `tests.targets.faults`, as far as a remote API can, in the dialect that `read` and `write` speak."""
+    """Return a handler that fails like `tests.targets.faults`, as far as possible, in the dialect of `read` and `write`."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         inputs = read(await request.read())
@@ -88,6 +88,6 @@ def faulty(read: Callable[[bytes], list[str]], write: Callable[[list[Any]], web.
 
 
 def output_of(text: str) -> Any:
-    """Output for a text, which may be none that a remote API may give."""
+    """Return the output for an input. Some inputs get an output that no remote API may give."""
     given = NO_TEXT.get(text, text.upper())
     return None if isinstance(given, bytes | Exception) else given

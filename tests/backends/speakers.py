@@ -1,4 +1,4 @@
-"""How a remote API of each dialect answers: with any outputs, or wrong in one way of several."""
+"""Remote APIs for each dialect, with correct and wrong answers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -20,16 +20,14 @@ def _in_json(answer: Any) -> tuple[bytes, Mapping[str, str]]:
 
 @dataclass(frozen=True)
 class Speaker:
-    """Remote API of one dialect.
-
-    Attributes:
-        path: path of its URL, which tells the dialect if `format` does not.
-        inputs: reads the inputs of what a body holds.
-        answer: writes an answer with these outputs, any JSON values.
-        wrong: answers to two inputs, each with a part of the message that says what is wrong with it.
-        gives: output for a text, as the dialect reads it.
-        read: reads what a body holds.
-        write: writes an answer: the body, and the header fields of it.
+    """A remote API that speaks one dialect.
+    path: path of its URL, which implies the dialect if `format` is AUTO.
+    inputs: returns the inputs from a decoded body.
+    answer: returns an answer with these outputs, which may be any JSON values.
+    wrong: wrong answers to two inputs, each with part of the expected error message.
+    gives: returns the output for an input, as the dialect decodes it.
+    read: decodes a body.
+    write: returns the body and header fields of an answer.
     """
 
     path: str
@@ -50,7 +48,7 @@ class Speaker:
         return web.Response(body=body, headers=headers)
 
     def decoded(self, answer: Any, expected: int) -> list[ItemResult]:
-        """Items that the dialect finds in an answer."""
+        """Return the items that the dialect decodes from an answer."""
         body, headers = self.write(answer)
         json_bytes = int(headers.get("Inference-Header-Content-Length", -1))
         return self.remote(f"http://h{self.path}").dialect.decode(body, expected, json_bytes)
@@ -86,7 +84,7 @@ def _wrong_numbers(member: str, output: dict[str, Any]) -> tuple[tuple[Any, str]
 
 
 def tensor(outputs: Sequence[Any], **other: Any) -> tuple[Any, bytes]:
-    """Answer of one tensor; what is no text becomes octets that are none. `other`: members that are otherwise."""
+    """Return an answer with one tensor. Outputs that aren't strings become invalid UTF-8. `other` overrides its members."""
     elements = [output.encode() if isinstance(output, str) else b"\xff" for output in outputs]
     data = join_elements(elements)
     named = {"name": "OUTPUT", "datatype": "BYTES", "shape": [len(outputs)]}
@@ -95,7 +93,7 @@ def tensor(outputs: Sequence[Any], **other: Any) -> tuple[Any, bytes]:
 
 
 def read_tensor(body: bytes) -> Any:
-    """JSON of a request, with the texts of its tensor as its `texts`."""
+    """Return the JSON of a request, with its tensor's strings as `texts`."""
     head, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
     texts = [text.decode() for text in split_elements(body[end:])]
     return {**head, "texts": texts, "k": head.get("parameters", {}).get("k")}

@@ -1,4 +1,4 @@
-"""Large values between a worker's process and its host: by shared memory while there is room, else in frames."""
+"""Large values between a worker process and its host. They use shared memory while it has room, otherwise frames."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ def arenas() -> int:
 
 @asynccontextmanager
 async def shared(name: str, size: int = 4 * MB) -> AsyncIterator[tuple[ProcessBackend, Counter[tuple[str, bool]]]]:
-    """A backend with an arena, and what was counted. Nothing of it is left."""
+    """Yield a backend with an arena, and the counts. Afterwards, check that nothing leaked."""
     before, counted = (arenas(), descriptors()), Counter[tuple[str, bool]]()
     target = ModuleTarget("tests.targets.large", *name.strip(")").split("("))
     async with started(

@@ -1,4 +1,4 @@
-"""Arrays between a worker's process and its host: by the arena, by the pipe, and what warm-up batches tell of them."""
+"""Arrays between a worker process and its host, by arena or pipe, and what warm-up batches reveal about them."""
 
 from pathlib import Path
 from typing import Any

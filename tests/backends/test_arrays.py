@@ -1,4 +1,4 @@
-"""Targets that take and give arrays: what they are called with, and what becomes of what they return; without a process."""
+"""Targets that take and return arrays: how they are called, and how their results are handled. No processes involved."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ X: dict[str, Any] = {"x": ("FP32", [2])}
 
 
 def target(call: Callable[..., Any], **attributes: Any) -> Target:
-    """Loaded target of a function with attributes; annotated as a class would be."""
+    """Load a function with these attributes as a target."""
     for name, value in attributes.items():
         setattr(call, name, value)
     return Target(call, "t", "", UserLoop())
 
 
 def arrays(**named: Any) -> Tensors:
-    """Value with these arrays, whose first axis is the rows."""
+    """Return a value with these arrays. Their first axis is the rows."""
     return pack([tensor_of(name, column(np.asarray(one))) for name, one in named.items()])
 
 
@@ -96,7 +96,7 @@ class TestForms:
             calls.append(x.tolist())
             return np.asarray(x.sum(axis=1))
 
-        wide = arrays(INPUT=[[1, 2.0]])  # Of FP64, and it takes FP32.
+        wide = arrays(INPUT=[[1, 2.0]])  # It is FP64, but the target takes FP32.
         one, two = (arrays(INPUT=np.array(rows, "f4")) for rows in ([[1, 2]], [[3, 4], [5, 6]]))
         word = ran(target(call, example=ROW), one, wide, two, "[7, 8]", "a text")
         assert shown(word) == [[3.0], None, [7.0, 11.0], 15.0, None]
@@ -445,7 +445,7 @@ class Likeness:
 
 
 class Torch(Likeness):
-    """A tensor as torch has it: no array until it has left its GPU and its graph."""
+    """Mimics a torch tensor: no array until it has left its GPU and graph."""
 
     def __init__(self, rows: Any, dtype: str = "torch.float32") -> None:
         super().__init__(rows)

@@ -1,4 +1,4 @@
-"""Judgement of what user code returns, without a process."""
+"""How results of user code are judged. No processes involved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from headway.model import Output, TokenCount, ValueKind
     ("limits", "sizes", "lines", "mixed", "crowded"),
     [
         ({"MAX_OUTPUTS": 20}, [8, 7, 6, 1], 0, False, [0]),  # The largest is left out.
-        # Large outputs have less room, and never push small ones out.
+        # Large outputs get less room, and never displace small ones.
         ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 12}, [7, 4, 5, 4, 6, 4], 0, False, [0]),
-        # They have still less beside small ones of others.
+        # They get even less beside other entries' small ones.
         ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 20, "LARGE_BESIDE": 6}, [7, 6, 5, 1], 0, True, [0, 1]),
         ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 20, "LARGE_BESIDE": 6}, [7, 6, 5, 1], 0, False, []),
         ({"LONG_HAND_OVER": 5, "MAX_LARGE_OUTPUTS": 20, "LARGE_BESIDE": 6}, [7, 6, 5, -1], 0, True, []),
@@ -39,7 +39,7 @@ def test_outputs_that_are_too_large_together_are_left_out(
     crowded: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A size below 0 is that of an error."""
+    """A size below 0 means an error."""
     for name, value in limits.items():
         monkeypatch.setattr(frames, name, value)
     outputs = [ValueError("no") if size < 0 else "x" * size for size in sizes]
@@ -108,7 +108,7 @@ def test_only_a_list_or_a_tuple_of_as_many_outputs_is_taken(result: object, says
 
 
 class Rude(BaseException):
-    """Exception that no handler of Exception catches, and whose text cannot be made."""
+    """An exception that `except Exception` misses, and whose `str` raises."""
 
     def __str__(self) -> str:
         raise Rude

@@ -1,4 +1,4 @@
-"""Dialects as functions: what they send, and what they make of an answer."""
+"""Dialects as pure functions: the requests they write, and how they read answers."""
 
 import contextlib
 import json

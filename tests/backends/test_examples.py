@@ -1,4 +1,4 @@
-"""The example that stands in for a remote API, served as a user would."""
+"""The example remote API, served the way a user would serve it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect `oip-grpc` against servers that go wrong in all ways, what goes over the wire besides, and what is logged."""
+"""The dialect `oip-grpc` with servers that fail in every way, and what it sends and logs."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ Status = grpc.StatusCode
 
 
 class Api:
-    """Remote API that answers the warm-up well, and then each request as `say` does; None of it is answered well."""
+    """A remote API that answers the warm-up correctly, then each request with `say`, or correctly if that returns None."""
 
     def __init__(self, say: Callable[[list[str], Any], Awaitable[bytes | None]] | None = None) -> None:
         self.say = say
@@ -114,7 +114,7 @@ async def test_every_status_has_its_meaning(status: Any, pushback: str, kind: ty
             with pytest.raises(kind, match=what):
                 await backend.run(batch("a", "wrong"), LONG)
             if status is Status.RESOURCE_EXHAUSTED:
-                with pytest.raises(RemoteError):  # A lone input is not blamed for an API without room.
+                with pytest.raises(RemoteError):  # A lone input isn't blamed if the API has no room.
                     await backend.run(batch("wrong"), LONG)
     note = [line for line in logged if line["event"] == "the remote API returned no outputs"][-1]
     assert note["body"].startswith("canary") and len(note["body"]) <= 210, "its words are in the log alone, and bounded"
@@ -170,7 +170,7 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
         used = backend._channels.current
     try:
         assert used is not None
-        # A call that is sent before the end of the connection is known is one of which nobody knows whether it ran.
+        # Until the client notices that the connection closed, it can't tell whether a call ran.
         while (state := used.content.get_state()) is grpc.ChannelConnectivity.READY:
             await used.content.wait_for_state_change(state)
         with pytest.raises(RemoteAbsent, match=r"failed at try 3: no connection: .*Connection refused") as found:
@@ -195,7 +195,7 @@ async def test_a_server_that_comes_back_is_used_again() -> None:
     ids=["reset", "GOAWAY", "garbage"],
 )
 async def test_what_breaks_off_on_the_way_is_a_run_that_failed(say: Callable[[int], bytes | None], what: str) -> None:
-    """Bytes have been sent, so that nobody knows whether the batch ran."""
+    """Some bytes were sent, so the batch may have run."""
     async with served_frames(say) as url:
         backend = GrpcBackend(RemoteTarget(url), start_timeout=LONG, rng=lambda: 0.0)
         backend._channels.open()
@@ -217,7 +217,7 @@ async def test_the_deadline_and_header_fields_go_with_every_call(tmp_path: Path)
     fields, left = api.contexts[-1]
     assert (fields["authorization"], fields["x-team"]) == ("Bearer secret", "blue")
     assert fields["user-agent"].startswith("headway/")
-    assert 0 < left <= 2.5 * 1.01  # grpc-timeout has few digits, and is rounded up.
+    assert 0 < left <= 2.5 * 1.01  # grpc-timeout has few digits and is rounded up.
 
 
 @pytest.mark.parametrize("field", ["X!A: canary", "grpc-timeout: canary", "x-bin: canary", "X-A: can\u00e4ry"])

@@ -1,4 +1,4 @@
-"""Share of the memory in use, read from control groups of both versions and from the machine."""
+"""The share of memory in use, from cgroups v1 and v2 and from the machine."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from headway.runtime.memory_reuse import kept_by_host
 
 
 class Place:
-    """A file system with what is read in it."""
+    """A fake file system that holds the files to read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -48,7 +48,7 @@ def place(tmp_path: Path) -> Place:
 @pytest.mark.parametrize(
     ("cgroup", "groups", "available", "used"),
     [
-        ("", [], 600, 0.4),  # What is not available on the machine is in use.
+        ("", [], 600, 0.4),  # Memory that isn't available counts as used.
         ("0::/", [(2, "", 1000, 930, 30)], 600, 0.9),
         ("0::/pods/one", [(2, "pods/one", "max", 100, 0), (2, "pods", 1000, 800, 0)], 600, 0.8),
         (
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Place:
             600,
             0.7,
         ),
-        ("4:memory:/outside/only\n0::/", [(1, "", 1000, 880, 0)], 600, 0.88),  # A path that is not seen from inside.
+        ("4:memory:/outside/only\n0::/", [(1, "", 1000, 880, 0)], 600, 0.88),  # It isn't visible in the container.
         ("0::/", [(2, "", 1000, 500, 0)], 50, 0.95),
     ],
 )

@@ -1,4 +1,4 @@
-"""A remote API over HTTP in every dialect, every way in which it can go wrong, and what goes over the wire besides the batch."""
+"""Remote APIs over HTTP in every dialect: every way they can fail, and what is sent besides the batch."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,7 +29,7 @@ NOW = 1_790_000_000.0
 
 
 class Api:
-    """Remote API of a dialect. It answers the warm-up well, and then each request as its `say` does."""
+    """A remote API of a dialect. It answers the warm-up correctly, then each request with `say`."""
 
     def __init__(
         self, speaker: Speaker, say: Callable[[Any, list[str]], web.StreamResponse | None] | None = None
@@ -68,7 +68,7 @@ def only_wrong(answer: Callable[[], web.StreamResponse]) -> Callable[[Any, list[
 
 
 async def test_an_api_that_nobody_serves_was_sent_nothing_and_a_client_is_not_told_where_it_stands() -> None:
-    credentials = Credentials("127.0.0.1")  # What is told is told whatever the token is.
+    credentials = Credentials("127.0.0.1")  # The message isn't redacted just because the token occurs in it.
     async with remote(well).against(credentials=credentials) as backend:
         pass
     backend._connections.open()
@@ -220,7 +220,7 @@ Answer = Callable[[], web.StreamResponse | None]
 
 
 def remote(*answers: Answer) -> Api:
-    """API that answers tries in turn with the given answers, then with the last one again."""
+    """Return an API that answers successive tries with these answers, repeating the last one."""
     left = list(answers)
 
     def say(_: Any, inputs: list[str]) -> web.StreamResponse | None:
@@ -230,7 +230,7 @@ def remote(*answers: Answer) -> Api:
 
 
 def well() -> None:
-    """Answer as the black box does."""
+    """Return None, for a correct answer."""
 
 
 def status(code: int, text: str = "", **headers: str) -> Answer:
@@ -378,7 +378,7 @@ async def test_an_answer_is_bounded_by_what_it_unfolds_to(compressed: bool, monk
 
 @asynccontextmanager
 async def against_raw(say: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[HttpBackend]:
-    """A backend of which each request is answered by `say`, on a connection of its own."""
+    """Yield a backend whose requests are answered by `say`, each on a new connection."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b'["a"]')

@@ -1,8 +1,5 @@
-"""Connections that have lain idle: the next batch goes out at once on a new one, is one try, and is sent once.
-
-That is so where we give a connection up, and where the API has closed it. The event loop is asyncio's, and uvloop's as in
-production.
-"""
+"""Idle connections that we or the API closed: the next batch immediately opens a new one, and is sent once as one try.
+Runs on asyncio's event loop, and on uvloop's as in production."""
 
 import asyncio
 import ssl
@@ -40,7 +37,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sockets were still open after each end of some: none, or their end was not heard of."""
+    """Record how many sockets are still open after each `Sockets.end`. There should be none."""
     found: list[int] = []
     end = Sockets.end
 
@@ -53,7 +50,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Api:
-    """Remote API over HTTP: keeps the texts that it was asked, and its connections."""
+    """A remote API over HTTP that records its inputs and connections."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -69,7 +66,7 @@ class Api:
 
 
 def of_client(authority: Authority) -> dict[str, Any]:
-    """Certificates that a backend trusts and shows, as its setting."""
+    """Return the setting for the certificates that a backend trusts and presents."""
     certificate, key = authority.issue("client")
     return {"certificates": RemoteCertificates(str(authority.file), str(certificate), str(key), TlsCounts())}
 

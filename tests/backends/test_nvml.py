@@ -1,4 +1,4 @@
-"""GPUs as NVML tells of them, through a stand-in of its library that the adapter imports as it would the real one."""
+"""GPU figures from NVML, using a fake `pynvml` that the adapter imports like the real one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOLD = GpuFigures(
 
 
 class Place:
-    """A machine, its GPUs, and the adapter. `now` is the instant."""
+    """A machine with GPUs, the adapter, and its clock `now`."""
 
     def __init__(self, folder: Path) -> None:
         self.gpus, self.now = Gpus(folder, WHOLE), 100.0
@@ -56,7 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setattr(nvml, "LOOK_WITHIN", 30.0)
     yield place
     if place.nvml._thread is not None:
-        asyncio.run(place.nvml._look())  # What is being read has been read.
+        asyncio.run(place.nvml._look())  # Let a read in progress finish.
     sys.modules.pop("pynvml", None)
 
 

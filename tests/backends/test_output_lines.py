@@ -54,7 +54,7 @@ def test_a_flood_is_counted_its_last_words_are_kept_and_a_second_later_lines_pas
 
 
 def dumped(*frames: str, before: str = "") -> list[str]:
-    """Last words of a process that wrote what Python does when it dies of a signal, with these frames above Headway's own."""
+    """Return `last_words` for a Python crash dump with these frames above Headway's own."""
     ours = [f'{Path(process.__file__).parent}/child.py", line {n} in main' for n in range(12)]
     of_thread = "".join(f'  File "{frame}\n' for frame in (*frames, *ours))
     dump = f"Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  <no Python frame>\n\nCurrent thread 0x2 (most recent call first):\n{of_thread}\nExtension modules: msgspec._core (total: 1)\n"

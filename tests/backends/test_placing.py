@@ -1,4 +1,4 @@
-"""Large values in and out of an arena, without a process: what the child says of it is checked before it is believed."""
+"""Large values in and out of an arena, without a process. The child's claims are checked before they are trusted."""
 
 import mmap
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SIZE = 1 << 20
 
 
 def count(direction: str, by_arena: bool) -> None:
-    """Count nothing."""
+    """Ignore the counts."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_what_is_placed_is_taken_out_as_it_was(arena: Arena) -> None:
 
 
 def test_an_output_is_copied_in_one_step_and_read_in_the_next_as_it_was_then(arena: Arena) -> None:
-    """Both together hold the event loop for twice as long."""
+    """Doing both in one step would block the event loop twice as long."""
     run = asked(arena, "a")
     place_outputs(arena, run, word := Outputs(7, ValueKind.TEXT, ["x" * LARGE], {}))
     steps = take_outputs(arena, run, word, count)
@@ -117,8 +117,8 @@ def test_places_of_which_others_or_no_memory_say_otherwise_are_not_believed(aren
     arena.write(small, b"\xff" * 10)
     for within, kind, outputs, places in (
         (arena, ValueKind.JSON, 2, [whole, whole]),  # They overlap.
-        (arena, ValueKind.BYTES, 2, [empty] * 3),  # There are more than outputs.
-        (arena, ValueKind.TEXT, 1, [small]),  # No text lies there.
+        (arena, ValueKind.BYTES, 2, [empty] * 3),  # There are more places than outputs.
+        (arena, ValueKind.TEXT, 1, [small]),  # It isn't valid UTF-8.
         (None, ValueKind.JSON, 1, [small]),
     ):
         word = Outputs(7, kind, [None] * outputs, {}, placed=dict(enumerate(places)))
@@ -138,7 +138,7 @@ def test_large_outputs_that_found_no_room_are_counted_once_each(arena: Arena) ->
     run = asked(arena, "a", "b")
     word = Outputs(7, ValueKind.TEXT, ["x" * SIZE, "y" * SIZE], {})
     place_outputs(arena, run, word)
-    word.unplaced += 1 << 40  # A child may say anything.
+    word.unplaced += 1 << 40  # A child may claim anything.
     done(take_outputs(arena, run, word, lambda direction, by_arena: counted.append((direction, by_arena))))
     assert counted == [("out", True), ("out", False), ("out", False)]
 

@@ -1,4 +1,4 @@
-"""Batches of a worker's process, every way in which user code can go wrong in one, and what it leaves behind: nothing."""
+"""Batches in a worker process: every way user code can fail, and that nothing is left behind."""
 
 import asyncio
 import contextlib
@@ -153,7 +153,7 @@ async def test_a_process_that_speaks_without_being_asked_is_killed() -> None:
 
 
 def await_bytes(backend: ProcessBackend, count: int) -> None:
-    """Hold up everything here until the child has sent so many that are not read yet."""
+    """Block until the child has sent `count` bytes that are still unread."""
     assert isinstance(backend._child, ChildProcess)
     waiting = b""
     while int.from_bytes(waiting, sys.byteorder) < count:
@@ -218,7 +218,7 @@ def test_a_process_that_died_leaves_nothing_for_the_garbage_collector(word: str)
             await backend.run(batch("a", word), 0.1 if word == "hang" else LONG)
         del starting
         await backend.stop()
-        await asyncio.sleep(0)  # What was called back last lets go.
+        await asyncio.sleep(0)  # Let the last callback drop its references.
         assert [one for one in left if one() is not None] == []
 
     gc.disable()
@@ -284,7 +284,7 @@ HOST = """if True:
 
 
 def killed_host(name: str, word: str, also: Callable[[int], None] = lambda guard: None) -> None:
-    """Kill a host of a worker, and see that the worker, what it has started and who guards them end."""
+    """Kill a worker's host. Check that the worker, its child processes and their guard end too."""
     with subprocess.Popen([sys.executable, "-c", HOST, name, word], stdout=subprocess.PIPE, text=True) as host:
         try:
             assert host.stdout is not None
@@ -307,7 +307,7 @@ def signal_all(guard: int) -> None:
 
 def test_neither_a_child_that_hangs_nor_what_it_has_started_outlives_its_parent() -> None:
     killed_host("tests.targets.faults:answer", "hang")
-    killed_host("tests.targets.kinds:with_child", "a", signal_all)  # Signals to all do not end who guards.
+    killed_host("tests.targets.kinds:with_child", "a", signal_all)  # These signals don't end the guard.
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ def test_one_that_was_killed_is_replaced_and_told_of_all(group: subprocess.Popen
         first = guard.pid
         os.kill(first, signal.SIGKILL)
         os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
-        guard.forget(0)  # It is told of nothing any more, which hurts nobody.
+        guard.forget(0)  # The guard is dead and never hears of this, which does no harm.
         guard.watch(other.pid)
         assert guard.pid != first
         guard.close()
@@ -356,7 +356,7 @@ SIZE = 32 << 20
 
 
 class SlowChild(Child):
-    """Child that says after `computes` seconds that it has the outputs, and hands them over `hands` seconds later."""
+    """A child that reports its outputs after `computes` seconds and hands them over `hands` seconds later."""
 
     computes, hands = 0.5, 0.0
 

@@ -1,4 +1,4 @@
-"""Starts of a worker's process: what it serves, what user code sees of the world, and starts that hang, fail or are cut short."""
+"""Starting a worker process: what it serves, what user code sees, and starts that hang, fail or are aborted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSED = [
 
 @pytest.fixture
 def importing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets are imported here as in a process of their own."""
+    """Restore the import state afterwards, as these tests import targets into this process."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
     monkeypatch.setattr(sys, "path_importer_cache", {})

@@ -1,4 +1,4 @@
-"""Answers of remote APIs: their forms and cost, and the trace that each try is told of."""
+"""Answers from remote APIs: their forms, their cost, and the trace sent with each try."""
 
 import asyncio
 import json

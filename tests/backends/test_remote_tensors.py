@@ -1,4 +1,4 @@
-"""Tensors to remote APIs and back: byte for byte, over HTTP and gRPC."""
+"""Tensors to and from remote APIs, byte for byte, over HTTP and gRPC."""
 
 import json
 import struct
@@ -42,7 +42,7 @@ def known(way: str, inputs: Specs, outputs: Specs) -> Any:
 
 
 def http_echo(body: bytes, length: int) -> tuple[bytes, int]:
-    """Answer that gives each input back as the output whose name has `in` for `out`."""
+    """Return an answer that echoes each input as an output, with `in` in its name replaced by `out`."""
     asked = json.loads(body[:length])
     outputs = [{**one, "name": one["name"].replace("in", "out")} for one in asked["inputs"]]
     head = json.dumps({"model_name": "m", "outputs": outputs}).encode()
@@ -58,7 +58,7 @@ def grpc_echo(body: bytes) -> bytes:
 
 
 def echoed(dialect: Dialect, inputs: Sequence[Value]) -> list[ItemResult]:
-    """Items of inputs that come back as they are."""
+    """Return the items for inputs that are echoed."""
     call, rows = dialect.encode(inputs, [b""] * len(inputs)), rows_of_each(inputs)
     if not call.headers:
         return dialect.decode(grpc_echo(call.body), len(inputs), -1, rows)
@@ -84,7 +84,7 @@ def contents(value: Value | None) -> list[tuple[TensorHead, bytes]]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[Specs, list[Tensors]]:
-    """Specifications, and the values of some entries with rows of one shape."""
+    """Draw tensor specs, and values whose rows all have the same shape."""
     specs: list[tuple[str, str, tuple[int, ...]]] = []
     shapes = []
     for place in range(draw(st.integers(1, 3))):
@@ -92,7 +92,7 @@ def requests(draw: st.DrawFn) -> tuple[Specs, list[Tensors]]:
         free = [draw(st.sampled_from([size, -1])) for size in shape]
         specs.append((f"in{place}", draw(st.sampled_from(DATATYPES)), (-1, *free)))
         shapes.append(shape)
-    if len(specs) == 1 and specs[0][1] == BYTES and len(shapes[0]) < 2:  # Such a model takes texts.
+    if len(specs) == 1 and specs[0][1] == BYTES and len(shapes[0]) < 2:  # Such a model takes strings.
         specs, shapes = [("in0", BYTES, (-1, 2))], [[2]]
     values = []
     for _ in range(draw(st.integers(1, 4))):
@@ -267,7 +267,7 @@ def test_typed_contents_are_the_numbers_that_they_say() -> None:
 
 
 class Calls:
-    """A model over HTTP or gRPC that gives its rows back, and the shapes that it was asked with."""
+    """A model over HTTP or gRPC that echoes its rows and records the shapes it was sent."""
 
     def __init__(self, inputs: Specs, outputs: Specs) -> None:
         self.inputs, self.outputs = inputs, outputs

@@ -1,4 +1,4 @@
-"""TLS towards a remote API: who is trusted and refused, what is said of it, and certificates that change under load."""
+"""TLS to a remote API: trust, error messages, and certificates that change under load."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ LONG = 30.0
 
 
 class Api:
-    """API that asks for a certificate of its authority, and notes the serial numbers; `came` is released by each request."""
+    """An API that requires client certificates and records their serial numbers. Each request releases `came`."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -151,7 +151,7 @@ async def test_certificates_change_under_load_without_a_failed_request(tmp_path:
 
         load = [asyncio.create_task(ask_on(slot)) for slot in slots]
         for number in range(1, 3):
-            api.authority.issue("client")  # The certificate first, then its key: for a moment they do not fit.
+            api.authority.issue("client")  # The certificate changes before its key, so they briefly don't match.
             for _ in range(2):
                 await certificates.look()
             while len(set(api.serials)) <= number:
@@ -174,7 +174,7 @@ async def test_certificates_change_under_load_without_a_failed_request(tmp_path:
     ],
 )
 async def test_a_proxy_that_refuses_a_certificate_blames_no_input(status: int, title: str, told: str) -> None:
-    """As nginx says it."""
+    """The page is nginx's."""
 
     async def handle(request: web.Request) -> web.Response:
         text = f"<html>\r\n<head><title>400 {title}</title></head>\r\n<body>\r\n<center><h1>400 Bad Request</h1></center>\r\n"
@@ -207,7 +207,7 @@ async def test_an_api_without_tls_is_told_from_one_that_is_not_trusted() -> None
 def test_a_backend_that_stops_waits_for_connections_that_had_failed(
     tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The API answers nonsense, and never says that it ends the connection too."""
+    """The API answers nonsense and never closes its end."""
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("api"))

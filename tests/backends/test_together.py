@@ -1,4 +1,4 @@
-"""Calls into which the child cuts a batch: by parameters that a call has once, and rows that are filled up. Without a process."""
+"""How the child splits a batch into calls, by per-call parameters and by padding. No processes involved."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_parameters_that_are_not_taken_are_refused_and_a_method_of_that_name_say
 
 
 def calls_of(rows: list[np.ndarray], axes: int = 1) -> list[tuple[int, ...]]:
-    """Shapes of the calls that rows run in; each gets its own sum back."""
+    """Return the shapes of the calls that run these rows. Checks that each row gets its own sum."""
     shapes = []
 
     def call(inputs: Any, _places: list[int]) -> object:
@@ -256,7 +256,7 @@ class Clock:
 
 
 class Padding:
-    """Target that takes the time of a model that fills its inputs up."""
+    """A target that takes as long as a model that pads its inputs."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

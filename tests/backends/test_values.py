@@ -1,4 +1,4 @@
-"""Kinds of targets by their annotations, and how the values of user code travel; without a process."""
+"""Kinds of targets, taken from their annotations, and how user code's values are transferred. No processes involved."""
 
 from __future__ import annotations
 
@@ -214,8 +214,8 @@ def test_octets_come_as_they_are_or_in_base64() -> None:
         (list[Any], "hello", "hello", (JSON, JSON)),
         (list[bytes], b"ab", Octets(b"ab"), (BYTES, JSON)),
         (list[str], None, None, (TEXT, TEXT)),
-        (list[dict[str, Any]], lambda: None, None, (JSON, JSON)),  # A method of that name.
-        # Without annotations it says the kind.
+        (list[dict[str, Any]], lambda: None, None, (JSON, JSON)),  # A method that happens to have that name.
+        # Without annotations, the example determines the kind.
         (None, [1.0, 2.0], b"[1.0,2.0]", (JSON, JSON)),
         (None, b"ab", Octets(b"ab"), (BYTES, JSON)),
         (None, "ab", "ab", (TEXT, TEXT)),

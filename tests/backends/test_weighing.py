@@ -1,4 +1,4 @@
-"""Weights by a function of the target: found, tried, and kept to in the process that runs the target."""
+"""Input weights from the target's function: how it is found, tried and enforced in the target's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def upper(inputs: list[str]) -> list[str]:
 
 
 class Model:
-    """Target that notes its runs, and weighs a text by its words."""
+    """A target that records its runs and weighs an input by its words."""
 
     def __init__(self) -> None:
         self.runs: list[list[str]] = []
@@ -54,7 +54,7 @@ def run(call: Any, *inputs: str, most: int = 4) -> Any:
     ("inputs", "most", "weights", "runs"),
     [
         (["a b", "c d"], 4, [2, 2], [["a b", "c d"]]),
-        (["a b c", "d e f"], 0, [3, 3], [["a b c", "d e f"]]),  # No bound.
+        (["a b c", "d e f"], 0, [3, 3], [["a b c", "d e f"]]),  # No limit.
         (
             ["a b", "c d", "e", "1 2 3 4 5 6", "f", ""],
             4,

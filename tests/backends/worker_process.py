@@ -1,4 +1,4 @@
-"""Worker processes that tests start: on which targets, for how long, and what is left of them."""
+"""Starts worker processes for tests, and checks that they end."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ FAULTS = ModuleTarget("tests.targets.faults", "answer")
 
 
 class Recorder:
-    """Takes the place of a structlog logger, and remembers its lines. `until` can wait for one."""
+    """Replaces a structlog logger and records its lines. `until` waits for one."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -70,5 +70,5 @@ def alive(pid: int) -> bool:
 
 
 def descriptors() -> int:
-    gc.collect()  # What others have left behind is not to go in between.
+    gc.collect()  # Otherwise garbage could be closed between two counts.
     return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,4 +1,4 @@
-"""Stand for feeders of bulk jobs under virtual time: a store in memory, a folder whose disk may fail, and a runner of our own."""
+"""A test bench for bulk job feeders on virtual time: a store in memory, a folder whose disk may fail, a fake runner."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ EPOCH = 1_790_000_000.0
 
 
 class MemoryStore(BulkRows):
-    """Store in memory, on the virtual clock; it does not answer while it is `away`."""
+    """An in-memory store on the virtual clock. Calls fail while it is `away`."""
 
     now = "virtual_now()"
 
@@ -39,7 +39,7 @@ class MemoryStore(BulkRows):
         self.away = False
 
     async def open(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     async def close(self) -> None:
         self._database.close()
@@ -57,13 +57,9 @@ _Key = tuple[str, int, int]
 
 
 class FakeRunner:
-    """Runner that answers each line after a while: `RAISE` in an input fails, and others come back in capitals, or as
-    `answer`.
-
-    `ran` counts by job, number and part; `order` has the tenants of the lines; `withdrawn` the numbers of the lines of
-    each withdrawal, none for all of a job. Nothing runs for as long as there is a `why`, and no more may be offered of
-    the tenant in `full_of`.
-    """
+    """Answers each line after `seconds`. Inputs with `RAISE` fail; others return in capitals, or as `answer`. `ran`
+    counts runs by job, number and part. `order` has the tenants of the lines. `withdrawn` has the line numbers of each
+    withdrawal, empty for a whole job. Nothing runs while `why` is set, and the tenant `full_of` can't offer more."""
 
     def __init__(self, seats: int = 10, seconds: float = 0.1) -> None:
         self.seats, self.seconds = seats, seconds
@@ -98,7 +94,7 @@ class FakeRunner:
         return tenant == self.full_of
 
     async def look(self) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
     def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
         return self.waiting
@@ -119,7 +115,7 @@ class FakeRunner:
 
 
 class PlainForm:
-    """Lines of plain text, of several parts where there are bars; `BAD` is none, and while `in_doubt` is set nobody can tell."""
+    """Lines of plain text; bars separate parts. `BAD` lines are invalid. While `in_doubt`, none can be read yet."""
 
     in_doubt = ""
 
@@ -152,9 +148,7 @@ class PlainForm:
 
 
 class Disk:
-    """Disk of a folder: `full`, or one on which whoever asks dies at a step; what is `buried` of a process only tidies
-    up, in vain.
-    """
+    """A folder's disk. It may be `full`, or kill its user at a step. Once `buried`, a dead user's cleanup fails."""
 
     def __init__(self) -> None:
         self.full = False
@@ -194,7 +188,7 @@ class Stand:
         self.feeder: Feeder
 
     def make_folder(self) -> BulkFolder:
-        """A folder on the disk, which is a bucket by its protocol, or none."""
+        """Make a folder on the disk: a bucket, if there is one, or a directory."""
         if not self.bucket:
             return BulkFolder(str(self.path), self.disk.run)
         pytest.importorskip("fsspec")
@@ -224,7 +218,7 @@ class Stand:
         await self.feeder.close()
 
     async def kill(self) -> None:
-        """End it at once: nothing more reaches disk or store, and a record is torn."""
+        """Kill it: nothing more is written to disk or store, and the last record is torn."""
         self.disk.died.set()
         self.disk.buried = True
         tasks = [*self.feeder._tasks.values(), *self.feeder._pumps.values()]

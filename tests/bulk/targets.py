@@ -1,4 +1,4 @@
-"""Targets of services whose bulk jobs are looked at."""
+"""Targets for services in bulk job tests."""
 
 
 def harmless(texts: list[str]) -> list[bool]:

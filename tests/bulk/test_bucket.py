@@ -1,4 +1,4 @@
-"""A bucket in the place of the folder: what may name one, and what is left behind in it."""
+"""A bucket in place of the folder: valid names for it, and what is left behind in it."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""`headway bulk` against a running service."""
+"""`headway bulk` with a running service."""
 
 import json
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ JOB = {
 
 
 class RestartedPort(bulk.PublicPort):
-    """Port that is away at some looks at a job, which has ended at the last look."""
+    """A port that is down for some looks at a job. By the last look the job has ended."""
 
     def __init__(self, *answers: HeadwayError | dict[str, Any]) -> None:
         super().__init__("http://127.0.0.1:9", "", "", "", "")
@@ -97,7 +97,7 @@ class RestartedPort(bulk.PublicPort):
 
 
 def submitted(port: RestartedPort, path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of `submit --wait` to a port, on a clock that moves as it sleeps."""
+    """Return the exit code of `submit --wait`, on a clock that advances as it sleeps."""
     now = [100.0]
     monkeypatch.setattr("headway.cli.bulk.PublicPort", lambda *known: port)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Promises of the feeder: each line has one record, whoever dies and whatever fails meanwhile."""
+"""What the feeder promises: each line has one record, whichever process dies and whatever fails."""
 
 import asyncio
 import contextlib
@@ -99,7 +99,7 @@ async def test_what_is_no_job_fails_as_a_whole(stand: Stand) -> None:
 
 
 async def test_answers_beyond_a_tenants_bytes_keep_its_next_job_from_running(stand: Stand) -> None:
-    """One small file would fill the disk else, job by job."""
+    """Otherwise a small file could fill the disk, one job after another."""
     await stand.until_ended(await stand.submit(["a"] * 4_000))
     found = await stand.until_ended(await stand.submit(["a"]))
     assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "too_many_bytes")
@@ -118,7 +118,7 @@ async def test_many_files_of_a_tenant_keep_its_next_job_from_running(stand: Stan
 
 
 async def test_what_nobody_knows_goes_after_a_while(stand: Stand) -> None:
-    """A process has died between a file's last step and its row, or between its row and the file's removal."""
+    """A process died between a file's last step and its row, or between deleting the row and deleting the file."""
 
     def leave(*paths: Path) -> None:
         for path in paths:
@@ -155,7 +155,7 @@ async def test_one_sweep_removes_all_that_is_old(stand: Stand) -> None:
 
 
 async def test_lines_are_read_no_faster_than_their_records_are_written(stand: Stand) -> None:
-    """Ten million lines that are none would be in memory else, while the disk is slow."""
+    """Otherwise ten million invalid lines would be in memory while the disk is slow."""
     sizes: list[int] = []
     flush = AnswerLog.flush
 
@@ -216,7 +216,7 @@ async def test_a_line_of_several_parts_is_answered_once_all_of_them_are(stand: S
 
 
 async def test_lines_that_fail_together_are_withdrawn_together(stand: Stand) -> None:
-    """To withdraw takes a look through all that is on its way: one for each would hold the loop for a tenant of bad lines."""
+    """Each withdrawal searches everything in flight, so one per line would block the loop if many lines are bad."""
     stand.runner.seats = 40
     assert (await stand.until_ended(await stand.submit(["RAISE|a"] * 20))).failed == 20
     withdrawn = [numbers for numbers in stand.runner.withdrawn if numbers]
@@ -271,7 +271,7 @@ async def test_a_job_expires_though_its_input_is_gone(stand: Stand) -> None:
 
 
 async def test_a_folder_that_is_away_is_no_file_that_is_lost(stand: Stand) -> None:
-    """A folder of the network may come back, and with it all files."""
+    """A network folder may come back with all its files."""
     names = [one.name for one in stand.path.iterdir() if one.is_dir()]
 
     def move(source: Path, target: Path) -> None:
@@ -371,7 +371,7 @@ async def test_who_lost_the_job_writes_nothing_of_it(stand: Stand) -> None:
 
 
 async def test_who_makes_files_of_a_log_that_is_half_gone_spoils_none(stand: Stand) -> None:
-    """A holder stands still before it looks at the log, and its next has ended the job when it goes on."""
+    """A holder pauses before it looks at the log. When it resumes, its successor has ended the job."""
     records, goes_on = AnswerLog.records, asyncio.Event()
 
     async def late(log: AnswerLog) -> AsyncGenerator[list[Record], None]:

@@ -1,4 +1,4 @@
-"""Files and batches over HTTP, of a running service: what clients see, and what hostile ones may not do."""
+"""Files and batches over HTTP with a running service: what clients see, and what hostile ones can't do."""
 
 import contextlib
 import http.client
@@ -104,8 +104,6 @@ class Client:
 
 
 class Served:
-    """A running service, and the folder of its jobs."""
-
     def __init__(self, url: str, folder: Path) -> None:
         self.folder, self._url = folder, url
 
@@ -132,7 +130,7 @@ TENANTS = "batches", "files", "forms", "none", "away", "judged", "downloads"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service for all tests that need no settings of their own: each has a key, and a tenant, by its name."""
+    """A service for all tests that need no special settings. Each has its own key and tenant, named after it."""
     folder = tmp_path_factory.mktemp("served")
     keys, policy = folder / "keys.toml", folder / "policy.toml"
     keys.write_text("".join(entry(name, tenant=name) for name in TENANTS) + entry("ada", more="rate = 1\nburst = 8"))
@@ -144,7 +142,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with small bounds, and little patience."""
+    """A service with low limits and short timeouts."""
     folder = tmp_path_factory.mktemp("small")
     keys = folder / "keys.toml"
     keys.write_text("".join(entry(name, tenant=name) for name in ("leaves", "large", "stalls")))
@@ -266,7 +264,7 @@ def test_a_batch_that_is_none_is_refused(served: Served) -> None:
 
 
 def begun_upload(client: Client) -> http.client.HTTPConnection:
-    """Connection on which two thirds of an upload have come."""
+    """Open a connection, and send two thirds of an upload."""
     connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
     connection.putrequest("POST", "/v1/files")
     for name, value in {**client._headers, "content-type": FORM, "content-length": "900000"}.items():
@@ -373,7 +371,7 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
     told = json.loads(answers[-1].read())["error"]
     assert told["message"].startswith("115 of your files are being transferred")
     path, until = (served.folder / "bulk" / "files" / id).resolve(), time.monotonic() + 20
-    while path in open_files():  # The last ones may still read what their client's buffers take.
+    while path in open_files():  # The last ones may still be filling their clients' buffers.
         assert time.monotonic() < until
     status, answer = client.ask("POST", "/v1/files", form(b"a"), **{"content-type": FORM})
     assert (status, json.loads(answer)["error"]["message"]) == (429, told["message"])
@@ -390,7 +388,7 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
 
 
 def open_files() -> set[Path]:
-    """Paths of what this process has open. Another thread may close a descriptor between the list and the look."""
+    """Return the paths of this process's open files. A descriptor may be closed by another thread in the meantime."""
     paths = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -399,19 +397,19 @@ def open_files() -> set[Path]:
 
 
 def test_a_job_ends_when_its_key_does(tmp_path: Path) -> None:
-    """Of one key the time is over, and the other may not ask the model any more."""
+    """One key expires, and the other loses access to the model."""
     keys, other = tmp_path / "keys.toml", entry("bob") + entry("eve", tenant="globex")
     keys.write_text(entry("ada") + entry("cyd", tenant="globex") + other)
     with serving(tmp_path, "slow", keys=str(keys), max_batch_size=1) as service:
         clients = [service.client(name) for name in ("ada", "cyd")]
         batches = [client.batch(*(line(number) for number in range(500))) for client in clients]
         for client, batch in zip(clients, batches, strict=True):
-            # Lines that are read under the key as it is changed fail one by one, and the job does not.
+            # While the key is being changed, lines fail one by one, but the job doesn't.
             path = f"/v1/batches/{batch['id']}"
             wait_until(lambda: client.json("GET", path)["request_counts"]["completed"])  # noqa: B023
         changed, only = tmp_path / "changed.toml", 'models = ["other"]'
         changed.write_text(entry("ada", more="expires_at = 1") + entry("cyd", tenant="globex", more=only) + other)
-        changed.replace(keys)  # At once: a look between the two steps of a write sees an empty file, without keys.
+        changed.replace(keys)  # Atomically: during a normal write a reader may see an empty file.
         for name, batch, code in zip(("bob", "eve"), batches, ("key_not_valid", "model_not_allowed"), strict=True):
             client = service.client(name)
             job = client.ended(batch)

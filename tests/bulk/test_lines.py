@@ -1,4 +1,4 @@
-"""Lines of batches: whatever stands in one, or comes of it, it has its record."""
+"""Lines of batches: whatever a line contains or leads to, it gets a record."""
 
 import asyncio
 import json
@@ -179,7 +179,7 @@ PATTERN = InputRule(name="secrets", patterns=("secret",))
 
 
 class Judged:
-    """Lines before a policy with patterns and a function."""
+    """Lines that pass through a policy with patterns and a function."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.function = FakeFunction(seconds=0.05)

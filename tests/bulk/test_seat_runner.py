@@ -1,4 +1,4 @@
-"""The runner of bulk lines: each ends once, bad ones alone, whatever becomes of batches, the broker and the lines of others."""
+"""The runner of bulk lines: each ends once, and bad ones fail alone, whatever happens to batches and the broker."""
 
 import asyncio
 import itertools
@@ -85,7 +85,7 @@ class Play:
                 await self.broker.complete(claimed, self._items(claimed))
 
     def _items(self, lease: Lease) -> list[ItemResult]:
-        """Outputs, as a backend gives them: those of bulk lines that are too large together are left out."""
+        """Return outputs like a backend. Those of bulk lines that are too large together are left out."""
         items, room = list[ItemResult](), self.most_output
         for entry in lease.entries:
             output = "x" * 100 if "large" in str(entry.input) else "out"
@@ -122,7 +122,7 @@ class Play:
             await asyncio.sleep(0.05)
 
     async def until(self, count: int, job: str = "") -> None:
-        """Wait until so many lines have ended, of a job if one is named."""
+        """Wait until `count` lines have ended, only of `job` if given."""
         async with asyncio.timeout(200_000):
             while sum(job in ("", of) for of, _ in self.ended) < count:
                 self.news.clear()
@@ -185,7 +185,6 @@ async def test_bad_lines_end_alone_and_all_others_are_answered(one: Play, cause:
 
 
 async def test_a_tenant_of_bad_lines_costs_the_others_few_batches(one: Play) -> None:
-    """Not one for each of its bad lines."""
     hit = Counter[tuple[bool, bool]]()
 
     feeding = asyncio.ensure_future(one.feed(["bad" if number % 20 == 0 else "good" for number in range(600)]))
@@ -202,7 +201,7 @@ async def test_a_tenant_of_bad_lines_costs_the_others_few_batches(one: Play) -> 
 async def test_lines_of_large_outputs_are_answered_mostly_without_riders(
     one: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the first of them the tenant's lines ride apart, as many together as have room, until small ones have come."""
+    """After the first, the tenant's lines run separately, as many as fit in a batch, until small ones have come."""
     monkeypatch.setattr(suspects, "MOST_OUTPUT", 450)
     one.most_output = 450
     asking = asyncio.ensure_future(one.ask(400))
@@ -222,7 +221,7 @@ async def test_lines_of_large_outputs_are_answered_mostly_without_riders(
 
 
 async def test_lines_that_end_workers_cost_a_small_share_of_them(one: Play) -> None:
-    """Whether they come first, or after so many good ones that a lot of them wait in the broker."""
+    """This holds whether they come first, or after so many good ones that many are queued in the broker."""
     one.cause = Cause.CRASHED
     feeding = asyncio.ensure_future(one.feed([*["good"] * 2_000, *["bad"] * 2_000], tenant="bad"))
     await asyncio.sleep(300.0)
@@ -251,7 +250,7 @@ async def test_a_remote_that_fails_is_waited_for(one: Play) -> None:
 
 
 async def test_lines_pause_while_no_worker_of_their_model_is_up(one: Play) -> None:
-    assert not one.runner.paused("m")  # Nobody has looked yet.
+    assert not one.runner.paused("m")  # Nothing has looked yet.
     up, drained = "no worker of the model is up", "the workers of the model are drained"
     seen = (None, up), (WorkerStatus.STARTING, up), (WorkerStatus.DRAINED, drained), (WorkerStatus.HEALTHY, "")
     for status, paused in seen:
@@ -352,7 +351,7 @@ CRASHED = BatchFailure(Cause.CRASHED, "gone", "gpu-0")
 
 
 class Counted:
-    """Counts of one slot, after batches of so many requests and lines."""
+    """One slot's counts after batches with these numbers of requests and lines."""
 
     def __init__(self) -> None:
         self.counters, self.figures = WorkerCounts(), SlotFigures(SLOT, lambda: 0.0)
@@ -400,7 +399,7 @@ def test_outputs_that_were_left_out_are_no_failures() -> None:
 
 
 def test_of_a_batch_in_several_calls_only_the_inputs_of_the_one_that_raised_count() -> None:
-    """The others run again beyond suspicion, and say nothing of the worker."""
+    """The others run again, are no longer suspected, and say nothing about the worker."""
     one = Counted()
     one.counts.failed(one.lease(8, 0), BatchFailure(Cause.RAISED, "no good", "gpu-0", places=(2, 5)), 0.5)
     assert one.inputs == {Cause.RAISED.value: 2}

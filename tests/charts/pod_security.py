@@ -1,4 +1,4 @@
-"""The Pod Security Standard `restricted`, all of `baseline` included, as far as objects of the chart could break it.
+"""The rules of the Pod Security Standard `restricted` (including `baseline`) that the chart's objects could break.
 
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """

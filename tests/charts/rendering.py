@@ -1,4 +1,4 @@
-"""The chart as Helm renders it: objects by kind and name, for values that differ from the defaults."""
+"""The chart as rendered by Helm: objects by kind and name, for values that differ from the defaults."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ MODELS = {
         "worker": {"slots": 4, "replicas": 2, "scaling": {"min": 2, "max": 10}},
     },
 }
-"""Two models: one of which all is usual, and one of which little is."""
+"""Two models, one with mostly defaults and one with few."""
 KEDA = {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090"}}
 BOUNDED = {"scaling": {"max": 8}}
 MONITORED = {"interval": "30s", "labels": {"release": "prometheus"}}
@@ -49,7 +49,7 @@ POD: Object = {
     "serviceAccount": {"annotations": {"own": "account"}},
     "terminationGracePeriodSeconds": 77,
 }
-"""What each workload may be given."""
+"""Optional parts of each workload."""
 UNSPREAD = {"topologySpread": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}
 
 INGRESS: Object = {
@@ -121,7 +121,7 @@ SWITCHES: dict[str, Values] = {
 
 
 def helm(command: str, values: Values, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a command of Helm on the chart, without its words on the links that it follows."""
+    """Run a Helm command on the chart. Returns the exit code and output, without the notes about symbolic links."""
     with tempfile.TemporaryDirectory() as home:
         file = Path(home) / "values.json"
         file.write_text(json.dumps(values))
@@ -160,14 +160,14 @@ def workloads(objects: list[Object]) -> dict[str, Object]:
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
-    """Name and pod, as a template has it, of whatever has pods."""
+    """Yield the name and pod template of every object that has pods."""
     for name, one in workloads(objects).items():
         yield name, one["spec"]["template"]
     yield from of_kind(objects, "Pod").items()
 
 
 def environment(objects: list[Object], name: str) -> dict[str, str]:
-    """Environment of the first container of a workload, with what comes from Secrets that the chart makes."""
+    """Return the environment of a workload's first container, including values from Secrets that the chart creates."""
     secrets = of_kind(objects, "Secret")
     found = {}
     for one in workloads(objects)[name]["spec"]["template"]["spec"]["containers"][0]["env"]:

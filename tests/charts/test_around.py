@@ -1,4 +1,4 @@
-"""What is around the processes of the chart: Redis, its secrets, network policies, what Prometheus and Grafana get."""
+"""What surrounds the chart's processes: Redis, its secrets, network policies, Prometheus and Grafana."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ SOURCES = {
     "alerts.yml": DEPLOY / "prometheus" / "alerts.yml",
     "dashboard.json": DEPLOY / "grafana" / "headway.json",
 }
-"""Files of the chart, which are links to what lies outside its folder."""
+"""Files of the chart that link to files outside its folder."""
 
 
 def test_a_packed_chart_holds_the_files_themselves(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ class ChartRedis(RedisServer):
 
 
 def chart_redis(folder: Path, objects: list[Object]) -> ChartRedis:
-    """Redis with the settings and users of the chart; its URL is that of Headway's user."""
+    """Start Redis with the chart's settings and users. Its URL is that of Headway's user."""
     folder.mkdir()
     data = of_kind(objects, "Secret")[f"{NAME}-broker"]["data"]
     secret = {key: base64.b64decode(value).decode() for key, value in data.items()}

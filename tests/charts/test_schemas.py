@@ -1,4 +1,4 @@
-"""Objects of the chart keep to the schemas of Kubernetes and the operators, and to the Pod Security Standard `restricted`."""
+"""The chart's objects follow the schemas of Kubernetes and the operators, and the Pod Security Standard `restricted`."""
 
 import copy
 import json
@@ -17,14 +17,14 @@ from tests.charts.rendering import CHART, KEDA, MODELS, NAME, SWITCHES, Object, 
 from tests.clients.environments import run_client
 
 VERSIONS = tuple(f"1.{minor}.0" for minor in range(30, 38))
-"""From the oldest Kubernetes that the chart is for to the newest whose schemas there are."""
+"""From the oldest Kubernetes that the chart supports to the newest with published schemas."""
 OPERATORS = ("gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 MADE = runpy.run_path(str(CHART.parent / "schema.py"))
 OPEN = {
     "global", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
 }  # fmt: skip
-"""Values whose members are not the chart's to know: parts of Kubernetes' objects."""
+"""Values with members that the chart doesn't define: parts of Kubernetes' objects."""
 
 
 def ours(one: Object) -> bool:
@@ -32,7 +32,7 @@ def ours(one: Object) -> bool:
 
 
 def test_all_objects_keep_the_schemas_of_kubernetes_strictly(tmp_path: Path) -> None:
-    seen: dict[str, str] = {}  # Most objects are the same whatever is turned on.
+    seen: dict[str, str] = {}  # Most objects stay the same whatever is enabled.
     for switch in SWITCHES:
         for one in filter(ours, render(switch)):
             seen.setdefault(json.dumps(one), switch)
@@ -84,7 +84,7 @@ TO_ZERO: dict[str, dict[str, Any]] = {
     "min_workers": {"scale_to_zero_after_s": 60.0},
     "scale_to_zero_after_s": {"min_workers": 0},
 }
-"""Settings that are set together, where they are not left out together."""
+"""Settings that must be set together or not at all."""
 
 
 def accepted(setting: str, value: float) -> bool:
@@ -111,12 +111,12 @@ def test_a_value_that_becomes_a_setting_is_bounded_as_that_is(place: tuple[str, 
 
 
 def unknown(values: Any, schema: Any, place: str) -> list[str]:
-    """Places where values and schema differ: values that it does not know, and those that it knows alone."""
+    """Return the places where values and schema differ: values missing from the schema, and the reverse."""
     schema = resolved(schema)
     if not isinstance(values, dict) or "properties" not in schema or place.endswith("settings"):
         return []
     found = [f"{place}.{name}" for name in values.keys() ^ schema["properties"].keys() if name != "global"]
-    if place.endswith((".image", ".resources")):  # What is left out of an image is taken from the chart's own.
+    if place.endswith((".image", ".resources")):  # Parts left out of an image come from the chart's own.
         found = [name for name in found if name.rpartition(".")[2] in values]
     return found + [
         one
@@ -130,7 +130,7 @@ def resolved(schema: Any) -> Any:
 
 
 def closed(schema: Any, name: str) -> Iterator[tuple[str, bool]]:
-    """Name of each object in a schema, and whether it refuses members that it does not know."""
+    """Yield the name of each object in a schema, and whether it rejects unknown members."""
     schema = resolved(schema)
     kind = schema.get("type")
     if "object" in ([kind] if isinstance(kind, str) else kind or []):

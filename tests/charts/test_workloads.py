@@ -1,4 +1,4 @@
-"""Workloads of the chart: what each process is told, how it is found, how it ends, and who changes their number."""
+"""The chart's workloads: settings of each process, how it is found, how it ends, and what scales it."""
 
 import json
 import re
@@ -197,7 +197,7 @@ def test_keda_counts_pods_where_headway_counts_workers() -> None:
 
 
 def test_keda_takes_the_longest_names() -> None:
-    """Its webhook refuses an object, or an HPA, whose name is above 63 characters; it names the HPA keda-hpa-… itself."""
+    """Its webhook refuses objects and HPAs with names longer than 63 characters, and it prefixes the HPA with keda-hpa-."""
     model = {"target": "m.py:f", "worker": {"scaling": {"max": 2}}}
     found = rendered(json.dumps({"fullnameOverride": "f" * 60, "models": {"m" * 16: model}, "scaling": KEDA}))
     [(name, scaled)] = of_kind(found, "ScaledObject").items()
@@ -240,7 +240,7 @@ def test_an_image_has_the_tag_of_the_chart_unless_told_otherwise() -> None:
 
 
 def test_no_pod_gets_a_variable_for_each_service() -> None:
-    """A Service named headway would set HEADWAY_PORT, which start-up refuses."""
+    """A Service named headway would set HEADWAY_PORT, which the start-up rejects."""
     every = [pod for switch in rendering.SWITCHES for _, pod in pods(render(switch))]
     assert {pod["spec"]["enableServiceLinks"] for pod in every} == {False}
 

@@ -1,4 +1,4 @@
-"""Runs the command line, in this process or in one of its own."""
+"""Runs the command line, in this process or in a new one."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(headway.__file__).parent.parent
 
 
 def run(arguments: Sequence[str], cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`headway ARGUMENTS` in a process of its own, with none of our settings in its environment."""
+    """Run `headway ARGUMENTS` in a new process, without our settings in its environment."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     return subprocess.run(
         [sys.executable, "-m", "headway", *arguments],

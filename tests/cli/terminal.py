@@ -1,5 +1,3 @@
-"""A command on a terminal of its own, as a person would see it."""
-
 import os
 import pty
 import re
@@ -17,14 +15,14 @@ _STEERING = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """`headway …` on a pseudo-terminal of so many columns and lines; `with` starts it and ends it."""
+    """`headway …` on a pseudo-terminal of a given size. `with` starts and ends it."""
 
     def __init__(self, *arguments: str, size: tuple[int, int] = (100, 40)) -> None:
         self._command = [sys.executable, "-m", "headway", *arguments]
         self._size = size
 
     def until(self, *words: str) -> str:
-        """What is shown from now on until all of these words have come."""
+        """Return what is shown from now on, up to the moment when all these words have appeared."""
         shown, until = "", time.monotonic() + PATIENCE
         while not all(word in shown for word in words):
             ready, _, _ = select.select([self._ours], [], [], PATIENCE)

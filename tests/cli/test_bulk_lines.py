@@ -1,4 +1,4 @@
-"""What `headway bulk submit` takes a file for: requests, texts, or neither."""
+"""How `headway bulk submit` reads a file: as requests, as plain text, or not at all."""
 
 import io
 import json

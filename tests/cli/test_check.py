@@ -1,4 +1,4 @@
-"""`headway check` and the ways in which `headway serve` ends before it begins, in real processes."""
+"""`headway check`, and start-up errors of `headway serve`, in real processes."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from tests.client.scripted import Asked, Step, scripted
 pytestmark = pytest.mark.processes
 
 PATIENT = {"HEADWAY_GPU_TIMEOUT_MS": "30000"}
-"""A batch may take long where others keep the machine busy."""
+"""A batch may take long if other tests keep the machine busy."""
 TARGETS = """
 def upper(inputs):
     return [text.upper() for text in inputs]
@@ -117,7 +117,7 @@ def test_check_says_that_the_model_pads_and_runs_each_batch_in_one_call(tmp_path
     (tmp_path / "inputs.txt").write_text("".join("x" * (10 + 50 * number) + "\n" for number in range(20)))
     check = ["check", "targets.py:padding", "--max-batch-size", "8", "--repeats", "1", "--inputs", "inputs.txt"]
     says = "a call takes α + β · number × longest: the model pads; mean error of forecasts: "
-    for _ in range(4):  # The times are real, and one stall of the machine hides what 72 batches tell.
+    for _ in range(4):  # The times are real, and one stall of the machine distorts the fit of 72 batches.
         (tmp_path / "calls").unlink(missing_ok=True)
         done = run([*check, "--record", "times.jsonl"], tmp_path, **PATIENT)
         assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def test_a_remote_api_is_checked_too(tmp_path: Path) -> None:
         auto = run(["check", url, "--max-batch-size", "4"], tmp_path, **PATIENT)
         done = run(["check", url, "--max-batch-size", "4", "--remote-format", "inputs"], tmp_path, **PATIENT)
     assert auto.returncode == 4
-    assert "With --remote-format inputs it answers." in auto.stderr, "the format is recognised"
+    assert "It does respond with --remote-format inputs." in auto.stderr, "the format is recognised"
     assert done.returncode == 0, done.stderr
     assert "calls were repeated because the API failed; the times include this" in done.stdout
     assert done.stdout.endswith("fit to serve\n")

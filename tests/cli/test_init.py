@@ -1,5 +1,3 @@
-"""`headway init`: what it makes works as it says, and nothing is overwritten."""
-
 import os
 import re
 import subprocess

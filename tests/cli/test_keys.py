@@ -26,7 +26,7 @@ TWO_RATES = ("--model-rate", "big=1", "--model-rate", "big=2")
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings but those of a test."""
+    """Run without settings from outside the test."""
     monkeypatch.chdir(tmp_path)
     for name in ("CONFIG", "KEYS", "LEDGER", "TIERS", "DEFAULT_TIER"):
         monkeypatch.delenv(f"HEADWAY_{name}", raising=False)
@@ -167,7 +167,7 @@ def test_no_more_than_two_keys_of_a_line_live(keys: Any) -> None:
 
 
 def test_who_is_replaced_once_more_is_told_to_say_how_long_the_new_one_lives(keys: Any) -> None:
-    """The first one's own end is that of its grace by then."""
+    """By then, the first key's expiry is that of its grace period."""
     keys("create", *WHO)
     [first] = kept()
     assert f"replaces {first.id}, which expires at 20" in keys("rotate", first.id, "--grace", "1h").err

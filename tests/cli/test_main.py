@@ -27,9 +27,9 @@ UNASKED = frozenset((
     "headway.grpc", "headway.identity.api_keys.cache", "headway.identity.jwt", "headway.input_policy", "headway.load",
     "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.trace_environment", "headway.telemetry.trace_exporter",
 ))  # fmt: skip
-"""Modules that no process has in its memory unless a setting asks for them."""
+"""Modules that no process loads unless a setting requires them."""
 FLEET = UNASKED - {"opentelemetry"}
-"""The same of who asks Redis: its client imports OpenTelemetry where that is installed."""
+"""The same for users of Redis: its client imports OpenTelemetry if that is installed."""
 NO_CLIENTS = frozenset((
     "headway.gateway.gateway", "headway.http.inference", "headway.oip.rest", "headway.http.openai", "headway.http.public", "headway.oip",
 ))  # fmt: skip
@@ -40,7 +40,7 @@ LEAN = {
     "worker": FLEET | NO_CLIENTS | {"headway.brokers.memory", "headway.controller"},
     "controller": FLEET | NO_CLIENTS | NO_WORKERS | {"headway.brokers.memory"},
 }
-"""By role: modules that a process has not, unless a setting asks for them."""
+"""Modules that a process doesn't load unless a setting requires them, by role."""
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]
 
 
@@ -59,7 +59,7 @@ def help_of(*command: str) -> str:
 
 
 def modules_after(statement: str) -> set[str]:
-    """Top-level names of what is imported after a statement in a fresh interpreter."""
+    """Return the top-level modules that a statement imports in a fresh interpreter."""
     return {name.split(".")[0] for name in all_modules_after(statement)}
 
 
@@ -73,7 +73,7 @@ for command in json.loads(sys.argv[1]):
     shown[" ".join([*command, "--help"])] = [*sys.modules]
 print(json.dumps(shown))
 """
-"""Shows the help of commands one after the other, and tells which modules were there after each."""
+"""Shows the help of commands one after the other, and reports the modules loaded after each."""
 
 
 def all_modules_after(statement: str) -> list[str]:
@@ -93,7 +93,7 @@ def within(names: Collection[str], packages: Collection[str]) -> set[str]:
 
 @pytest.mark.processes
 def test_the_help_of_no_command_imports_anything_heavy() -> None:
-    """It answers within 0.3 s; `msgspec` takes a tenth of that, and holds the settings."""
+    """Help must appear within 0.3 s. `msgspec`, which the settings need, takes a tenth of that."""
     commands: list[list[str]] = [[], *([name] for name in COMMANDS), *SUBCOMMANDS]
     done = subprocess.run(
         [sys.executable, "-c", SHOW_HELP, json.dumps(commands)], cwd=ROOT, capture_output=True, check=True, timeout=120
@@ -124,7 +124,7 @@ def test_a_role_imports_only_what_it_needs(role: str) -> None:
 
 @pytest.mark.processes
 def test_a_service_starts_without_what_it_does_not_use() -> None:
-    """It comes as far as its target, which does not exist. Garbage is looked for again by then."""
+    """It gets as far as loading its target, which doesn't exist. By then, garbage collection is on again."""
     command = ["headway", "serve", "nothing:here", "--port", "0", "--admin-port", "0"]
     statement = f"import gc; sys.argv = {command}; from headway.__main__ import main"
     modules = modules_after(f"{statement}\n    try: main()\n    finally: assert gc.isenabled()")
@@ -208,7 +208,7 @@ def test_the_help_of_a_command_names_it_and_nothing_that_is_not_there(command: l
 def test_serve_has_a_flag_for_every_setting_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["serve", "--help-all"]) == 0
     shown = capsys.readouterr().out
-    flowing = " ".join(shown.split())  # A default may stand on two lines.
+    flowing = " ".join(shown.split())  # A default may be split over two lines.
     for name, field in FIELDS.items():
         assert f"{flag(name)} " in shown
         assert f"\n{field.group}:\n" in shown
@@ -293,7 +293,7 @@ stub = sys.modules["headway.cli"] = types.ModuleType("headway.cli")
 stub.main = lambda: signal.raise_signal(signal.Signals[sys.argv.pop()])
 program.main()
 """
-"""`headway COMMAND`, which gets the signal of its last argument before it has imported any of the command line."""
+"""`headway COMMAND`, which gets the signal named by its last argument before it has imported any of the command line."""
 
 
 @pytest.mark.processes

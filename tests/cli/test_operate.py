@@ -1,4 +1,4 @@
-"""`headway status` and `headway dlq` against a real admin port, and what the commands of the roles take and refuse."""
+"""`headway status` and `headway dlq` against a real admin port, and the arguments that the role commands accept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG = 60.0
 
 
 class Steady:
-    """A monotonic clock that does not count how long this machine stands still: no worker is given up for it."""
+    """A monotonic clock that skips stalls of this machine, so that no worker is declared dead because of them."""
 
     def __init__(self) -> None:
         self._shown, self._read = 0.0, time.monotonic()
@@ -46,7 +46,7 @@ class Steady:
 
 
 class Running:
-    """A service with an admin port, in a thread of its own."""
+    """A service with an admin port, in its own thread."""
 
     def __init__(self, certificates: Certificates | None = None, **settings: Any) -> None:
         self.backend = Touchy(seconds=0.0)
@@ -77,7 +77,7 @@ class Running:
         self._thread.join(LONG)
 
     def bury(self, *texts: str, caller: Principal = TENANT, id: str = "") -> list[str]:
-        """Let inputs die; returns their ids as shown."""
+        """Dead-letter some inputs. Returns their ids as shown."""
 
         async def ask(text: str) -> str:
             own = id or new_id()
@@ -89,7 +89,7 @@ class Running:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    # What the service logs is no output of a command, whenever it comes.
+    # The service's log isn't part of a command's output.
     with structlog.testing.capture_logs(), Running(admin_token="s3cret") as running:
         monkeypatch.setenv("HEADWAY_ADMIN", running.url)
         monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", "s3cret")
@@ -264,7 +264,7 @@ def test_a_url_that_is_none_is_a_bad_setting(capsys: pytest.CaptureFixture[str])
 
 def test_a_command_says_that_nobody_answers_at_the_admin_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        taken.bind(("127.0.0.1", 0))  # Nothing listens there, and nothing else can.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert code_of(["status", "--admin", url]) == 1
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`headway status`: the text that it makes of an admin port's answers, and of the process that its environment describes."""
+"""`headway status`: the text it makes of an admin port's answers, and of a process described by its environment."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ FLEET: dict[str, Any] = {
 
 
 class Port:
-    """An admin port that answers what it is given: status and body by path; `asked` are its requests."""
+    """An admin port with given answers: status and body by path. `asked` holds the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {
@@ -146,7 +146,6 @@ def test_a_process_alone_shows_no_fleet(port: Port) -> None:
 
 
 def shown(**changed: Any) -> str:
-    """What is shown of a fleet in which this is otherwise."""
     return overview({**HEALTH, **FLEET, **changed})
 
 
@@ -328,7 +327,7 @@ def test_commands_trust_exactly_the_certificate_of_their_own_process(
         monkeypatch.setenv("HEADWAY_TLS_CERT", str(certificate))
         assert code_of(["status"]) == 0
     other = files.authority.issue("other-service")[0]
-    other.write_bytes(other.read_bytes() + files.authority.file.read_bytes())  # Whom its authority trusts is no matter.
+    other.write_bytes(other.read_bytes() + files.authority.file.read_bytes())  # The CAs that it trusts don't matter.
     monkeypatch.setenv("HEADWAY_TLS_CERT", str(other))
     capsys.readouterr()
     assert code_of(["status"]) == 1

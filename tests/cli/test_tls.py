@@ -1,4 +1,4 @@
-"""Commands that ask a service over TLS: `headway status`, `headway bench` and a start with certificates that will not do."""
+"""Commands that connect over TLS: `headway status`, `headway bench`, and start-up with unusable certificates."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.cli.test_operate import Running
 
 
 class Files:
-    """Certificates of a service and of a client, and the URL of an admin port that asks for the latter."""
+    """Certificates of a service and a client, and the URL of an admin port that requires client certificates."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -85,4 +85,4 @@ def test_bench_asks_over_tls(files: Files, capsys: pytest.CaptureFixture[str]) -
     assert code_of(["bench", f"{files.url}/livez", *load, *flags(files.authority.file)]) == 1
     assert "certificate" in capsys.readouterr().err
     assert code_of(["bench", files.url + "/livez", *load, *flags(files.authority.file, files.client)]) == 1
-    assert "405" in capsys.readouterr().out  # An answer, over TLS: that route takes no POST.
+    assert "405" in capsys.readouterr().out  # An answer over TLS: that route doesn't accept POST.

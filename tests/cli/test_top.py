@@ -1,4 +1,4 @@
-"""`headway top`, on a real terminal too, and the line on standard error while a command is silent."""
+"""`headway top`, on a real terminal too, and the line on standard error while a command waits."""
 
 import asyncio
 import io
@@ -107,7 +107,7 @@ def test_a_lane_shows_batches_by_fill_failures_and_changes(unicode: bool, marks:
     full, low, half = tuple(marks)
     lanes = [line for line in text(start(), unicode=unicode).splitlines() if line.endswith("|")]
     assert lanes == [
-        # The lane spans 989 to 999, 6 columns a second.
+        # The lane covers 989 to 999 at 6 columns a second.
         "host-a/gpu-0 |" + " " * 36 + half * 6 + "x" + " " * 5 + "!" + " " * 8 + half * 3 + "|",
         "host-b/gpu-0 |" + " " * 6 + full * 6 + " " * 12 + low * 6 + " " * 30 + "|",
     ]

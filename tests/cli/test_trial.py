@@ -17,7 +17,7 @@ LIMITS = {"queue_timeout_ms": 2000.0, "request_timeout_ms": 4000.0}
 
 
 class Box:
-    """A black box that takes α + βn seconds on the loop's clock."""
+    """A target that takes α + βn seconds of the loop's time."""
 
     pid = 1
     warm_up: Sequence[tuple[int, float]] = ()
@@ -271,8 +271,6 @@ def test_a_target_that_does_not_load_is_no_finding() -> None:
 
 
 class TestRows:
-    """Inputs of a model that takes tensors, some of several rows."""
-
     SIGNATURE = Signature(ValueKind.TENSORS, ValueKind.TENSORS, inputs=(TensorSpec("x", "FP32", (2,)),))
 
     def test_batches_are_counted_in_rows_and_have_no_more_than_they_may(self) -> None:

@@ -1,4 +1,4 @@
-"""The wheel and the source archive: what is in them, and that a wheel alone serves."""
+"""The contents of the wheel and the source archive; and the wheel serves without anything else."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Both clients under one set of blocking methods, so that one suite holds them to one behaviour."""
+"""Gives both clients the same blocking methods, so that one test suite covers both."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ CLIENTS = ("threads", "asyncio")
 
 
 class Blocking:
-    """An AsyncClient or AsyncTask whose methods block: their work is done on a loop in a thread."""
+    """A blocking version of an AsyncClient or AsyncTask. Its coroutines run on a loop in another thread."""
 
     def __init__(self, of: AsyncClient | AsyncTask, loop: asyncio.AbstractEventLoop) -> None:
         self._of, self._loop = of, loop

@@ -1,4 +1,4 @@
-"""Both clients, for tests that take the kind of one."""
+"""Runs each test that takes `kind` with both clients."""
 
 import pytest
 

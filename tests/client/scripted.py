@@ -1,5 +1,3 @@
-"""A service that answers as its script or a function says, and keeps what it was asked."""
-
 import json
 import ssl
 import threading
@@ -10,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 LOST = None
-"""Step of a script that closes the connection without an answer."""
+"""A script step that closes the connection without an answer."""
 
 CUT = -1
-"""Status of a step that announces a longer answer than it sends, and closes the connection."""
+"""The status of a step that sends less than its Content-Length, then closes the connection."""
 
 Step = tuple[int, Mapping[str, str], bytes] | None
 
@@ -32,7 +30,7 @@ class Asked:
 
 @dataclass
 class Scripted:
-    """Scripted service. The last step of its script repeats for ever."""
+    """A fake service that follows a script and records its requests. The last step repeats forever."""
 
     script: list[Step | Callable[[Asked], Step]]
     asked: list[Asked] = field(default_factory=list)
@@ -92,7 +90,7 @@ def scripted(*script: Step | Callable[[Asked], Step], tls: ssl.SSLContext | None
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names that the handler looks for
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815 - BaseHTTPRequestHandler requires these names
 
         def log_message(self, *parts: Any) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Arrays through both clients: what is sent, what is read, and a real service in between."""
+"""Arrays in both clients: encoding, decoding, and round trips through a real service."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_an_array_of_every_datatype_comes_back_as_it_was(datatype: str) -> None:
     assert said["parameters"] == {"binary_data_size": len(data)}
     output = read_arrays(echo(asked(array))).output
     assert same(output, array)
-    output[...] = array[::-1]  # It is the caller's own.
+    output[...] = array[::-1]  # The caller may write to it.
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_service_gives_arrays_for_arrays(kind: str, halved: Server) -> None:
         assert client.infer(ROWS, "default", idempotency_key="once").output.shape == (3, 2)
         infinite = np.array([[INFINITY, NAN, 0, 0]], "f4")
         assert same(client.infer(infinite).output, infinite[:, :2])
-        assert same(client.infer(ROWS.astype("i2")).output, ROWS[:, :2] / 2)  # Of a narrower datatype.
+        assert same(client.infer(ROWS.astype("i2")).output, ROWS[:, :2] / 2)  # A narrower datatype.
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""What a call of a client does after each answer, decided without I/O."""
+"""What a client call does after each answer, tested without I/O."""
 
 from collections.abc import Mapping
 

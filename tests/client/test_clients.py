@@ -1,4 +1,4 @@
-"""Both clients towards a service whose answers are scripted."""
+"""Both clients against a scripted service."""
 
 import asyncio
 import itertools
@@ -77,7 +77,7 @@ def test_nobody_at_the_address_is_unreachable(kind: str) -> None:
 
 @contextmanager
 def silent() -> Iterator[Scripted]:
-    """A service that answers nobody before the end of the block."""
+    """Start a service that sends no answer until the block ends."""
     release = threading.Event()
 
     class Late(dict[str, str]):
@@ -300,7 +300,7 @@ def test_certificates_are_checked_and_shown_where_the_service_asks_for_one(tmp_p
         with scripted(ok(), tls=tls) as service, asking(kind, service.url) as client:
             with pytest.raises(Unreachable, match=r"certificate.*ssl_context") as raised:
                 client.infer("x")
-            assert raised.value.hopeless  # So it is not tried again.
+            assert raised.value.hopeless  # So it isn't retried.
     tls.load_verify_locations(authority.file)
     tls.verify_mode = ssl.CERT_REQUIRED
     with scripted(ok(), tls=tls) as service:
@@ -310,7 +310,7 @@ def test_certificates_are_checked_and_shown_where_the_service_asks_for_one(tmp_p
             with asking(kind, service.url, ssl_context=authority.trust(), retries=0) as client:
                 with pytest.raises(Unreachable) as raised:
                     client.infer("x")
-                # The system may tell of the closed connection before the reason that came on it is read.
+                # The client may see the closed connection before it reads the alert that gives the reason.
                 assert raised.value.hopeless == ("requires a client certificate" in str(raised.value))
 
 

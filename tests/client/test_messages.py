@@ -1,4 +1,4 @@
-"""Requests and answers of the clients, without a wire."""
+"""How the clients write requests and read answers, without a network."""
 
 import pickle
 from typing import Any
@@ -13,7 +13,7 @@ from headway.http.problem import encode_problem
 from headway.model import Failure
 
 NO_CLASS = {"METHOD_NOT_ALLOWED", "NOT_IMPLEMENTED", "REQUEST_TIMEOUT", "HEADERS_TOO_LARGE", "INTERNAL"}
-"""Codes that a client meets by a fault of its own or of the service; they are plain ApiErrors."""
+"""Codes that only occur because of a bug in the client or the service, so they are plain ApiErrors."""
 
 
 def test_every_error_of_the_service_has_a_class() -> None:

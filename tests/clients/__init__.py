@@ -1,5 +1,5 @@
-"""Clients that people have, each run as they run it: by an interpreter of its own, with its own packages.
+"""Real clients, run as their users run them: by a separate interpreter, with their own packages.
 
-`NAME.txt` is the lock of environment NAME for Python, and `NAME/package-lock.json` of one for Node; `make lock` writes them anew. The
-programs here are what runs in the environments. `make clients` makes these; see `environments`.
+`NAME.txt` locks the Python environment NAME, `NAME/package-lock.json` the Node one; `make lock` updates them. The programs
+here run in these environments, which `make clients` creates; see `environments`.
 """

@@ -1,4 +1,4 @@
-"""Targets of the clients' services that take or give arrays: one of numbers, one of every datatype, and embeddings of texts."""
+"""Targets that take or return arrays: of numbers, of every datatype, and embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATATYPES = (
 
 
 class Sums:
-    """Sum of the four numbers of each row, three times: once, doubled and squared."""
+    """The sum of each row of four numbers, three times: as it is, doubled and squared."""
 
     inputs: ClassVar = {"x": ("FP32", [4])}
     outputs: ClassVar = {"sums": ("FP32", [3])}
@@ -23,7 +23,7 @@ class Sums:
 
 
 class Same:
-    """Arrays of every datatype, as they came."""
+    """Echoes arrays of every datatype."""
 
     inputs: ClassVar = {f"in_{name}": (name, [2, -1]) for name in DATATYPES}
     outputs: ClassVar = {f"out_{name}": (name, [2, -1]) for name in DATATYPES}
@@ -33,7 +33,7 @@ class Same:
 
 
 class Ranker:
-    """Scores of ids for a query, and their names."""
+    """The scores of ids for a query, and their names."""
 
     inputs: ClassVar = {"query": ("FP32", [2]), "ids": ("INT64", [-1])}
     outputs: ClassVar = {"scores": ("FP32", [-1]), "names": ("BYTES", [-1])}
@@ -51,7 +51,7 @@ def embed(texts: list[str]) -> np.ndarray:
 
 
 class Columns:
-    """Columns of a table, each an input of its own, to one score for each row."""
+    """Turns the columns of a table, each a separate input, into one score for each row."""
 
     inputs: ClassVar = {"age": ("INT64", [1]), "height": ("FP64", [1])}
     outputs: ClassVar = {"score": ("FP64", [1])}

@@ -1,10 +1,9 @@
-"""Environments of clients, under `.venv/clients/`: one folder for each lock here, and one with the
-base of our images.
+"""Environments of the clients, under `.venv/clients/`: a folder for each lock here, and one with the base of our images.
 
     python -m tests.clients.environments [NAME …]
 
-makes those that are missing, or whose lock has changed, side by side. Every package has to have the hash in its lock. Tests make
-none, as that takes the network: they are skipped where one is missing.
+creates those that are missing or whose lock has changed, in parallel. Every package must match the hash in its lock. Tests
+don't create environments, because that needs the network: they are skipped if theirs is missing.
 """
 
 import json
@@ -25,13 +24,13 @@ from tests.deploy import base
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / ".venv" / "clients"
 REQUIRED = "HEADWAY_TEST_REQUIRE_CLIENTS"
-"""Where this is set, as in CI, a test fails without its environment, in place of being skipped."""
+"""If this is set, as in CI, a test fails without its environment, instead of being skipped."""
 TOOLS = "bin"
-"""Folder of an environment of Node with the tools that came in an archive."""
+"""The folder of a Node environment that holds tools from archives."""
 CONTAINER = "container"
-"""Environment that is a root file system, on which tests build our images."""
+"""The environment that is a root file system, on which tests build our images."""
 PATIENCE = 300.0
-"""Seconds for one program of a client, whose first run compiles what it imports."""
+"""Seconds for one client program, whose first run compiles its imports."""
 
 
 def names() -> list[str]:
@@ -40,7 +39,7 @@ def names() -> list[str]:
 
 
 def make(name: str) -> str:
-    """Make an environment, unless it is there with these packages. Returns why it could not be made."""
+    """Create an environment unless it exists with these packages. Returns the reason if it can't be created."""
     if _fits(name):
         return ""
     shutil.rmtree(FOLDER / name, ignore_errors=True)
@@ -61,7 +60,7 @@ def make(name: str) -> str:
 
 
 def tell(name: str) -> str:
-    """Make an environment as `make` does, and print when that begins and ends."""
+    """Call `make`, and print when it begins and ends."""
     sys.stdout.write(f"{name}: begun\n")
     sys.stdout.flush()
     trouble = make(name)
@@ -71,7 +70,7 @@ def tell(name: str) -> str:
 
 
 def run_client(name: str, program: str, *arguments: str) -> Any:
-    """What a program prints as JSON, run in an environment. Skips the test where there is none."""
+    """Run a program in an environment, and return the JSON it prints. Skips the test if there is no environment."""
     command, environ = client_command(name, program, *arguments)
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-5_000:]
@@ -79,12 +78,12 @@ def run_client(name: str, program: str, *arguments: str) -> Any:
 
 
 def program(name: str, tool: str) -> str:
-    """Path of a program that an environment brings; empty where there is no such environment."""
+    """Return the path of a program in an environment, or an empty string if the environment doesn't exist."""
     return str(FOLDER / name / TOOLS / tool) if _fits(name) else ""
 
 
 def client_command(name: str, program: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """Command and environment variables that run a program of this folder. Skips the test where there is no environment."""
+    """Return the command and variables that run a program of this folder. Skips the test if there is no environment."""
     need(name)
     environ, path = _environ(), str(HERE / program)
     if _of_node(name):
@@ -93,7 +92,7 @@ def client_command(name: str, program: str, *arguments: str) -> tuple[list[str],
 
 
 def run_tool(name: str, tool: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a tool that an environment of Node brings in an archive, such as helm. Skips the test where there is no environment."""
+    """Run a tool that a Node environment brings in an archive, such as helm. Skips the test if there is no environment."""
     need(name)
     command = [str(FOLDER / name / TOOLS / tool), *arguments]
     return subprocess.run(
@@ -102,7 +101,7 @@ def run_tool(name: str, tool: str, *arguments: str, stdin: str = "") -> subproce
 
 
 def need(name: str) -> None:
-    """Skip the test where there is no environment, or fail it where all are required."""
+    """Skip the test if there is no environment, or fail it if all are required."""
     if not _fits(name):
         reason = f"the environment of {name} is not there, or is older than its lock: run `make clients`"
         if REQUIRED in os.environ:
@@ -117,7 +116,7 @@ def _environ() -> dict[str, str]:
 
 
 def _install_python(name: str) -> None:
-    """With uv, which is many times as fast; with pip where uv does not reach a registry, as pip may be told of another way."""
+    """Install with uv, which is far faster; or with pip if uv can't reach a registry, as pip may have its own configuration."""
     folder, hashed = str(FOLDER / name), ("--no-deps", "--require-hashes", "-r", str(_lock(name)))
     uv, python = str(Path(sys.executable).with_name("uv")), str(FOLDER / name / "bin" / "python")
     try:
@@ -129,7 +128,7 @@ def _install_python(name: str) -> None:
 
 
 def _install_node(name: str) -> None:
-    """With npm, which runs no package's own program. Tools in an archive are unpacked, each from a folder of its name."""
+    """Install with npm, without running package scripts. Tools that come in archives are unpacked from a folder of the same name."""
     for file in (HERE / name).iterdir():
         shutil.copy(file, FOLDER / name)
     _run(["npm", "ci", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], FOLDER / name)
@@ -138,7 +137,6 @@ def _install_node(name: str) -> None:
 
 
 def _unpack(archive: Path, tools: Path) -> None:
-    """Unpack the tools in an archive, and remove it."""
     tools.mkdir()
     with zipfile.ZipFile(archive) as members:
         for member in members.namelist():
@@ -164,7 +162,7 @@ def _fits(name: str) -> bool:
 
 
 def _locked(name: str) -> bytes:
-    """What an environment is made of."""
+    """Return the files that define an environment."""
     path = Path(base.__file__) if name == CONTAINER else _lock(name)
     return path.read_bytes()
 
@@ -178,7 +176,7 @@ def _made_of(name: str) -> Path:
 
 
 def main() -> int:
-    """Returns the exit code: 1 where an environment could not be made."""
+    """Returns the exit code: 1 if an environment couldn't be created."""
     chosen = sys.argv[1:] or names()
     with ThreadPoolExecutor(len(chosen)) as threads:
         troubles = dict(zip(chosen, threads.map(tell, chosen), strict=True))

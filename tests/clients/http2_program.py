@@ -1,8 +1,8 @@
-"""What httpx asks over HTTP/2, without end until its input is closed, at a rate that holds whatever becomes of the requests before.
+"""Sends httpx requests over HTTP/2 until its input is closed. The rate doesn't depend on earlier requests.
 
     python http2_program.py URL AUTHORITY RATE
 
-It prints `up` after the first answer, and last, as JSON, how many requests ended how: `ok`, a status, or what has failed.
+It prints `up` after the first answer. At the end it prints a JSON count of requests by outcome: `ok`, a status, or an error.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What KServe's clients ask of a service of texts and of arrays; its arguments are `rest` or `grpc`, the port's address, and a good key."""
+"""Requests of KServe's clients to a service for strings and arrays. Arguments: `rest` or `grpc`, the port's address, a good key."""
 
 import asyncio
 import json

@@ -1,8 +1,8 @@
-"""Kubernetes' schemas, strictly: what is wrong with objects, and with the schema of a chart's values.
+"""Checks objects strictly against Kubernetes' schemas, and the schema of a chart's values.
 
     kubernetes_schemas.py OBJECTS CHART VERSION …
 
-OBJECTS is a file of JSON with lists of objects by name, CHART the folder of a chart. Prints what is wrong, as a list in JSON.
+OBJECTS is a JSON file with lists of objects by name, CHART the folder of a chart. Prints the errors as a JSON list.
 """
 
 import functools

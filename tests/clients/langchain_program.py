@@ -1,4 +1,4 @@
-"""Program of LangChain: chat models, streams and embeddings, towards the URL that is its argument."""
+"""LangChain's chat models, streams and embeddings. Argument: the service's URL."""
 
 import json
 import sys

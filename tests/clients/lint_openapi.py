@@ -1,4 +1,4 @@
-"""What an independent validator says of the OpenAPI documents in a file, a list of them, that is its argument."""
+"""Prints what an independent validator says about a list of OpenAPI documents. Argument: their file."""
 
 import json
 import sys

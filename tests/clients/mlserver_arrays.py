@@ -1,4 +1,4 @@
-"""What MLServer's codecs make of arrays, DataFrames and texts, and read in the answers of a server; its arguments are the address and a good key."""
+"""How MLServer's codecs encode arrays, DataFrames and strings, and decode a server's answers. Arguments: the address and a good key."""
 
 import json
 import sys

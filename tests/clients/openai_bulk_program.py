@@ -1,4 +1,4 @@
-"""Program of OpenAI's client: files and batches, towards the URL that is its argument."""
+"""Files and batches with OpenAI's client. Argument: the service's URL."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def ended(id: str) -> Any:
 
 
 def of_endpoint(url: Any, lines: list[str]) -> dict[str, Any]:
-    """Status of a batch of lines, its counts, and statuses and bodies of what came of each."""
+    """Run a batch of lines. Returns its status and counts, and the status and body of each result."""
     file = client().files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
     batch = client().batches.create(input_file_id=file.id, endpoint=url, completion_window="24h", metadata={"k": "v"})
     batch = ended(batch.id)

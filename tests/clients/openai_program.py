@@ -1,4 +1,4 @@
-"""Program of OpenAI's client: every call and every error, towards the URL that is its argument."""
+"""Every call and every error with OpenAI's client. Argument: the service's URL."""
 
 import json
 import os
@@ -17,7 +17,7 @@ IMAGE: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"
 URL, KEY, OTHER, SLOW, MANY = sys.argv[1:6]
 NOWHERE = "http://127.0.0.1:9"
 sent: list[Any] = []
-"""Requests of one call, the first and those that repeat it, and the seconds between them."""
+"""The requests of one call, including retries, and the seconds between them."""
 
 
 def client(**options: Any) -> openai.OpenAI:
@@ -26,7 +26,7 @@ def client(**options: Any) -> openai.OpenAI:
 
 
 def raised(call: Callable[[], Any]) -> list[Any]:
-    """Class of the error, its status, code and param, and how often the request was sent."""
+    """Return the error's class, status, code and param, and how often the request was sent."""
     sent.clear()
     try:
         return ["no error", repr(call())]
@@ -42,7 +42,7 @@ def complete(prompt: Any, fields: Any = None, **options: Any) -> Any:
 
 
 def held() -> dict[str, Any]:
-    """Errors of requests beside one that the model has in hand."""
+    """Return the errors of requests made while the model is busy with another."""
     gate, same = str(Path(tempfile.mkdtemp()) / "gate"), {"X-Request-Id": "0192c8a4-5f6e-7d01-9abc-1234567890ab"}
     os.mkfifo(gate)
     first = threading.Thread(target=complete, args=(f"gate {gate}", same))
@@ -58,7 +58,7 @@ def held() -> dict[str, Any]:
 
 
 def patient() -> dict[str, Any]:
-    """Outcome of a request over the limit whose repetition has room, and whether the client waited as it was told."""
+    """Return the outcome of a request over the limit whose retry succeeds, and whether the client waited as told."""
     told, waited, sleep = [], [], time.sleep
     ours = client(api_key=SLOW, max_retries=5)
     ours._client.event_hooks["response"] = [lambda answer: told.append(answer.headers.get("retry-after-ms"))]
@@ -71,7 +71,7 @@ def patient() -> dict[str, Any]:
 
 
 def responses(ours: openai.OpenAI) -> dict[str, Any]:
-    """What comes of responses: whole ones, and those that are streamed."""
+    """Return the results of the responses API, with and without streaming."""
     told = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
     whole = ours.responses.create(model="default", input=told, instructions="be brief", temperature=0.5)
     streamed = list(ours.responses.create(model="default", input="hello", stream=True))

@@ -1,4 +1,4 @@
-"""What a client that openapi-python-client makes of a service's contract gets from each of its routes.
+"""Calls each route of a service with a client that openapi-python-client generates from its contract.
 
 Arguments: URL of the service, and an empty folder for the client.
 """
@@ -26,7 +26,7 @@ seen: dict[str, Any] = {}
 
 
 def call(name: str, *places: str, status: int = 200, **arguments: Any) -> Any:
-    """Call an operation; its answer has to be of the status and type that the contract tells."""
+    """Call an operation. Its answer must have the status and type stated in the contract."""
     operation = importlib.import_module(f"made.api.default.{name}")
     answer = operation.sync_detailed(*places, client=client, **arguments)
     assert answer.status_code == status, (name, answer)

@@ -1,4 +1,4 @@
-"""Target of the clients' services: texts in capitals, embeddings where the input asks for one, and inputs that fail."""
+"""Target of the clients' services: upper-cases strings, returns embeddings on request, and fails on some inputs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 
 def answer(inputs: list[str]) -> list[str | Exception]:
-    """Outputs of texts: `bad` is rejected, `fault` is answered with what no answer can be, and `e:…` gets an embedding.
+    """Return upper-cased strings. `bad` is rejected, `fault` gets an invalid output, and `e:…` an embedding.
 
-    `gate PATH` takes until the FIFO at PATH has been opened for writing and closed. Any other text comes back in
-    capitals.
+    `gate PATH` blocks until the FIFO at PATH has been opened for writing and closed.
     """
     return [_one(text) for text in inputs]
 
 
 def shown(inputs: list[str]) -> list[str]:
-    """Texts in capitals for the documents' snippets, of which one asks for the embedding of `a text`."""
+    """Return upper-cased strings for the documents' snippets, one of which asks for the embedding of `a text`."""
     return ["[0.5, -1.0]" if text == "a text" else text.upper() for text in inputs]
 
 

@@ -1,4 +1,4 @@
-"""Locks of the clients' environments, and what a test does without an environment."""
+"""Locks of the clients' environments, and tests whose environment is missing."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ NAMES = environments.names()
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_package_of_a_lock_has_a_hash_and_no_address(name: str) -> None:
-    if name == environments.CONTAINER:  # It has Debian's packages.
+    if name == environments.CONTAINER:  # It holds Debian packages.
         return
     text = environments._lock(name).read_text()
     if not environments._of_node(name):

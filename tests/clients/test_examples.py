@@ -1,4 +1,4 @@
-"""Models of examples/ that take or give arrays, each served as docs/tensors.md says, and asked by the page's clients as they stand."""
+"""Models of examples/ that take or return arrays, served as docs/tensors.md says, and called by the page's own clients."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ from tests.servers.ports import Port
 from tests.servers.redis import lacking
 
 ENVIRONMENTS = {"tritonclient": "triton", "from kserve import": "kserve", "from openai import": "openai"}
-"""Environment by what a program says."""
+"""The environment of a program, by a string in its code."""
 MODELS = {
     "examples/iris.py:Iris": ("make examples", ("sklearn",)),
     "examples/colours.py:Colours": ("make examples", ("onnx", "onnxruntime")),
@@ -29,7 +29,7 @@ START = "headway serve "
 
 
 def sections() -> dict[str, list[Block]]:
-    """Blocks of the page that are about each model, the first with the command that serves it."""
+    """Return the page's blocks by model. The first block has the command that serves the model."""
     found: dict[str, list[Block]] = {}
     target = ""
     for block in blocks(ROOT / "docs" / "tensors.md"):
@@ -68,7 +68,7 @@ def test_a_model_answers_its_clients_as_the_page_shows(target: str, tmp_path: Pa
 
 
 def _ask(block: Block, ports: dict[str, str], folder: Path) -> bool:
-    """Run the commands or the program of a block; whether there was any."""
+    """Run the commands or the program of a block. Returns False if it has neither."""
     if not block.is_shell:
         shown = re.findall(r"print\(.*\)  # (.*)", block.text)
         environment = next(environment for said, environment in ENVIRONMENTS.items() if said in block.text)

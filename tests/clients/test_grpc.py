@@ -1,4 +1,4 @@
-"""A client of the gRPC port that has no code in common with ours, unchanged, against a running service with keys."""
+"""A gRPC client that shares no code with ours, against a running service with keys."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def test_grpc_js_works_and_no_call_of_its_is_cut_by_a_shutdown(tmp_path: Path) -
 
 
 def _run(server: Server, command: list[str], environ: dict[str, str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the client was told, and what came of its calls until the service had ended."""
+    """Return what the client received, and how its calls ended once the service had stopped."""
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as client:
         try:
             assert client.stdout is not None

@@ -1,4 +1,4 @@
-"""Clients of the Open Inference Protocol, over REST and gRPC, unchanged, against a running service of texts and of arrays, with keys."""
+"""Unmodified clients of the Open Inference Protocol, over REST and gRPC, against a running service with keys."""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,7 +31,6 @@ CODES = {
 
 
 def code(name: str) -> str:
-    """Code of gRPC for what HTTP has a status for."""
     return CODES.get(HTTP_STATUSES[name], "RESOURCE_EXHAUSTED")
 
 

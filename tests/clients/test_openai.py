@@ -1,4 +1,4 @@
-"""OpenAI's client, the newest and the one before, and LangChain, towards a running service."""
+"""LangChain and two versions of OpenAI's client, the newest and the one before, against a running service."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +73,6 @@ def test_openais_client_works_unchanged(environment: str, version: str, tmp_path
 
 @pytest.fixture(scope="module")
 def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a service that asks for no key."""
     with launched(tmp_path_factory.mktemp("open"), target=TARGET) as server:
         server.ready()
         yield f"http://127.0.0.1:{server.port}"

@@ -1,4 +1,4 @@
-"""The contract is one that generators of others read, and the clients they make call each route."""
+"""Third-party generators can read the contract, and the clients they generate call each route."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ TEXTS = ["A", "B", "C", ["D", "E"], "QUI=", "F", "G", "USER: H\nASSISTANT:", "I"
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[Server, str, Path]]:
-    """A service of two models that take and give values of two kinds, its URL, and a folder for the client."""
+    """A service with two models that have different types of values, its URL, and a folder for the client."""
     (tmp_path / "client").mkdir()
     with launched(tmp_path, *TARGETS[1:], "--default-model", "text", target=TARGETS[0]) as server:
         server.ready()

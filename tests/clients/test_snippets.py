@@ -1,4 +1,4 @@
-"""Snippets of the documents for each client, run as they stand: in the client's environment, against a service."""
+"""The documents' snippets for each client, run unchanged in the client's environment against a service."""
 
 import contextlib
 import shlex
@@ -23,14 +23,14 @@ ENVIRONMENTS = {
     "@grpc/grpc-js": "grpc-js",
     "import grpc\n": "",
 }
-"""Environment by what a snippet says; empty: our own."""
+"""The environment of a snippet, by a string in its code; empty: our own."""
 PAGES = "openai.md", "grpc.md", "oip.md"
 SHOWN = {"openai": "", "triton": "ONE", "kserve": "ONE", "grpc-js": "HELLO", "": "HELLO"}
-"""What a snippet prints, among other things."""
+"""A part of what a snippet prints."""
 
 
 def snippets() -> list[tuple[Block, str]]:
-    """Blocks of the documents, with the environment of each."""
+    """Return the documents' blocks, with the environment of each."""
     return [
         (block, environment)
         for page in PAGES
@@ -43,7 +43,6 @@ def snippets() -> list[tuple[Block, str]]:
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Ports of the service by those of the documents."""
     folder = tmp_path_factory.mktemp("snippets")
     with (
         contextlib.closing(Port()) as port,
@@ -55,7 +54,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of the code that is made as docs/grpc.md says, in place of its `stubs`."""
+    """A folder of code generated as docs/grpc.md says, in place of its `stubs`."""
     folder = tmp_path_factory.mktemp("made")
     [made] = [block for block in blocks(ROOT / "docs" / "grpc.md") if "grpc_tools" in block.text]
     command = made.text.replace("stubs", str(folder / "stubs")).replace("python ", f"{shlex.quote(sys.executable)} ")
@@ -68,14 +67,13 @@ def test_each_client_has_a_snippet() -> None:
 
 
 def with_ports(text: str, ports: dict[str, str]) -> str:
-    """Text whose ports are those of the service."""
     for documented, real in ports.items():
         text = text.replace(documented, real)
     return text
 
 
 def printed(block: Block, environment: str, ports: dict[str, str], folder: Path, stubs: str = "") -> str:
-    """What a block of a page prints when it is run as it stands, but for the ports."""
+    """Run a block of a page with only its ports changed. Returns what it prints."""
     program = folder / f"snippet.{'js' if block.language == 'js' else 'py'}"
     program.write_text(with_ports(block.text, ports), encoding="utf-8")
     command, environ = [sys.executable, str(program)], {"PYTHONPATH": stubs}

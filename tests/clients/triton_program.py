@@ -1,5 +1,5 @@
-"""What `tritonclient` asks of a service of texts and of arrays; its arguments are `http` or `grpc`, the port's address, a good key, and
-one for a request a minute.
+"""Calls of `tritonclient` to a service for strings and arrays. Arguments: `http` or `grpc`, the port's address, a good key, and a key
+for one request a minute.
 """
 
 import importlib
@@ -22,9 +22,9 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 JSON: dict[str, Any] = {"as_json": True} if GRPC else {}
 PACKED: dict[str, Any] = {"compression_algorithm" if GRPC else "request_compression_algorithm": "gzip"}
 WAYS: list[tuple[Any, Any]] = [(None, None)] if GRPC else [*product((True, False), (True, False, None))]
-"""Whether inputs, and whether outputs, are binary; None where it is not said, as over gRPC all are."""
+"""Whether inputs, and whether outputs, are binary; None if unspecified, as over gRPC all are."""
 BINARY_ALONE = ("FP16", "BF16")
-"""Datatypes that the client sends and reads over HTTP in binary alone."""
+"""Datatypes that the client supports over HTTP only in binary."""
 DTYPES: dict[str, Any] = {
     "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
     "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
@@ -48,7 +48,7 @@ def wanted(name: str, binary: bool | None = None) -> Any:
 def infer(model: str, *inputs: Any, **options: Any) -> Any:
     return client.infer(
         model, list(inputs), **{"headers": {**HEADERS}, **options}
-    )  # The client writes into its headers.
+    )  # The client modifies these headers.
 
 
 def tensor(*texts: str, shape: list[int] | None = None, binary: bool | None = None) -> Any:
@@ -56,7 +56,7 @@ def tensor(*texts: str, shape: list[int] | None = None, binary: bool | None = No
 
 
 def texts(*sent: str, way: tuple[Any, Any] = (None, None), shape: list[int] | None = None, **options: Any) -> list[Any]:
-    """Texts of an answer, their shape, and its id."""
+    """Return the strings of an answer, their shape, and its id."""
     outputs = None if way[1] is None else [wanted("OUTPUT", way[1])]
     answer = infer("default", tensor(*sent, shape=shape, binary=way[0]), outputs=outputs, **options)
     return [texts_of(answer), list(answer.as_numpy("OUTPUT").shape), id_of(answer)]
@@ -84,7 +84,7 @@ def arrays(rows: int, columns: int) -> dict[str, Any]:
 
 
 def changed(size: tuple[int, int], way: tuple[Any, Any]) -> list[str]:
-    """Datatypes of which another array comes back than was sent."""
+    """Return the datatypes whose array comes back changed."""
     sent = arrays(*size)
     ways = {name: (True, True) if name in BINARY_ALONE and not GRPC else way for name in sent}
     inputs = [given(f"in_{name}", name, array, ways[name][0]) for name, array in sent.items()]
@@ -126,7 +126,7 @@ def later() -> list[str]:
 
 
 def streamed() -> list[Any]:
-    """What comes on a stream: answers to texts, an error, the last of a final answer, and numbers."""
+    """Return what a stream brings: answers to strings, an error, the last of a final answer, and numbers."""
     client.start_stream(lambda result, error: done.put(error or result), headers=HEADERS)
     for number in range(3):
         client.async_stream_infer("default", [tensor(f"s{number}")], request_id=str(number))
@@ -150,7 +150,7 @@ def refusal(call: Callable[[], Any]) -> list[str]:
 
 
 def of(found: Any, member: str) -> Any:
-    """Member of what a service tells of itself, which over gRPC is in a message around it."""
+    """Return a member of a service's metadata, which gRPC wraps in another message."""
     return found[member] if GRPC else found
 
 
@@ -159,7 +159,7 @@ def shapes(specs: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 ASKED: Any = {"headers": HEADERS, **JSON}
-client.get_inference_statistics("default", **ASKED)  # From now on this tenant is counted.
+client.get_inference_statistics("default", **ASKED)  # This tenant has statistics from now on.
 refused = {
     "no key": lambda: texts("a", headers={}),
     "other model": lambda: client.get_model_metadata("other", headers=HEADERS),

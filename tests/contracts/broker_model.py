@@ -1,7 +1,5 @@
-"""Naive models of what a broker has let in, leased and answered, and of inputs that failed alone, for the state machines of its laws.
-
-The model says what may be true of an answer of the broker, whatever came before.
-"""
+"""Naive models of what a broker has admitted, leased and answered, and of inputs that failed alone. The state machines
+check each answer of a broker against them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +21,7 @@ def key(entry: Entry | Reply) -> Submission:
 
 
 def uncharged(entry: Entry) -> Entry:
-    """The entry without its limits, digest and shape, which no worker needs: a broker may keep them to itself."""
+    """The entry without limits, digest and shape. Workers don't need these, so a broker may drop them."""
     return msgspec.structs.replace(entry, limits=(), digest=b"", shape=0)
 
 
@@ -43,16 +41,16 @@ class Held:
 
 
 LIMIT_RATE, LIMIT_BURST = 600.0, 12.0
-"""Requests a minute of a tenant that is limited, and at once."""
+"""Requests per minute and burst of a rate-limited tenant."""
 MODEL_RATE, MODEL_BURST = 300.0, 8.0
-"""Requests a minute of such a tenant for one model, and at once."""
+"""Requests per minute and burst of such a tenant for one model."""
 ROUNDING = 1e-3
 """Seconds by which a broker may round a debt."""
 
 
 class BrokerModel:
-    """What is known of a broker; instants are on its clock. Owners take their leases out, and `failed` holds what an input may be
-    blamed for."""
+    """What a test knows about a broker. Times are on its clock. Tests take the leases that they use out of `leases`;
+    `failed` holds the submissions that may be blamed for a failure."""
 
     def __init__(self) -> None:
         self.bounds: Mapping[str, QueueLimits] = QUEUES
@@ -68,7 +66,7 @@ class BrokerModel:
         self._last_fence: dict[str, int] = {}
 
     def offered(self, entry: Entry, verdict: Failure | None, now: float) -> None:
-        """Check the verdict on a new entry, and note the entry if it is let in."""
+        """Check the verdict on a new entry, and record the entry if it was admitted."""
         if self.culprits.judge(entry, verdict, now):
             return
         if verdict is None:
@@ -80,11 +78,8 @@ class BrokerModel:
             assert verdict.retry_after > 0.0
 
     def offered_several(self, parts: Sequence[Entry], verdicts: Sequence[Failure | None], now: float) -> bool:
-        """Check the verdicts on the parts of one request, of which the first pays for all; whether all are let in.
-
-        All are charged or none, to the tenant's limit and to that for the model: only a first part that is let in is, and
-        only what does not fit is over a limit.
-        """
+        """Check the verdicts on the parts of one request, whose first part pays for all; True if all were admitted. The
+        request is charged to both its limits, and only if the first part is admitted and it fits both."""
         first, verdict = parts[0], verdicts[0]
         debts = {limit: self._debt(limit.id, now) + ratelimit.interval(limit) for limit in first.limits}
         over = {limit.name for limit, debt in debts.items() if debt > ratelimit.tolerance(limit) - ROUNDING}
@@ -112,7 +107,7 @@ class BrokerModel:
         return any(one is not None and one.failure is not None for one in outcomes) and None in outcomes
 
     def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float) -> None:
-        """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
+        """Check and record a lease: its entries were waiting, in time, within its limit, and may share a batch."""
         assert 1 <= len(lease.entries) <= limit
         weight = sum(entry.weight for entry in lease.entries)
         assert weight <= limit * self.bounds[model.partition("@")[0]].unit or len(lease.entries) == 1
@@ -131,14 +126,14 @@ class BrokerModel:
             assert rider not in self.outcomes
             assert rider not in busy
             assert now < known.since + known.entry.timeout
-            # Whoever waits in its caller's quarantine counts as having run once anybody there has.
+            # An entry in its caller's quarantine counts as having run once any other entry there has.
             assert known.claims or apart or now < known.since + known.entry.queue_timeout
             pasts.add(known.failed_with)
             known.claims += 1
-            assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
+            assert known.claims <= 3 * MOST_ATTEMPTS  # Entries pooled with other culprits run again with them.
         assert len({self.let_in[rider].entry.shape for rider in keys}) == 1
         assert lease.time_left <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
-        if apart:  # They failed together, or are one caller's.
+        if apart:  # They failed together, or belong to one caller.
             callers = {(rider.tenant, rider.caller) for rider in lease.entries}
             assert len(callers) == 1 or (len(pasts) == 1 and set(keys) <= set(*pasts))
         else:
@@ -146,17 +141,17 @@ class BrokerModel:
         self.leases.append(Held(lease, now + lease_seconds))
 
     def settled(self, held: Held, valid: bool, now: float) -> None:
-        """Law 3: a lease that had not ended was valid; one that was taken back is not."""
+        """Law 3: a lease is valid until it expires. One that was taken back isn't."""
         assert valid or held.expires_at <= now
         self.dead.append(held)
         if not valid:
             self.failed_together(held)
 
     def failed_together(self, held: Held, places: Sequence[int] = ()) -> None:
-        """The entries of a lease may ride together from now on, those of the call that failed apart from the others."""
+        """From now on the entries of a lease may share a batch; `places` are those of the failed call, kept apart."""
         riders = list(map(key, held.lease.entries))
         if any(rider.tier >= LIMITS.tiers for rider in held.lease.entries):
-            places = ()  # Those are suspected, and all others run again together.
+            places = ()  # Those are suspects; all others run again together.
         of_call = [rider for place, rider in enumerate(riders) if not places or place in places]
         others = [rider for rider in riders if rider not in of_call]
         for part in (of_call, others):
@@ -164,7 +159,7 @@ class BrokerModel:
                 known = self.let_in[rider]
                 known.failed_with = (
                     tuple(part) if known.entry.tier < LIMITS.tiers else ()
-                )  # Bulk entries end, or are as new.
+                )  # Bulk entries end, or start afresh.
         for rider in others:
             self.let_in[rider].claims -= 1
 
@@ -174,7 +169,7 @@ class BrokerModel:
             self.let_in[key(rider)].claims -= 1
 
     def answered(self, reply: Reply, gateway: str) -> None:
-        """Law 1: one outcome, the entry's own, at the gateway that waits for it."""
+        """Law 1: each entry gets one outcome, its own, at the gateway that waits for it."""
         known = self.let_in[key(reply)]
         assert known.entry.gateway == gateway
         assert not known.cancelled
@@ -196,13 +191,11 @@ class BrokerModel:
     def everything_is_somewhere(
         self, states: Mapping[Submission, EntryState | None], depths: Sequence[TierDepth], now: float
     ) -> None:
-        """Every admitted entry waits, runs, or has its outcome; depths count the waiting and leases the running."""
+        """Every admitted entry waits, runs or has its outcome. Depths count what waits, leases what runs."""
         waiting = [one for one, state in states.items() if state is EntryState.QUEUED]
         running = {one for one, state in states.items() if state is EntryState.PROCESSING}
         counted = Counter((self.let_in[one].entry.queue, self.let_in[one].entry.tier) for one in waiting)
-        for queue, tier in [
-            one for one in counted if one[1] >= LIMITS.tiers
-        ]:  # Depths are of those that others wait for.
+        for queue, tier in [one for one in counted if one[1] >= LIMITS.tiers]:  # Depths leave out bulk entries.
             del counted[queue, tier]
         told = Counter[tuple[QueueName, int]]()
         for one in depths:
@@ -215,18 +208,18 @@ class BrokerModel:
         assert not (set(waiting) | running) & gone
 
     def everything_has_ended(self) -> None:
-        """No lease is left, and everybody has an outcome but for who left."""
+        """No lease is left, and every entry that wasn't withdrawn has an outcome."""
         assert not self.leases
         expected = {one for one, known in self.let_in.items() if not known.cancelled}
         assert set(self.outcomes) == expected
 
 
 BOUNDARY = 0.01
-"""Seconds by which the end of what is known may be off."""
+"""Seconds by which a culprit may be forgotten early or late."""
 
 
 class Culprits:
-    """Inputs that failed alone, by model and tenant. What only raised may be forgotten when workers come."""
+    """Inputs that failed alone, by model and tenant. Those that only raised may be forgotten when workers change."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], tuple[float, bool, int]] = {}
@@ -243,8 +236,7 @@ class Culprits:
         self._changes += 1
 
     def judge(self, entry: Entry, verdict: Failure | None, now: float, *, runs: bool = True) -> bool:
-        """Check the verdict of an enqueue; whether it is that of a known culprit. `runs`: nothing is kept for it, and nobody runs
-        for it."""
+        """Check a verdict; True if it rejects a known culprit. `runs`: no stored answer or other run can serve it."""
         told = verdict is not None and verdict.reason == CULPRIT
         found_at, killed, changes = self._found.get(_asked(entry), (-KNOWN_SECONDS, False, 0))
         ends = found_at + KNOWN_SECONDS

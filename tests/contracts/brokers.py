@@ -1,8 +1,6 @@
-"""Harnesses of the broker suite: one for each adapter, with its own event loop and its own clock.
-
-A new broker is one class here and one line in HARNESSES; the tests know nothing but the ports. Redis and Valkey are
-real servers: all their steps take no time on the loop's clock, which the adapter has them use in place of their own.
-"""
+"""Harnesses of the broker suite, one for each adapter. Each has its own event loop and clock. To add a broker, write a
+class here and add it to HARNESSES; the tests only use the ports. Redis and Valkey are real servers, but their steps
+take no time on the loop's clock, which they use instead of their own."""
 
 import asyncio
 import itertools
@@ -66,18 +64,17 @@ MAX_WEIGHT = 40
 WEIGHED = replace(LIMITS, max_weight=MAX_WEIGHT)
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
 MODELS = ("m", "other")
-"""Batches of the other one are bounded by weight, too."""
+"""Batches of the second are also limited by weight."""
 NAMED_QUEUES = (*MODELS, "m@3")
-"""Names of queues: those for any version of each model, and one for a version."""
+"""Queue names: one per model for any version, and one for a single version."""
 QUEUES = {"m": LIMITS, "other": WEIGHED}
 TRACE = bytes(range(33)) + b"vendor=1"
 MOST_ATTEMPTS = 3 + int(math.log2(MAX_BATCH))
-"""Runs of a batch as a whole, and then one for each halving."""
+"""Runs of a whole batch, then one for each halving."""
 
 
 class Harness(ABC):
-    """A fresh broker that serves MODELS within LIMITS, the loop it lives in, and a fleet and a board, each as two processes see
-    it."""
+    """A fresh broker for MODELS within LIMITS, its event loop, and a fleet and a board, each seen by two processes."""
 
     broker: Broker
     dead: DeadLetters
@@ -91,14 +88,14 @@ class Harness(ABC):
     reads_apart = False
     """Whether outputs are read after their replies."""
     first_read = 0.0
-    """Seconds after which the first read of a queue for a gateway has begun."""
+    """Seconds until the first read of a queue for a gateway begins."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
         self._runner = asyncio.Runner(loop_factory=lambda: loop)
 
     def run(self, act: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the harness's loop, as a test that is a coroutine function."""
+        """Run a coroutine on the harness's loop, which coroutine tests run on too."""
         return self._runner.run(act)
 
     async def advance(self, seconds: float) -> None:
@@ -115,11 +112,11 @@ class Harness(ABC):
         return self.broker
 
     def endless(self) -> list[str]:
-        """Names of what is stored outside the process and never ends."""
+        """Names of the data stored outside the process that never expires."""
         return []
 
     def apart(self, kinds: str) -> list[str]:
-        """Names of what is stored apart from entries: inputs (P), outputs (R), and who reads (Q) or keeps (K) these."""
+        """Names of separately stored data: inputs (P), outputs (R), and who reads (Q) or keeps (K) the outputs."""
         return []
 
     def close(self) -> None:
@@ -133,7 +130,7 @@ class Harness(ABC):
         assert not settled.fenced
 
     async def reaping(self, seconds: float) -> None:
-        """Let time pass and reap as often as the broker asks for."""
+        """Let time pass, reaping as often as the broker asks for it."""
         until = self.now() + seconds
         while (left := until - self.now()) > 1e-9:
             due = await self.broker.reap()
@@ -147,7 +144,7 @@ class Harness(ABC):
 
 
 class NearBroker(MemoryBroker):
-    """A broker that a gateway in its process gives its entries one by one, but for those of a list."""
+    """A broker whose gateway, in the same process, hands it entries one by one, except those of a list."""
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         if any(entry.payer for entry in entries):
@@ -156,7 +153,7 @@ class NearBroker(MemoryBroker):
 
 
 class MemoryHarness(Harness):
-    """The broker of one process, on virtual time."""
+    """The in-process broker, on virtual time."""
 
     broker: MemoryBroker
     lease_seconds = LEASE_SECONDS
@@ -189,10 +186,8 @@ class MemoryHarness(Harness):
 
 
 class KnownServer(RedisConnection):
-    """A connection that brings the library only to a server to which no other one has brought it: that takes longer than most tests.
-
-    A server that has lost it is given it by the next call, as in service.
-    """
+    """A connection that loads the library only into servers that don't have it, as that takes longer than most tests.
+    If a server has lost it, the next call loads it again, as in production."""
 
     _known: ClassVar[set[tuple[str, str]]] = set()
 
@@ -204,7 +199,7 @@ class KnownServer(RedisConnection):
 
 
 def linked(server: RunningServer, count: int, act: Callable[..., Coroutine[Any, Any, None]]) -> None:
-    """Call `act` with the connections of so many processes, and the clock of all."""
+    """Call `act` with the connections of `count` processes and the clock that they share."""
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
         clock = runner.get_loop().time
         links = [KnownServer(server.url, timeout=math.inf, clock=clock) for _ in range(count)]
@@ -222,7 +217,7 @@ def linked(server: RunningServer, count: int, act: Callable[..., Coroutine[Any, 
 
 
 class RedisHarness(Harness):
-    """A broker of several processes, of which there are two, over a real server with nothing else in it."""
+    """A broker shared by two processes, on a real server that holds nothing else."""
 
     lease_seconds = 3.0
     grain = 0.051
@@ -263,7 +258,7 @@ class RedisHarness(Harness):
 
     @property
     def room(self) -> int:
-        """Bytes that are free for what waits."""
+        """Free bytes for waiting entries."""
         accounts = [key for key in self._server.ends() if key.endswith(":b")]
         return self._queue_bytes - sum(int(self._server.command("ZSCORE", key, b"\xff")) for key in accounts)
 
@@ -295,12 +290,10 @@ HARNESSES: dict[str, Callable[..., Harness]] = {
     "redis": lambda servers, **how: RedisHarness(servers.of("redis"), **how),
 }
 EXAMPLES = ("memory", *TESTED)
-"""Those on which examples run. The state machines run on all."""
+"""The harnesses that run the examples. The state machines run on all."""
 
 
 class Fixed:
-    """A policy with one rule."""
-
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
 
@@ -309,9 +302,9 @@ class Fixed:
 
 
 AT_ONCE: Policy = Fixed(Rule(size=1))
-"""Whatever waits leaves."""
+"""Everything that waits leaves immediately."""
 WHEN_FULL: Policy = Fixed(Rule(size=MAX_BATCH, headway=math.inf))
-"""Only a full batch leaves, or one that is urgent."""
+"""Only full or urgent batches leave."""
 
 _numbers = itertools.count()
 
@@ -329,7 +322,7 @@ def ask(
     version: str = "",
     **how: Any,
 ) -> Entry:
-    """An entry with an id of its own; as patient as can be unless told otherwise."""
+    """Make an entry with an id of its own, and long timeouts by default."""
     id = f"id-{next(_numbers)}" if id is None else id
     input = f"input of {id}" if input is None else input
     name = queue(model)
@@ -338,7 +331,7 @@ def ask(
 
 
 def several(count: int, *limits: Limit, **how: Any) -> list[Entry]:
-    """Entries of one request, of which the first pays for all and comes for all."""
+    """Make the entries of one request. The first pays for all of them, and counts as all of them."""
     parts = [replace_fields(ask(**how), nonce=1000 + next(_numbers)) for _ in range(count)]
     payer, charged = parts[0].nonce, tuple(counting_as(limit, count) for limit in limits)
     first = replace_fields(parts[0], limits=charged, payer=payer, count=count)
@@ -361,7 +354,7 @@ def output(input: Value) -> Value:
 
 
 def tensors(rows: int = 1, content: bytes = b"\1\2", name: str = "x") -> Tensors:
-    """Tensors with so many rows, each of this content and its number."""
+    """Make tensors with `rows` rows, each of `content` and its row number."""
     data = b"".join(content + bytes([row % 256]) for row in range(rows))
     return pack([Tensor(TensorHead(name, "UINT8", (rows, len(content) + 1)), data)])
 
@@ -385,7 +378,7 @@ def ids(entries: Sequence[Entry] | Sequence[Reply]) -> list[str]:
 
 
 async def drained(harness: Harness, gateway: str = "g", after: int = 0) -> dict[str, Reply]:
-    """All replies that are there for a gateway after a cursor, by id; each must be there once."""
+    """All replies that are ready for a gateway after a cursor, by id. Checks that there is one for each id."""
     replies = await in_mailbox(harness, gateway, after)
     by_id = {reply.id: reply for reply in replies}
     assert len(by_id) == len(replies)
@@ -400,14 +393,14 @@ async def in_mailbox(harness: Harness, gateway: str = "g", after: int = 0) -> Se
 async def read_mailbox(
     harness: Harness, broker: Broker, gateway: str = "g", after: int = 0
 ) -> tuple[Sequence[Reply], int]:
-    """All replies that a broker has for a gateway after a cursor, as they came, and the new cursor."""
-    await harness.settle()  # An earlier reading goes on: what it still waits for comes, too.
+    """All replies that are ready for a gateway after a cursor, in order, and the new cursor."""
+    await harness.settle()  # An earlier read may still be under way: wait for its replies too.
     reader = asyncio.ensure_future(broker.replies(gateway, after))
     await harness.settle()
     if not reader.done():
         reader.cancel()
         return [], after
-    if harness.reads_apart:  # Those whose outputs are apart come after the others.
+    if harness.reads_apart:  # Replies with separately stored outputs come last.
         await reader
         return await broker.replies(gateway, after)
     return await reader
@@ -440,7 +433,7 @@ async def granted(broker: Broker, to: Slot) -> Lease:
 
 
 async def answered(broker: Broker, to: Slot) -> Lease:
-    """Batch of all that waits, which is answered rightly."""
+    """Claim a batch of everything that waits, and answer it correctly."""
     lease = await granted(broker, to)
     assert not (await broker.complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])).fenced
     return lease

@@ -1,5 +1,3 @@
-"""Fixtures of the contract suites."""
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,13 @@ from tests.servers.redis import SharedServers
 
 @pytest.fixture
 def bounds() -> dict[str, Any]:
-    """Bounds of the broker that differ from the usual."""
+    """Bounds of the broker that differ from the defaults."""
     return {}
 
 
 @pytest.fixture(params=EXAMPLES)
 def harness(request: pytest.FixtureRequest, servers: SharedServers, bounds: dict[str, Any]) -> Iterator[Harness]:
-    """A fresh broker in the process, and one over a server. A test may name other HARNESSES."""
+    """Run a test with a fresh in-process broker, and with one on a server. A test may choose other HARNESSES."""
     made = HARNESSES[request.param](servers, **bounds)
     yield made
     endless = made.endless()
@@ -49,7 +47,7 @@ ALL_WRITTEN = """
 
 @pytest.fixture
 def all_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every step in Redis fail that changes a figure and does not write it."""
+    """Make every Redis step fail that changes a figure without writing it."""
     before, found, after = function_library._BODY.partition(SAVED)
     assert found
     check = ALL_WRITTEN % function_library.figure_numbers()["TIERS"]
@@ -59,7 +57,7 @@ def all_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files and databases are waited for, however slow the disk is."""
+    """Don't time out on files and databases, however slow the disk is."""
     for module, names in (
         (shared_files, ["LOCK_WITHIN"]),
         (postgres_store, ["CALL_WITHIN", "CLOSE_WITHIN"]),

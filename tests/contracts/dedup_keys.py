@@ -1,4 +1,4 @@
-"""Entries that have their answer in common with others, for the broker suite."""
+"""Entries that share their answers with others, for the broker suite."""
 
 from headway.core.dedup import follower
 from headway.model import DedupKey, DedupKind, Entry, Failure, Reply
@@ -42,7 +42,7 @@ async def refused(harness: Harness, asked: Entry) -> Failure:
 
 
 async def nothing_runs(harness: Harness, model: str = "m") -> None:
-    """Check that there is nothing to claim, and nothing is counted as waiting."""
+    """Check that nothing can be claimed and nothing counts as waiting."""
     holds(await harness.broker.claim(slot("nobody", model), AT_ONCE))
     assert sum(one.depth for one in await harness.broker.depths()) == 0
 

@@ -1,4 +1,4 @@
-"""The databases that the contract suites of ledgers, of key stores and of bulk jobs are run on."""
+"""The databases for the contract suites of ledgers, key stores and bulk jobs."""
 
 import asyncio
 import sqlite3
@@ -18,7 +18,7 @@ from tests.servers.postgres import SharedPostgres
 
 @dataclass
 class Database:
-    """An empty database, by its URL, with its adapters; `query` runs SQL in it, beside Headway."""
+    """An empty database with its URL and its adapters. `query` runs SQL in it directly."""
 
     url: str
     query: Callable[[str], list[Any]]
@@ -44,7 +44,7 @@ class Store(Protocol):
 
 
 def opened(make: Callable[[], Store], story: Callable[..., Awaitable[None]], count: int = 1) -> None:
-    """Run a story with stores of one place, which are opened at once."""
+    """Run a story with several stores of one place, opened at the same time."""
 
     async def main() -> None:
         stores = [make() for _ in range(count)]

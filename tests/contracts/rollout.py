@@ -1,4 +1,4 @@
-"""A rollout at random over any broker, on its clock: two gateways, slots of two versions, and a history of all of it."""
+"""A random rollout on any broker and its clock: two gateways, slots of two versions, and a history of everything."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ class _Backend:
 
 
 class _Host:
-    """Process with one slot of a version, and its part of the history."""
+    """A process with one slot of a version, and its part of the history."""
 
     def __init__(self, name: str, version: str, broker: Broker, harness: Harness, history: History) -> None:
         slot = Slot(name, "m", 8, 0, ModelReport(version), version)
@@ -103,7 +103,7 @@ class _Host:
 
 
 class _Ledger:
-    """Observer that writes down which version a ledger tells of each request."""
+    """An observer that records which version a ledger names for each request."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -115,7 +115,7 @@ class _Ledger:
 
 
 class Rollout:
-    """All of it, at random. `history` is what came of it."""
+    """The whole rollout, at random. `history` records what happened."""
 
     def __init__(self, harness: Harness, seed: int) -> None:
         self.history, self._harness, self._rng = History(), harness, random.Random(seed)
@@ -130,7 +130,7 @@ class Rollout:
         self._keys: list[tuple[str, str, tuple[str, ...], str]] = []
 
     async def run(self, seconds: float, rate: float) -> History:
-        """Ask for so many seconds, and so many requests a second."""
+        """Send `rate` requests a second for `seconds`."""
         for number, version in enumerate([*VERSIONS, *VERSIONS]):
             await self._add(f"host {number} of {version}", version)
         for gateway in self.gateways:
@@ -161,13 +161,13 @@ class Rollout:
         self._hosts.append(host)
 
     async def _reap(self) -> None:
-        """Reap more seldom than a fleet does: over a real server each instant at which something happens costs time."""
+        """Reap less often than a fleet does. On a real server, every instant at which something happens costs time."""
         while True:
             await self._harness.broker.reap()
             await asyncio.sleep(REAP_EVERY)
 
     async def _look_on(self) -> None:
-        """Have the gateways hear of the workers, as they do twice a second."""
+        """Let the gateways hear about the workers twice a second, as usual."""
         while True:
             workers = await self._harness.broker.workers()
             for gateway in self.gateways:
@@ -186,7 +186,7 @@ class Rollout:
             await self._weigh(self._rng.choice([one for one in WEIGHTS if one != self.history.weighings[-1].weights]))
 
     async def _trouble(self) -> None:
-        """Kill a host or have it drain, now and then both of a version, and start others in their places."""
+        """Kill or drain a host, sometimes both hosts of a version, and start replacements."""
         for number in range(1000):
             await asyncio.sleep(self._rng.uniform(1.0, 4.0))
             version = self._rng.choice(VERSIONS)

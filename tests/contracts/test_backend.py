@@ -1,4 +1,4 @@
-"""Promises of every backend, asked of each with a black box that goes wrong on demand."""
+"""Promises of every backend, tested with a black box that fails on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,7 +45,7 @@ def process() -> AbstractAsyncContextManager[Backend]:
 
 
 def remote(dialect: str) -> Build:
-    """Way to build the backend of a remote API that speaks a dialect. `tests.backends` has the others."""
+    """Return a builder for the backend of an API with this dialect. `tests.backends` has the other builders."""
     speaker = SPEAKERS[dialect]
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ def outputs(items: object) -> list[str | None]:
 async def test_a_backend_starts_and_runs_batches_and_stops_as_often_as_asked(build: Build) -> None:
     async with build() as backend:
         assert backend.pid == 0
-        await backend.stop()  # What was never started.
+        await backend.stop()  # It was never started.
         assert 0.0 < await backend.start() < LONG
         gone = asyncio.ensure_future(backend.gone())
         assert await backend.run(batch("alone"), LONG) == [ItemResult("ALONE")]

@@ -1,4 +1,4 @@
-"""Promises of every departure board: what was posted is read by any process, in order, and bounded."""
+"""Promises of every departure board: any process can read what was posted, in order, and the board is bounded."""
 
 import asyncio
 
@@ -62,7 +62,7 @@ async def test_half_an_hour_is_kept_of_ten_processes_in_bounded_room(harness: Ha
 
 
 async def test_notices_come_in_order_and_once_and_a_reader_waits_for_the_next(harness: Harness) -> None:
-    await harness.board.post(Notice("a"))  # It tells nothing, and is not kept.
+    await harness.board.post(Notice("a"))  # It says nothing, so it isn't kept.
     rows, begun = await harness.board_peer.history()
     assert (list(rows), list(begun.notices), bool(begun.cursor), begun.lost_at) == ([], [], True, 0.0)
     reading = asyncio.ensure_future(harness.board_peer.read(begun.cursor))

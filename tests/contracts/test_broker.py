@@ -1,4 +1,4 @@
-"""Promises of every broker: each batch ends once, and what it tells of entries, workers, loads and its epoch."""
+"""Promises of every broker: each batch ends once, and reports on entries, workers, loads and the epoch are right."""
 
 import asyncio
 import math

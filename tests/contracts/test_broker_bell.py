@@ -1,4 +1,4 @@
-"""Waiting costs nothing and misses nothing: the bell that wakes idle slots, and brokers that rest."""
+"""Waiting costs nothing and misses nothing: the bell that wakes idle slots, and brokers at rest."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("harness", ("near", *EXAMPLES), indirect=Tr
 
 
 async def idle(harness: Harness, *workers: str, policy: Policy = AT_ONCE) -> list[asyncio.Task[None]]:
-    """Slots that have claimed in vain and listen now."""
+    """Slots that found nothing to claim and are listening now."""
     listeners = []
     for worker in workers:
         wait = await harness.broker.claim(slot(worker), policy)
@@ -56,7 +56,7 @@ async def test_of_several_idle_slots_one_is_woken_and_the_next_when_it_leaves_so
     await harness.peer().enqueue([ask()])
     assert len(await awake(harness, listeners)) == 1
     await harness.broker.enqueue([ask() for _ in range(2 * MAX_BATCH)])
-    [first] = await awake(harness, listeners)  # It is on its way, and takes of these as many as it can.
+    [first] = await awake(harness, listeners)  # It is waking up, and takes as many of these as it can.
     await harness.claim(f"gpu-{first}")
     assert len(await awake(harness, listeners)) == 2
     await close(listeners)
@@ -95,7 +95,7 @@ async def test_work_that_comes_back_wakes_an_idle_slot(harness: Harness, how: st
 
 
 async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(harness: Harness) -> None:
-    """The first is woken, finds that the batch is held after all, and does not come back."""
+    """The first slot is woken, finds that the batch isn't ready yet, and doesn't come back."""
     listeners = await idle(harness, "gpu-0", "gpu-1")
     await harness.broker.enqueue([ask()])
     assert await awake(harness, listeners) == [0]
@@ -106,10 +106,8 @@ async def test_a_slot_that_claims_in_vain_leaves_the_bell_set_for_the_others(har
 
 
 class Scaled:
-    """Slots of a fleet whose number an autoscaler changes: whoever leaves ends its batch, and gives back what it gets after that.
-
-    Some batches fail, and some are given back.
-    """
+    """Slots of a fleet that an autoscaler resizes. A slot that leaves ends its batch, and gives back anything that it
+    gets afterwards. Some batches fail, and some are given back."""
 
     def __init__(self, harness: Harness, policy: Policy, rng: random.Random) -> None:
         self.serving: dict[str, asyncio.Task[None]] = {}
@@ -122,7 +120,7 @@ class Scaled:
         self.serving[worker] = asyncio.create_task(self._serve(worker))
 
     async def shrink(self, worker: str) -> None:
-        """Have a slot leave, wherever it is; returns when it has left."""
+        """Make a slot leave, whatever it is doing. Returns when it has left."""
         self.leaving.add(worker)
         if worker in self._resting:
             self._resting[worker].cancel()
@@ -163,7 +161,7 @@ async def test_a_fleet_that_an_autoscaler_changes_lets_nothing_lie(harness: Harn
     fleet = Scaled(harness, Fixed(Rule(size=MAX_BATCH, window=window, rate=1e6)), rng)
     reaping = asyncio.create_task(harness.reaping(60.0))
     for _ in range(70):
-        await harness.advance(rng.expovariate(8.0))  # Seldom, as whatever comes next would wake who sleeps.
+        await harness.advance(rng.expovariate(8.0))  # Rarely, as every arrival wakes a sleeping slot.
         entries = [ask() for _ in range(rng.choice((1, 1, 1, 3, 12)))]
         await harness.broker.enqueue(entries)
         asked += [entry.id for entry in entries]
@@ -209,12 +207,12 @@ async def test_the_load_tells_the_pace_of_each_slot_and_the_fastest_idle_one_is_
 
 
 LATE = 0.06
-"""Seconds by which an expiry may be told late, with the grain of a reap."""
+"""Seconds by which an expiry may be reported late, including the grain of a reap."""
 
 
 @contextlib.asynccontextmanager
 async def resting(harness: Harness) -> AsyncIterator[Broker]:
-    """Two processes that reap, whose queues have come to rest. Yields the second, which is not the one that reaps."""
+    """Two reaping processes whose queues have come to rest. Yields the second, which isn't the one reaping."""
     reapers = [asyncio.ensure_future(reap_on(broker)) for broker in (harness.broker, harness.peer())]
     await harness.broker.enqueue([ask(id="first")])
     await harness.answer(await harness.claim())
@@ -278,7 +276,7 @@ async def test_a_lease_that_is_lost_while_the_queue_rests_runs_again_on_time(har
         assert isinstance(await other.claim(slot("gpu-1"), AT_ONCE), NoWork)
         await harness.advance(0.1 + LATE)
         again = await other.claim(slot("gpu-1"), AT_ONCE)
-        while isinstance(again, NoWork) and again.until is not None:  # It rests for a moment after a failure.
+        while isinstance(again, NoWork) and again.until is not None:  # It rests briefly after a failure.
             await harness.advance(max(again.until - harness.now(), 0.001))
             again = await other.claim(slot("gpu-1"), AT_ONCE)
         assert isinstance(again, Lease) and again.attempt == 2

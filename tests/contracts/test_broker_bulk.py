@@ -1,4 +1,4 @@
-"""Promises of every broker on bulk entries: they take what is left, and what happens to them is nobody else's trouble."""
+"""Promises of every broker about bulk entries: they only use spare places, and their failures affect nobody else."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every broker when things go wrong: lost leases, failed batches, known culprits, deadlines that pass, outputs that are left out."""
+"""Every broker when things go wrong: lost leases, failed batches, known culprits, missed deadlines, missing outputs."""
 
 from typing import Any
 
@@ -157,7 +157,7 @@ TWO_AN_HOUR = Limit("key:two", "key", 1 / 30, 2.0)
 
 
 def under(how: str, nonce: int) -> Entry:
-    """A poisonous request under a key or an id, submitted once more."""
+    """A poisonous request under a key or an id, submitted again."""
     asked, who = b"asked", {"tenant": "evil", "caller": "bob", "limits": (TWO_AN_HOUR,)}
     if how == "a key":
         return ask("poison", id=f"a{nonce}", nonce=nonce, dedup_keys=(key("k", asked),), **who)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A key or a task belongs to a tenant: whichever version is chosen when it comes again, there is one run and one answer."""
+"""A key or task belongs to a tenant: whichever version gets a repeated request, there is one run and one answer."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ from tests.contracts.brokers import (
 from tests.contracts.dedup_keys import TTL, admit, came_by, code, key, nothing_runs, poll, refused, same, sharing, task
 
 MOVES = [("3", "4"), ("", "4"), ("3", "")]
-"""Versions that are chosen first and then; none: of any version, as before a gateway has heard of a worker."""
+"""The first and the second choice of a version; empty: any, as before a gateway hears of a worker."""
 
 
 def queue_of(version: str) -> str:
@@ -32,14 +32,14 @@ def queue_of(version: str) -> str:
 
 
 async def run_first(harness: Harness, version: str, *expected: str) -> None:
-    """Answer what waits for a version, which are these."""
+    """Answer what waits for a version, and check that it is `expected`."""
     lease = await harness.claim(model=queue_of(version))
     assert ids(lease.entries) == list(expected)
     await harness.answer(lease)
 
 
 async def heard(harness: Harness, gateway: str = "g", after: int = 0) -> dict[str, Reply]:
-    """All replies for a gateway after a cursor: each queue tells its own."""
+    """All replies for a gateway after a cursor, from all queues."""
     replies: dict[str, Reply] = {}
     while more := await drained(harness, gateway, after + len(replies)):
         replies |= more
@@ -69,7 +69,7 @@ async def test_a_repeated_key_joins_the_first_in_whichever_version(harness: Harn
         "kept": (output("asked"), DedupKind.KEY, True),
     }
     await harness.advance(TTL + harness.grain)
-    await admit(harness, another)  # The key is over, and begins anew where it is sent.
+    await admit(harness, another)  # The key has ended, and starts anew where it is sent.
     await run_first(harness, then, "another")
     await admit(harness, sharing("later", key(digest=b"another"), version=first))
     await nothing_runs(harness, queue_of(first))
@@ -137,7 +137,7 @@ async def test_an_id_that_a_client_chose_for_a_task_is_one_models(harness: Harne
     assert (await outcome_of(harness.peer(), "job")).output == output("asked")
     await nothing_runs(harness, "other")
     await admit(harness, replace(second, tenant="u"))
-    await harness.broker.cancel_task("t", "job")  # Once its task is forgotten, the id is free for another model.
+    await harness.broker.cancel_task("t", "job")  # Once the task is forgotten, another model can use the id.
     await harness.advance(30.0)
     await admit(harness, second)
     assert (await refused(harness, job("m", nonce=3))).code == errors.IDEMPOTENCY_CONFLICT
@@ -194,7 +194,7 @@ async def test_a_process_that_has_not_heard_of_a_version_finds_the_key_there(har
 
 
 async def run_elsewhere(harness: Harness, waits_for: str, runs: str) -> None:
-    """Have a slot of one version run what waits for another, where nobody is at home."""
+    """Have a slot of one version run what waits for another one that has no workers."""
     slot = Slot("helper", "m", MAX_BATCH, 0, ModelReport(runs), waits_for, helps=bool(waits_for))
     await answered(harness.broker, slot)
 
@@ -256,7 +256,7 @@ async def test_a_cancelled_task_tells_its_gateway_and_runs_for_its_key(harness: 
     assert await harness.broker.outcome("t", "led") is None
     if lease is None:
         lease = await harness.claim()
-    assert set(ids(lease.entries)) - {"alone"} == {"led", "plain"}  # What is no task goes on.
+    assert set(ids(lease.entries)) - {"alone"} == {"led", "plain"}  # Entries that aren't tasks continue.
     assert ("alone" in ids(lease.entries)) is running, "nobody else waits for it"
     await harness.broker.complete(lease, [ItemResult(f"output of {entry.id}") for entry in lease.entries])
     assert {id: reply.output for id, reply in (await drained(harness)).items() if id not in replies} == {

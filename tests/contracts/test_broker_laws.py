@@ -1,9 +1,7 @@
-"""The laws, under every interleaving that chance can find.
-
-Tenants, tiers, models and gateways ask, also with several inputs at once; slots claim, answer, fail, give back, extend, or
-fall silent; clients leave; time passes; some inputs fail as often as they run, and are asked again. `tests.contracts.broker_model` knows what may be
-true. At the end everything is drained: nothing is left, and each entry that was let in has had its one outcome.
-"""
+"""The laws of every broker, under random interleavings: tenants send one or several inputs, for all tiers, models and
+gateways. Slots claim, answer, fail, give back, extend or go silent; clients leave; time passes; some inputs fail
+whenever they run, and are sent again. `tests.contracts.broker_model` knows what is allowed. At the end everything is
+drained: each admitted entry has had one outcome."""
 
 import asyncio
 import itertools
@@ -63,14 +61,14 @@ from tests.servers.redis import SharedServers
 T = TypeVar("T")
 
 LARGE_OUTPUT = MOST_OUTPUT // 3
-"""Bytes of an output, of which three have room in a batch."""
+"""Bytes of an output; three fit into a batch."""
 
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
 LAST = "last"
-"""Worker that runs what is left in the end."""
+"""The worker that runs what is left at the end."""
 TENANTS, CALLERS, TEXTS = "ab", ("ann", "bob", ""), ("poison", "venom")
-"""Tenants, callers, and texts that several callers ask; a replay has no caller."""
+"""Tenants, callers, and inputs that several callers send; a replay has no caller."""
 WHO = st.fixed_dictionaries(
     {
         "tenant": st.sampled_from(TENANTS),
@@ -90,10 +88,10 @@ HOW = st.fixed_dictionaries(
 )
 EXPLORE = settings(max_examples=40, stateful_step_count=50)
 EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
-"""Each step is a round trip, and looking at all entries, which is done now and then, is one for each."""
+"""Each step is a round trip. Now and then all entries are looked at, with a round trip each."""
 EXPLORED = {"memory": EXPLORE, "near": EXPLORE, "valkey": EXPLORE_SERVER}
 EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
-"""For what differs from the others in little."""
+"""For tests that differ little from the others."""
 
 
 class BrokerLaws(BrokerModel, RuleBasedStateMachine):
@@ -142,7 +140,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(asked=st.lists(st.tuples(st.sampled_from(TEXTS), WHO), min_size=1, max_size=3), peer=st.booleans())
     def ask_the_same(self, asked: list[tuple[str, dict[str, str]]], peer: bool) -> None:
-        """Ask an input that failed alone: its tenant gets an answer without a run while that is known, as `note` checks."""
+        """Send an input again that failed alone. While it is known, it is answered without a run, as `note` checks."""
         entries = [self.ask(text, id=f"id-{next(self.numbers)}", **who) for text, who in asked]
         for entry, verdict in self.offer(entries, peer):
             self.note(entry, verdict)
@@ -153,9 +151,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         peer=st.booleans(),
     )
     def ask_several(self, who: dict[str, str], texts: list[str], peer: bool) -> None:
-        """Ask with several inputs: the first pays for all, of its user and of its user for the model, and if one is
-        refused, the others are withdrawn.
-        """
+        """Send several inputs. The first pays for all, from its user's limit and the one for the model. If one is
+        refused, all are withdrawn."""
         tenant, model = who["tenant"], who["model"]
         of_all = Limit(f"user:{tenant}", "user", LIMIT_RATE, LIMIT_BURST)
         of_model = Limit(f"user:{tenant}:{model}", "model", MODEL_RATE, MODEL_BURST, model)
@@ -171,14 +168,13 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.several)
     @rule(data=st.data(), peer=st.booleans())
     def leave_with_several(self, data: st.DataObject, peer: bool) -> None:
-        """A client of several inputs goes: what has no outcome yet is withdrawn."""
         parts = self.several.pop(data.draw(st.integers(0, len(self.several) - 1), label="request"))
         self.let_go(parts, self.let_in[parts[0]].entry.gateway, peer)
 
     @precondition(lambda self: any(map(self.abandoned, self.several)))
     @rule(peer=st.booleans())
     def abandon_what_failed(self, peer: bool) -> None:
-        """The first failure is the outcome of a request with several inputs: its other parts are withdrawn."""
+        """The first failure is the outcome of the whole request: its other parts are withdrawn."""
         for parts in [parts for parts in self.several if self.abandoned(parts)]:
             self.several.remove(parts)
             self.let_go(parts, self.let_in[parts[0]].entry.gateway, peer)
@@ -191,7 +187,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         cause=st.sampled_from(Cause),
     )
     def fail_for_good(self, text: str, tenant: str, caller: str, limit: int, cause: Cause) -> None:
-        """An input fails as often as it runs; what it does not ride with is answered."""
+        """An input fails whenever it runs, and the entries in other batches are answered."""
         entry = self.ask(text, id=f"id-{next(self.numbers)}", tenant=tenant, caller=caller, gateway=GATEWAYS[0])
         [verdict] = self.do(self.broker.enqueue([entry]))
         self.note(entry, verdict)
@@ -214,7 +210,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS), peer=st.booleans())
     def use_an_id_again(self, data: st.DataObject, gateway: str, peer: bool) -> None:
-        """Law 6: a conflict while the id is live, and a request like any other afterwards, read or not."""
+        """Law 6: an id can't be reused while it is live. Afterwards it can, whether its answer was read or not."""
         tenant, id, nonce = self.latest[data.draw(st.sampled_from(list(self.latest)))]
         model = str(self.let_in[tenant, id, nonce].entry.queue)
         entry = self.ask(
@@ -231,7 +227,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())
     def enqueue_again(self, data: st.DataObject) -> None:
-        """Law 6: nothing happens."""
+        """Law 6: sending the same entry again changes nothing."""
         again = [
             known.entry
             for known in map(self.let_in.__getitem__, self.latest.values())
@@ -267,7 +263,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.settled(held, valid, self.harness.now())
 
     def end_in_failure(self, held: Held, cause: Cause, places: Sequence[int] = ()) -> None:
-        """Fail a lease; `places` are those of the call that failed, where it was not all of it."""
+        """Fail a lease. `places` are those of the call that failed, if it wasn't the whole batch."""
         failure = msgspec.structs.replace(failed(cause, held.lease.slot.worker), places=tuple(places))
         valid = self.do(self.broker.release(held.lease, failure))
         self.settle(held, valid)
@@ -296,14 +292,14 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), wrong=st.sets(st.integers(0, MAX_BATCH - 1), max_size=2))
     def leave_outputs_out(self, data: st.DataObject, wrong: set[int]) -> None:
-        """Outputs were too large together: whose were left out runs again."""
+        """The outputs were too large together: entries without an output run again."""
         held = self.pick(data)
         places = [place for place, rider in enumerate(held.lease.entries) if rider.tier < LIMITS.tiers]
         left_out = data.draw(st.sets(st.sampled_from(places), min_size=1)) if places else set[int]()
         self.come_back(held, wrong - left_out, left_out)
 
     def come_back(self, held: Held, wrong: set[int], left_out: set[int]) -> None:
-        """Complete a lease with outputs, but for an error in each place of `wrong` and nothing in those of `left_out`."""
+        """Complete a lease: errors for the places in `wrong`, nothing for those in `left_out`, outputs for the rest."""
         riders = held.lease.entries
         items = [
             ItemResult(None, "cannot" if place in wrong else None, left_out=LARGE_OUTPUT if place in left_out else 0)
@@ -326,7 +322,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def retire(self, worker: str) -> None:
-        """An autoscaler takes a slot away, once its batches have ended. Under its name another one may come."""
+        """An autoscaler removes a slot once its batches have ended. Another slot may take its name later."""
         for held in [held for held in self.leases if held.lease.slot.worker == worker]:
             self.leases.remove(held)
             items = [ItemResult(output(rider.input)) for rider in held.lease.entries]
@@ -341,7 +337,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
     def keep_failing(self, model: str, times: int, cause: Cause) -> None:
-        """Far enough into the retry plan for somebody to stand alone."""
+        """Get far enough into the retry plan for an entry to run alone."""
         for _ in range(times):
             self.advance(0.6)
             before = len(self.leases)
@@ -352,7 +348,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        """Law 4: charges nothing."""
+        """Law 4: giving back charges nothing."""
         held = self.pick(data)
         valid = self.do(self.broker.release(held.lease))
         self.settle(held, valid)
@@ -372,7 +368,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.dead)
     @rule(data=st.data(), how=st.sampled_from(["complete", "fail", "give back", "extend"]))
     def use_a_dead_fence(self, data: st.DataObject, how: str) -> None:
-        """Law 3: changes nothing."""
+        """Law 3: nothing changes."""
         lease = data.draw(st.sampled_from(self.dead)).lease
         if how == "complete":
             items = [ItemResult("out of time")] * len(lease.entries)
@@ -389,11 +385,11 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.let_go([*chosen, ("nobody", "nothing", 0)], gateway, peer)
 
     def let_go(self, chosen: Sequence[Submission], gateway: str, peer: bool) -> None:
-        """Withdraw submissions; whatever lives of those that `gateway` holds does so no more."""
+        """Withdraw submissions. Those that `gateway` holds are no longer live afterwards."""
         known = [one for one in chosen if one in self.let_in]
         mine = [one for one in known if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
         door = self.door(peer)
-        # A gateway withdraws what its own process has offered. So a peer that withdraws in its place hears of the queue first.
+        # Gateways withdraw what their own process offered. A peer acting for one must hear of the queue first.
         standing = [self.do(door.state(*one[:2])) for one in mine]
         self.do(door.withdraw(list(chosen), gateway))
         for one, stage in zip(mine, standing, strict=True):
@@ -409,7 +405,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     @rule(gateway=st.sampled_from(GATEWAYS), acknowledge=st.booleans())
     def read(self, gateway: str, acknowledge: bool) -> None:
-        """Law 5: what is not acknowledged comes again, and no answer comes without it."""
+        """Law 5: a reply comes again until it is acknowledged."""
         replies, cursor = self.do(self._read(gateway, self.cursors[gateway]))
         for reply in replies:
             self.answered(reply, gateway)
@@ -418,7 +414,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     async def _read(self, gateway: str, after: int) -> tuple[list[Reply], int]:
         reader = asyncio.ensure_future(self.broker.replies(gateway, after))
-        # A first read of a queue for a gateway, beside others, waits for its like: what is there comes that much later.
+        # The first read of a queue for a gateway waits for other first reads, so its replies come later.
         await self.harness.advance(self.harness.first_read)
         await self.harness.settle()
         if not reader.done():
@@ -438,7 +434,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.failed)
     @rule()
     def outlive_what_is_known(self) -> None:
-        """Wait until nothing is known of failed inputs, so that all of them run again."""
+        """Wait until no failed inputs are remembered, so that all of them run again."""
         self.do(self.harness.advance(KNOWN_SECONDS + 0.1))
         who = [{"tenant": tenant, "caller": CALLERS[0], "model": "m", "gateway": GATEWAYS[0]} for tenant in TENANTS]
         self.ask_the_same([*itertools.product(TEXTS, who)], False)
@@ -472,7 +468,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.harness.close()
 
     def drain(self) -> None:
-        """Run what is left, let all leases end, run what that leaves, and read every reply."""
+        """Run what is left, let all leases expire, run what comes back, and read every reply."""
         self.look()
         for _ in range(100):
             self.advance(0.6)
@@ -482,7 +478,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
                     break
                 self.outlive_a_lease()
                 self.reap()
-        for gateway in GATEWAYS * (1 + len(NAMED_QUEUES)):  # Each queue tells its own.
+        for gateway in GATEWAYS * (1 + len(NAMED_QUEUES)):  # Each queue has its own replies.
             self.read(gateway, acknowledge=True)
             self.advance(0.1)
         self.everything_has_ended()
@@ -492,7 +488,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             assert self.do(self.broker.claim(slot(LAST, model), AT_ONCE)) == NoWork(None)
 
     def run_one(self, model: str) -> bool:
-        """Run a batch as it should be run, if there is one."""
         before = len(self.leases)
         self.claim(LAST, model, MAX_BATCH, patient=False)
         if len(self.leases) == before:
@@ -514,7 +509,7 @@ class BulkLaws(BrokerLaws):
 
     @rule()
     def be_quiet(self) -> None:
-        """Nobody asks until all GPUs are for bulk entries."""
+        """Send nothing until all GPUs are for bulk entries."""
         self.do(self.harness.advance(QUIET))
 
     def drain(self) -> None:
@@ -526,7 +521,7 @@ class BulkLaws(BrokerLaws):
 
 
 class RowsLaws(BrokerLaws):
-    """Both models take tensors, so that an entry weighs its rows; of those of the other also batches are bounded by weight."""
+    """Both models take tensors, so an entry weighs its rows. The second also limits batches by weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -536,7 +531,7 @@ class RowsLaws(BrokerLaws):
         self.do(self.harness.peer().workers())
 
     def ask(self, *what: Any, weight: int = 1, **how: Any) -> Entry:
-        """Make an entry of as many rows as it would weigh, up to those of a batch, and of one of two shapes."""
+        """Make an entry of one of two shapes, with `weight` rows but at most as many as a batch."""
         entry, rows = ask(*what, **how), min(weight, MAX_BATCH)
         of_rows = self.bounds[entry.model]
         value = tensors(rows, str(entry.input).encode())

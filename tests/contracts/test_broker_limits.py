@@ -1,4 +1,4 @@
-"""Promises of every broker on rate limits: exact across gateways, all charged or none, and only for admitted entries."""
+"""Promises of every broker on rate limits: exact across gateways, all charged or none, only for admitted entries."""
 
 import pytest
 
@@ -7,15 +7,15 @@ from headway.model import Entry, Failure, Limit
 from tests.contracts.brokers import MAX_BATCH, MAX_QUEUE, Harness, ask, ids, several
 
 KEY = Limit("key:k", "key", 600.0, 5.0)
-"""One each 0.1 s, and five at once."""
+"""One every 0.1 s, with bursts of five."""
 MODEL = Limit("key:k:m", "model", 60.0, 2.0, "m")
-"""Of the same key for one model: one each second, and two at once."""
+"""The same key's limit for one model: one per second, with bursts of two."""
 EXACT = 1e-3
 """Seconds by which a broker may round."""
 
 
 def over(verdict: Failure | None) -> float:
-    """Seconds after which to come again; the verdict must be that the entry is over a limit."""
+    """Seconds to wait, from a verdict that must be over a limit."""
     assert verdict is not None
     assert (verdict.code, verdict.reason) == (errors.RATE_LIMITED, "rate")
     assert verdict.retry_after is not None
@@ -43,7 +43,7 @@ async def test_a_changed_rate_holds_at_once_for_what_is_owed_by_the_old_one(harn
     verdicts = await harness.broker.enqueue([counted(slower) for _ in range(6)])
     assert [verdict is None for verdict in verdicts] == [True] * 4 + [False] * 2
     assert over(verdicts[4]) == pytest.approx(0.5, abs=EXACT)
-    [verdict] = await harness.broker.enqueue([counted()])  # 4.5 s are owed, and the old rate allows for 0.5.
+    [verdict] = await harness.broker.enqueue([counted()])  # 4.5 s are owed, and the old rate allows 0.5 s.
     assert over(verdict) == pytest.approx(4.1, abs=EXACT)
 
 
@@ -58,7 +58,7 @@ async def test_what_one_pays_for_is_let_in_with_it_or_not_at_all(harness: Harnes
     for entry in refused:
         assert await harness.broker.state(entry.tenant, entry.id) is None
     await harness.advance(waits.pop() + 2 * EXACT)
-    for _ in range(2):  # The second time they are known.
+    for _ in range(2):  # The second time they are already known.
         assert list(await harness.broker.enqueue(refused)) == [None] * 4
     assert list(await harness.broker.enqueue(several(3)[1:])) == [None] * 2, "without the one that pays"
     assert set(ids((await harness.claim()).entries)) > set(ids(refused))

@@ -1,4 +1,4 @@
-"""The laws, of models that pad and whose calls have parameters: who rides with whom, whose turn it is, and who pays."""
+"""The laws for models that pad and have per-call parameters: who shares a batch, whose turn it is, and who pays."""
 
 import itertools
 from collections import Counter
@@ -21,43 +21,41 @@ from tests.servers.redis import SharedServers
 
 LINES = (CostLine(CostShape.PADDED, 0.01, 0.001, 10.0), CostLine(CostShape.PADDED, 0.05, 0.001, 25.0))
 KEYS = 3
-"""Values of the parameters that a call has once."""
+"""Number of different per-call parameters."""
 WINDOW = 8
-"""Batches of a tier among which the nearest are looked for."""
+"""Batches of a tier in which the nearest are searched."""
 TOLD_SECONDS = 0.5
-"""Seconds for which what a worker has told is taken to be known everywhere."""
+"""Seconds for which a worker's report counts as known everywhere."""
 CONTENDED = 20
 """Batches of a contention."""
 EXPLORE_FEW = settings(EXPLORE_ALIKE, max_examples=2)
 EXPLORE_MANY = settings(EXPLORE_ALIKE, max_examples=20)
 EXPLORED = {"memory": EXPLORE_MANY, "near": EXPLORE_MANY}
 PARTS = 2
-"""Tests over one server, as a contention is some hundred round trips. The first case of each is the least there is."""
+"""Tests on one server, as a contention takes some hundred round trips. Each starts with the smallest case."""
 FAIR_WAIT = 3
-"""Batches that all wait for then under first come."""
+"""Batches that everyone then waits for under first come, first served."""
 LEAST_SHARE = 0.3
-"""Least share of one of two tenants who ask for more than they get."""
+"""Smallest share of one of two tenants that want more than they get."""
 
 
 class NearestLaws(BulkLaws):
-    """Both models take parameters that a call has once, and pad at times.
-
-    Where batches of a model that pads are bounded by number alone, the first of each has its turn, no heavier one that is not alike rides
-    while a lighter one is left, and of each tier the nearest ride. An entry that was let in has its turn before all that its tenant sends after it, unless one of
-    these in between has left without a run, or has ridden for nothing past another key: the tenant has its turn for something else then.
-    """
+    """Both models take parameters that apply to a whole call, and pad at times. If a padding model's batches are
+    limited by number only, the first entry of each has its turn, no heavier one rides while one that is alike or
+    lighter is left, and within a tier the nearest ride. An entry's turn comes before those of what its tenant sends
+    later, unless one of these leaves without a run or rides past another key for free."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers_of_keys = itertools.count()
         self.line: CostLine | None = None
         self.overtaken = set[Submission]()
-        """Those whose tenant has got a turn back since they came."""
+        """Entries whose tenant has got a turn back since they came."""
         self.told_at = -TOLD_SECONDS
         self.tell()
 
     def tell(self) -> None:
-        """Have a worker of each model tell what it takes, and all processes hear it."""
+        """Have a worker of each model report what it takes, and let all processes hear it."""
         self.told_at = self.harness.now()
         self.bounds: Mapping[str, QueueLimits] = {
             model: limits.filling_up(self.line).counting_rows() for model, limits in QUEUES.items()
@@ -73,7 +71,7 @@ class NearestLaws(BulkLaws):
         self.culprits.workers_changed()
 
     def ask(self, *what: Any, weight: int = 1, shape: int | None = None, **how: Any) -> Entry:
-        """Make an entry of any key. It has a length only while the model pads, as gateways have it."""
+        """Make an entry of any key. As in gateways, it has a length only while the model pads."""
         key = next(self.numbers_of_keys) % KEYS if shape is None else shape
         return ask(*what, weight=weight if self.line is not None else 1, shape=key, **how)
 
@@ -89,14 +87,14 @@ class NearestLaws(BulkLaws):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), places=st.sets(st.integers(0, MAX_BATCH - 1), min_size=1))
     def fail_in_one_call(self, data: st.DataObject, places: set[int]) -> None:
-        """Of several calls of a batch one raises: its own inputs are suspected, the others run again for nothing."""
+        """One of a batch's calls raises: its inputs become suspects, and the others run again free of charge."""
         held = self.pick(data)
         there = sorted(place for place in places if place < len(held.lease.entries))
         self.end_in_failure(held, Cause.RAISED, there if len(there) < len(held.lease.entries) else ())
 
     @rule(places=st.sets(st.integers(0, MAX_BATCH - 1), min_size=1, max_size=MAX_BATCH - 1), tier=st.integers(0, 2))
     def search_one_call(self, places: set[int], tier: int) -> None:
-        """A batch of several callers, of which one call raises, and again what is left of it."""
+        """In a batch of several callers one call raises, and then again one in what is left of it."""
         entries = [
             self.ask(id=f"id-{next(self.numbers)}", tenant=TENANTS[n % 2], caller=f"{n}", tier=tier, gateway=GATEWAYS[0], shape=0, weight=1 + n)
             for n in range(MAX_BATCH)
@@ -134,7 +132,7 @@ class NearestLaws(BulkLaws):
                 self.judge(riders, before, limit, model)
 
     def is_fresh(self, submission: Submission, known: Waiting, model: str) -> bool:
-        """Whether an entry that has not run may wait for its turn in a queue."""
+        """Whether an entry that hasn't run may wait for its turn in a queue."""
         entry = known.entry
         if str(entry.queue) != model or entry.tier >= LIMITS.tiers or known.claims or known.failed_with:
             return False
@@ -158,11 +156,11 @@ class NearestLaws(BulkLaws):
             for one, known in self.let_in.items()
             if str(known.entry.queue) == model and one not in self.outcomes and not known.cancelled
         )
-        if mixed:  # Who rides past another key pays nothing, so that its tenant's next may come earlier.
+        if mixed:  # Riding past another key is free, so the tenant's next entry may come earlier.
             self.overtaken |= left.keys()
 
     def has_its_turn(self, first: Waiting, left: Mapping[Submission, Waiting]) -> None:
-        """Nobody starves: the first of a batch came before all others of its tenant and tier."""
+        """Nobody starves: the first entry of a batch came before all others of its tenant and tier."""
         order = {one: place for place, one in enumerate(self.let_in)}
         line = first.entry.tenant, first.entry.tier, first.entry.queue
         lost = [
@@ -183,7 +181,7 @@ class NearestLaws(BulkLaws):
     def is_of_its_tier(
         self, first: Waiting, riders: Sequence[Waiting], left: Mapping[Submission, Waiting], limit: int
     ) -> None:
-        """Its tier is the highest, or the one that has waited longest of those that first come would give a place."""
+        """The tier is the highest, or the longest-waiting one if first come, first served would give it a place."""
         tier = first.entry.tier
         above = [one for one, known in left.items() if known.entry.tier < tier and self.waits(one)]
         if above:
@@ -195,7 +193,7 @@ class NearestLaws(BulkLaws):
     def rides_with_its_nearest(
         self, riders: Sequence[Waiting], alike: Mapping[Submission, Waiting], bounds: QueueLimits, limit: int
     ) -> None:
-        """Alike and lighter ones ride before heavier ones, and of each tier those that are nearest to the first."""
+        """Entries that are alike or lighter ride before heavier ones, and within a tier the nearest to the first do."""
         weight, padding = riders[0].entry.weight, bounds.padding
         assert padding is not None
         step = ALIKE * (padding.fixed * bounds.max_batch / min(limit, bounds.max_batch) + weight)
@@ -216,7 +214,7 @@ class NearestLaws(BulkLaws):
 
     @rule()
     def take_turns_between_tiers(self) -> None:
-        """Of two batches one begins with the highest tier, and one with the tier that has waited longest."""
+        """Of two batches, one starts with the highest tier and one with the tier that has waited longest."""
         self.pad(LINES[0])
         if not self.empty("m"):
             return
@@ -245,7 +243,7 @@ class NearestLaws(BulkLaws):
         few=st.integers(MAX_BATCH // 2, MAX_BATCH),
     )
     def contend(self, weights: list[int], tier: int, keys: bool, few: int) -> None:
-        """Who passes pays: of two tenants that always wait, one of few and one of many, each has its share of the places by what they cost."""
+        """Passing costs: of two tenants, one keeps few entries waiting, one many, and each gets its share by cost."""
         self.pad(LINES[0])
         if not self.empty("m"):
             return
@@ -262,7 +260,7 @@ class NearestLaws(BulkLaws):
                 for entry, verdict in zip(entries, verdicts, strict=True):
                     self.note(entry, verdict)
                 if any(verdicts):
-                    return  # One of them does not wait now.
+                    return  # One of them isn't waiting now.
                 waiting[tenant] |= {key(entry): number for entry in entries}
             lease = self.run_next()
             if lease is None:
@@ -288,7 +286,7 @@ class NearestLaws(BulkLaws):
         return held.lease
 
     def empty(self, model: str) -> bool:
-        """Run what waits for a model; whether nothing is left of it."""
+        """Run what waits for a model. Returns whether nothing is left."""
         for _ in range(30):
             if not self.run_one(model):
                 break

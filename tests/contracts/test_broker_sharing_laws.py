@@ -1,7 +1,5 @@
-"""Whatever happens in whatever order: who has an answer in common with others gets one, the right one, and once.
-
-A naive model of what was let in, with a bucket for a limit that everybody counts towards.
-"""
+"""Requests that share an answer get the right one, and get it once, whatever happens in whatever order. A naive model
+of what was admitted checks this; a rate-limit bucket counts everybody's requests."""
 
 import asyncio
 import itertools
@@ -56,7 +54,7 @@ ASKED = st.tuples(
     st.sampled_from(["ann", ""]),
     st.sampled_from(["", "", "3"]),
 )
-"""Tenant, text, kinds of shares (`r`: as `s`, and it renews), gateway, time, whether it counts towards the limit, caller, version."""
+"""Tenant, input, kinds of sharing (`r`: like `s`, but renews), gateway, time, whether it counts towards the limit, caller, version."""
 QUEUES = ("m", "m@3")
 
 
@@ -88,9 +86,9 @@ class SharingLaws(RuleBasedStateMachine):
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.leases: list[Lease] = []
         self.codes: dict[str, list[str]] = {queue: [""] for queue in QUEUES}
-        """Codes of the worker of each queue, one after the other; its last one answers."""
+        """Successive codes of each queue's worker; the last one answers."""
         self.since: dict[Key, int] = {}
-        """Number of codes that its queue had had when each came."""
+        """Number of codes that the queue had had when each entry came."""
         self.culprits = Culprits()
         self.numbers = itertools.count()
         self.tokens, self.filled_at = LIMIT.burst, self.harness.now()
@@ -99,7 +97,7 @@ class SharingLaws(RuleBasedStateMachine):
         return self.harness.run(act)
 
     async def _hear_of_the_version(self) -> None:
-        """As gateways do from the heartbeats of its workers."""
+        """Let gateways hear about the version, as from its workers' heartbeats."""
         name = queue_name(QUEUES[1])
         await beat(self.broker, "old", model=name.model, status=WorkerStatus.STARTING, version=name.version)
         for broker in (self.broker, self.harness.peer()):
@@ -144,7 +142,7 @@ class SharingLaws(RuleBasedStateMachine):
 
     @rule(leaving=st.sets(st.integers(0, 2)), timeout=st.sampled_from([1.0, 200.0]))
     def chain(self, leaving: set[int], timeout: float) -> None:
-        """The second joins the first, the third the second; some leave at once."""
+        """The second entry joins the first, the third joins the second; some leave immediately."""
         text = f"text {next(self.numbers)}"
         dedup_keys = [(same(text),), (key(text), same(text)), (key(text),)]
         for number, has in enumerate(dedup_keys):
@@ -159,7 +157,7 @@ class SharingLaws(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES), changes=st.booleans())
     def beat(self, queue: str, changes: bool) -> None:
-        """The only worker of a queue says that it is there, perhaps with code that nobody has had before."""
+        """The only worker of a queue sends a heartbeat, perhaps with code not seen before."""
         if changes:
             self.codes[queue].append(f"code {next(self.numbers)}")
         runs = ModelReport("", self.codes[queue][-1])
@@ -168,7 +166,7 @@ class SharingLaws(RuleBasedStateMachine):
         self.culprits.workers_changed()
 
     def slot(self, worker: str, queue: str, limit: int = MAX_BATCH, old: int = 0) -> Slot:
-        """Slot that runs the last code of a queue, or an older one, as that of a worker which has not heard yet."""
+        """A slot with a queue's latest code, or with older code, like a worker that hasn't heard yet."""
         codes = self.codes[queue]
         return msgspec.structs.replace(slot(worker, queue, limit), runs=ModelReport("", codes[-1 - old % len(codes)]))
 
@@ -209,7 +207,7 @@ class SharingLaws(RuleBasedStateMachine):
                 self.leases.append(claimed)
 
     def runs_once(self, claimed: Lease) -> None:
-        """What has a key runs once at a time, whatever its version."""
+        """Entries with a key run once at a time, whatever their version."""
         now = self.harness.now()
         running = [rider for lease in self.leases if lease.expires_at > now for rider in lease.entries]
         keys = [
@@ -230,13 +228,13 @@ class SharingLaws(RuleBasedStateMachine):
     def release(self, data: st.DataObject, cause: Cause | None) -> None:
         lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
         if self.do(self.broker.release(lease, None if cause is None else failed(cause))) and cause is Cause.RAISED:
-            for rider in lease.entries:  # What runs for others alone is not told of.
+            for rider in lease.entries:  # Entries that run only for others aren't reported.
                 self.culprits.perhaps(rider, self.harness.now())
 
     @precondition(lambda self: self.let_in)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
-        """Law 8: what has its outcome stays as it is."""
+        """Law 8: an outcome doesn't change."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
         standing, kept = self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen))
         self.do(self.harness.peer().withdraw([(*chosen, 0)], self.let_in[chosen].gateway))
@@ -250,7 +248,7 @@ class SharingLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), nonce=st.sampled_from([0, 1]))
     def withdraw_for_nobody(self, data: st.DataObject, nonce: int) -> None:
-        """Law 8: another gateway, or another submission, takes nothing away."""
+        """Law 8: another gateway or another submission can't withdraw anything."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
         before = self.do(self.broker.state(*chosen)), self.do(self.broker.outcome(*chosen))
         whose = "nobody" if nonce == 0 else self.let_in[chosen].gateway
@@ -273,12 +271,12 @@ class SharingLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.let_in)
     @rule(data=st.data(), gateway=st.sampled_from(GATEWAYS))
     def use_an_id_again(self, data: st.DataObject, gateway: str) -> None:
-        """Law 6: another submission under an id that is live is a conflict, and the first hears nothing of it."""
+        """Law 6: another submission under a live id is a conflict, and the first doesn't notice it."""
         chosen = data.draw(st.sampled_from(list(self.let_in)[-6:]))
         entry = self.let_in[chosen]
         if self.do(self.broker.state(*chosen)) is not None:
             nonce = 1 if gateway == entry.gateway else entry.nonce
-            how = {"digest": b"another", "nonce": nonce}  # Without a digest nobody has chosen the id.
+            how = {"digest": b"another", "nonce": nonce}  # Without a digest, no client has chosen the id.
             other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, **how)  # type: ignore[arg-type]
             [verdict] = self.do(self.harness.peer().enqueue([other]))
             assert verdict is not None
@@ -311,7 +309,7 @@ class SharingLaws(RuleBasedStateMachine):
             assert self.do(self.broker.state(*known)) is None
 
     def is_of_present_code(self, reply: Reply, code: str) -> None:
-        """What is kept for identical requests was answered by code that was the last one when they asked, or since."""
+        """Answers kept for identical requests come from the code that was current when these came, or newer."""
         if reply.shared is DedupKind.SAME and reply.kept:
             known = reply.tenant, reply.id
             assert code in self.codes[str(self.let_in[known].queue)][self.since[known] - 1 :]
@@ -337,7 +335,7 @@ class SharingLaws(RuleBasedStateMachine):
         return any(self.do(self.broker.state(*known)) is not None for known in self.let_in)
 
     def drain(self) -> None:
-        """Run what is left: everybody has one outcome but for who left; then nothing waits or runs."""
+        """Run what is left: every entry that wasn't withdrawn has one outcome, and nothing waits or runs."""
         for _ in range(60):
             self.advance(0.6)
             claims = [self.do(self.broker.claim(self.slot("last", queue), AT_ONCE)) for queue in QUEUES]
@@ -350,7 +348,7 @@ class SharingLaws(RuleBasedStateMachine):
                 break
             self.do(self.harness.advance(self.harness.lease_seconds))
             self.reap()
-        for gateway in GATEWAYS * len(QUEUES):  # Each queue tells its own.
+        for gateway in GATEWAYS * len(QUEUES):  # Each queue has its own replies.
             self.read(gateway)
         assert set(self.outcomes) == set(self.let_in) - self.gone
         assert not any(one.depth for one in self.do(self.broker.depths()))

@@ -1,4 +1,4 @@
-"""Promises of every broker on values that are no texts: they come out as they went in, and tensors of k rows count as k."""
+"""Promises of every broker on values that aren't strings: they come out as they went in; k rows count as k."""
 
 import json
 from typing import Any
@@ -121,7 +121,7 @@ async def takes(broker: Broker, kind: ValueKind = ValueKind.TENSORS, worker: str
 
 
 async def told(harness: Harness) -> None:
-    """Have both processes know of a worker that takes tensors: one beats its heart, the other reads the registry."""
+    """Let both processes know a worker that takes tensors: one sends its heartbeat, the other reads the registry."""
     await takes(harness.broker)
     await harness.peer().workers()
 
@@ -142,7 +142,7 @@ async def test_a_batch_has_as_many_rows_as_it_may_have_entries(harness: Harness)
         assert ([entry.weight for entry in lease.entries], lease.size, lease.rows) == ([3, 3, 2], 8, 8)
         await harness.answer(lease)
         assert await run_all(harness) == [[1]]
-        broker.know(QUEUES)  # Other bounds of the model leave its rows counted.
+        broker.know(QUEUES)  # With new bounds, the model's rows still count.
 
 
 async def test_without_a_word_of_tensors_entries_are_counted(harness: Harness) -> None:
@@ -177,7 +177,7 @@ async def test_a_rollout_from_texts_to_tensors_and_back_breaks_nothing(harness: 
 
 
 def _judged(worker: str, value: Value) -> ItemResult:
-    """What a worker makes of a value; those of before take no tensors."""
+    """A worker's answer to a value. Old workers don't take tensors."""
     wrong = worker == "old" and not isinstance(value, str)
     return ItemResult(None, "expected a text") if wrong else ItemResult(output(value))
 

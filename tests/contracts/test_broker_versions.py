@@ -1,4 +1,4 @@
-"""Versions of a model, each with a queue of its own beside the one for any, and code that changes: nobody gets what old code made."""
+"""Versions of a model, each with its own queue beside the shared one, and new code: nobody gets old code's answers."""
 
 import asyncio
 
@@ -107,7 +107,7 @@ async def run(harness: Harness, code: str, version: str = "") -> None:
 
 
 async def answers(harness: Harness, *found: str) -> dict[str, tuple[str, bool]]:
-    """Output of each reply, and whether it was kept."""
+    """Output of each reply, and whether it is a kept one."""
     replies = await drained(harness)
     assert all(reply.output is not None for reply in replies.values())
     return {id: (str(replies[id].output), replies[id].kept) for id in found}
@@ -140,7 +140,7 @@ async def test_while_old_workers_serve_only_outputs_of_the_newest_code_are_kept(
     await run(harness, "new")
     await told(harness, "gpu-0", "old")
     await admit(harness, sharing("third", same()))
-    await told(harness, "gpu-2", "old")  # Old code that serves anyway is not new for one more worker.
+    await told(harness, "gpu-2", "old")  # One more worker doesn't make the old code new.
     await admit(harness, sharing("fourth", same()))
     found = await answers(harness, "first", "second", "third", "fourth")
     assert found == {"first": ("old", False), "second": ("new", False), "third": ("new", True), "fourth": ("new", True)}
@@ -193,7 +193,7 @@ async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_work
     await told(harness, "gpu-1", "new", status="cold")
     await admit(harness, sharing("fifth", same()))
     assert await answers(harness, "fourth", "fifth") == {"fourth": ("new", False), "fifth": ("new", True)}
-    await told(harness, "gpu-1", "old", status="cold")  # It is taken back.
+    await told(harness, "gpu-1", "old", status="cold")  # The new code is rolled back.
     await admit(harness, sharing("sixth", same()))
     assert await answers(harness, "sixth") == {"sixth": ("old", True)}
 

@@ -1,4 +1,4 @@
-"""Promises of every store of bulk jobs: quotas hold, a job has one holder, and who held it before changes nothing."""
+"""Promises of every store of bulk jobs: quotas hold, a job has one holder, and earlier holders can't change it."""
 
 import asyncio
 from functools import partial
@@ -33,7 +33,7 @@ def file(tenant: str = "acme", size: int = 10, at: float = AT) -> BulkFile:
 
 
 async def test_a_job_comes_back_as_it_was_and_what_is_no_id_is_unknown(store: BulkStore) -> None:
-    """PostgreSQL has no texts with a NUL; SQLite has."""
+    """PostgreSQL strings can't contain NUL, SQLite's can."""
     faults = (JobFault("empty", "no line", 3),)
     one = job(
         models=("a", "b"),

@@ -28,7 +28,7 @@ async def test_letters_are_kept_as_they_are_newest_first(harness: Harness) -> No
 
 
 async def test_a_listing_has_all_of_a_letter_but_its_input(harness: Harness) -> None:
-    """Large inputs would make the listing slow, and one tenant's would keep operators from seeing anybody's."""
+    """Large inputs would slow the listing down, and one tenant's could hide everybody else's from operators."""
     entry = Entry(
         "a",
         "m",

@@ -1,4 +1,4 @@
-"""Promises of every fleet: its processes, one leader at a time, the last publication, and a worker for each model whatever is drained."""
+"""Promises of every fleet: one leader, the last publication, and a worker left for each model despite drains."""
 
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -252,11 +252,11 @@ async def test_one_process_at_a_time_may_load_a_model(harness: Harness) -> None:
 
 NAMES = ("a", "b")
 STEPS = 5
-"""Questions of an order to the broker, at least: three of a look, and two of the write."""
+"""Calls to the broker per order, at least: three to look, two to write."""
 
 
 class Interrupted:
-    """A fleet and a broker; before one of the questions to them, something else happens."""
+    """A fleet and a broker. Something else happens just before one of the calls to them."""
 
     def __init__(self, fleet: Fleet, before: int, other: Callable[[], Awaitable[None]]) -> None:
         self._fleet, self._left, self._other = fleet, before, other

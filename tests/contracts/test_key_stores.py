@@ -1,8 +1,6 @@
-"""Promises of every store of API keys, whether it is a file or a database.
-
-A new store is a line in STORES: what makes, from a folder and a server of PostgreSQL, a function that makes one more
-store of the same place each time it is called. Databases come from `tests.contracts.ledgers`.
-"""
+"""Promises of every store of API keys, both files and databases. To add a store, add it to STORES: a function of a
+folder and a PostgreSQL server. It returns a function that makes one more store of the same place at each call.
+Databases come from `tests.contracts.ledgers`."""
 
 import asyncio
 import time
@@ -189,7 +187,7 @@ def test_changes_are_told_once_to_each(place: Maker) -> None:
 
 
 async def test_long_ended_keys_are_removed_and_only_they(store: KeyStore) -> None:
-    """A file keeps its ended keys: its owner wrote it."""
+    """A file keeps its ended keys, because its owner wrote it."""
     now = time.time()
     for name, changed in (
         ("live", {}),
@@ -241,7 +239,7 @@ def stored(database: Database) -> Played:
 
 
 async def test_a_revision_that_is_used_again_is_another_change(stored: KeyStore, database: Database) -> None:
-    """A failover loses the last change, of which a reader had heard."""
+    """A failover loses the last change, which a reader has already seen."""
     await stored.add(key("a"))
     early = await stored.latest()
     await stored.add(key("b"))
@@ -267,7 +265,7 @@ async def test_a_reader_that_is_far_behind_reads_all(stored: KeyStore, monkeypat
 
 
 def test_keys_from_before_there_were_marks_are_told_and_kept(database: Database) -> None:
-    """A process of the version before adds and revokes keys while this one reads."""
+    """A process of the previous version adds and revokes keys while this one reads."""
 
     async def story(store: KeyStore) -> None:
         await store.add(key("a"))

@@ -1,4 +1,4 @@
-"""Promises of every ledger: rows come whole, once, and are found by their id."""
+"""Promises of every ledger: rows are stored whole and once, and can be found by their id."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ from tests.scenes import Played
 
 AT = 1_790_000_000.25
 STEPS = [*range(1, len(SQLITE) + 1)]
-"""Steps of the schema that this version knows."""
+"""Schema steps that this version knows."""
 
 
 def record(id: str = "", tenant: str = "acme", completed_at: float = AT, **changes: Any) -> LedgerRecord:
@@ -88,7 +88,7 @@ async def test_what_is_there_already_is_left_as_it_is(ledger: Ledger, database: 
 
 
 async def test_requests_of_one_id_have_a_record_each_the_newest_first(ledger: Ledger) -> None:
-    """A client chooses one id for two requests: once while the first waits, and once afterwards. So may another tenant."""
+    """A client uses an id again, while its first request waits and afterwards. Another tenant may use it too."""
     id = new_id()
     refused = msgspec.structs.replace(record(id), status="failed", error="IDEMPOTENCY_CONFLICT")
     first, second, other = (
@@ -195,7 +195,7 @@ def test_a_database_is_opened_again_unless_it_is_of_a_later_version(database: Da
 
     async def read(ledger: Ledger) -> None:
         assert list(await ledger.find(kept.id)) == [kept]
-        await ledger.close()  # Twice is safe, and so is before it was opened.
+        await ledger.close()  # It can be closed twice, and before it was opened.
 
     asyncio.run(database.ledger().close())
     opened(database.ledger, write)

@@ -1,4 +1,4 @@
-"""Lists of inputs under one idempotency key, at two gateways: the first of them wins whole, however its parts come."""
+"""Lists of inputs under one idempotency key at two gateways: the first wins as a whole, however its parts arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +22,7 @@ ADA = Principal("ada", "acme", 1)
 
 
 class Line(FairTurns):
-    """Line whose turns are given by hand."""
+    """A line whose turns the test gives."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
@@ -32,7 +32,7 @@ class Line(FairTurns):
         self.waiting.append(begin)
 
     def give(self, most: int) -> None:
-        """Give as many turns as are waited for, and at most so many."""
+        """Give a turn to everyone waiting, but at most `most` turns."""
         for _ in range(most):
             if self.waiting:
                 self.waiting.pop()()
@@ -68,7 +68,7 @@ async def doors(harness: Harness) -> AsyncIterator[tuple[Door, Door]]:
 async def worked_off(
     harness: Harness, *lists: asyncio.Future[Sequence[Reply]], lines: Sequence[Line], fails: str = ""
 ) -> list[Value]:
-    """Run what comes until the lists have their ends; one input fails through no fault of its own. Returns the inputs that ran."""
+    """Run what comes until the lists have ended. One input fails through no fault of its own. Returns what ran."""
     ran: list[Value] = []
     while not all(one.done() for one in lists):
         for line in lines:
@@ -96,7 +96,7 @@ async def test_of_two_lists_under_a_key_one_is_answered_and_nothing_of_the_other
         one.line.give(1)
         await harness.settle()
         second = other.ask(late)
-        other.line.give(8)  # All that it may offer before the first list goes on.
+        other.line.give(8)  # As many as it may offer before the first list continues.
         await harness.settle()
         assert sorted(map(str, await worked_off(harness, first, second, lines=[one.line, other.line]))) == wanted
         assert [reply.output for reply in await first] == [output(text) for text in wanted]

@@ -1,4 +1,4 @@
-"""A broker bounds what waits in bytes, and tenant by tenant, and nothing of it is left behind."""
+"""A broker limits the bytes that wait, in total and for each tenant, and leaves nothing behind."""
 
 import pytest
 
@@ -35,10 +35,10 @@ async def test_a_tenant_that_fills_the_memory_refuses_itself_alone(harness: Room
     for number in range(9):
         await admit(harness, large("other" if number % 2 else f"tenant {number}", tier=2))
     await harness.answer(await harness.claim(limit=1))
-    await refused(harness, large("greedy", tier=0, limits=(limit,)))  # Others have taken of what was free.
+    await refused(harness, large("greedy", tier=0, limits=(limit,)))  # Others have used some of the free room.
     while sum(one.depth for one in await harness.broker.depths()) > 30:
         await harness.answer(await harness.claim())
-    await admit(harness, large("greedy", limits=(limit,)))  # It was not charged for what was refused.
+    await admit(harness, large("greedy", limits=(limit,)))  # Refused entries weren't charged.
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "ä"])
@@ -93,7 +93,7 @@ async def test_whatever_becomes_of_an_entry_its_room_is_free_again(harness: Room
         await leave(harness.broker, *entries)
         if lease is not None:
             await harness.broker.complete(lease, [ItemResult("x")])
-    for _ in range(10):  # Each is overdue at its time, and the reaper comes much later.
+    for _ in range(10):  # Each is overdue on time, but the reaper comes much later.
         await harness.advance(7.0)
         await harness.broker.reap()
     assert harness.room == MOST

@@ -1,4 +1,4 @@
-"""Promises of a broker to a gateway in its own process: entries are taken at once, and replies are handed over."""
+"""Promises of a broker to a gateway in its own process: it takes entries immediately, and hands replies over."""
 
 import weakref
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.parametrize("harness", ["memory"], indirect=True)
 
 
 class Held:
-    """What a gateway holds of a request."""
+    """What a gateway holds for a request."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry, self.key, self.id = entry, (entry.tenant, entry.id), entry.id

@@ -1,7 +1,7 @@
-"""The library inside the server decides as the core does: the same random trace, run through both, comes out the same.
+"""The library inside the server decides as the core does: both get the same random trace and do the same.
 
-What is compared after each step: who is admitted and how long others are told to wait, who rides and why the batch leaves,
-until when a claim has to wait, who is answered as too late, dead or out of tries, and all that policies go by.
+Compared after each step: who is admitted and how long others are told to wait, what rides and why the batch leaves, how
+long a claim waits, what is answered as too late, dead or out of tries, and everything that policies use.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ TRACED = {
     "bulk-padded-weighed": replace(BULK_WEIGHED, padding=PADS),
 }
 COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
-"""Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
+"""Weights in rows: of most requests, of full batches, and of requests too large for a batch."""
 STEPS = 120
 SEEDS = range(5)
 ENDS = ("finish", "finish", "finish", "fail", "hand back")
@@ -80,7 +80,7 @@ SIZES = (1 << 20, 5 << 20, MOST_OUTPUT, LONE_ROOM)
 
 
 class Pair:
-    """One queue in the server and one here, driven alike."""
+    """One queue in the server and one here, driven in the same way."""
 
     def __init__(
         self, seed: int, link: RedisConnection, now: Any, server: RunningServer, limits: QueueLimits = LIMITS
@@ -98,13 +98,13 @@ class Pair:
         self.running: list[tuple[Granted, Departure]] = []
         self.idle: set[str] = set()
         self.healthy: dict[str, float] = {}
-        """Instants of the last heartbeats of workers, while they are healthy."""
+        """Times of the last heartbeats of healthy workers."""
         self.bulk: set[str] = set()
         self.ended: set[str] = set()
         self.told: set[str] = set()
         self.cursor = 0
         self.ends: tuple[str, ...] = ENDS
-        """Ways in which batches end, as often as they are here."""
+        """Ways in which batches end, each as likely as it is frequent here."""
         self.rest = QUIET
         """Longest pause of a queue with bulk entries."""
 
@@ -119,7 +119,7 @@ class Pair:
                 text := rng.choice(texts),
                 tier=rng.randrange(3),
                 tenant=rng.choice("aab"),
-                # One with a caller may need a call of its own, which changes the order.
+                # With a caller it may need a call of its own, which changes the order.
                 caller="" if text in self.large else rng.choice(("", "one", "two")),
                 queue_timeout=rng.choice((0.05, 0.5, 60.0)),
                 timeout=rng.choice((0.3, 2.0, 120.0)),
@@ -239,7 +239,7 @@ class Pair:
             assert await self.there.release(there.lease.fence // 256, there.lease, None) == 0
 
     async def leave_out(self, there: Granted, here: Departure) -> None:
-        """Complete a batch without some of its outputs, of which none is a bulk entry's: those are told apart before."""
+        """Complete a batch without some outputs, none of them a bulk entry's: those are dealt with before."""
         others = len(here.members) - here.bulk
         places = set(self.rng.sample(range(others), self.rng.randint(min(1, others), others)))
         sizes = [self.rng.choice(SIZES) if place in places else 0 for place in range(len(here.members))]
@@ -293,9 +293,7 @@ class Pair:
 
     async def compare(self) -> None:
         look = await self.there.look()
-        here = copy.deepcopy(self.queue).load(
-            self.now()
-        )  # Looking starts the clocks of rates; the server's look does not.
+        here = copy.deepcopy(self.queue).load(self.now())  # Looking starts the rate clocks here, but not in the server.
         assert look.load.paces == here.paces
         assert astuple(look.load)[:-2] == pytest.approx(astuple(here)[:-2])
         depths = self.queue.depths(self.now())
@@ -356,7 +354,7 @@ def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLi
 def test_outputs_that_are_left_out_come_out_the_same(seed: int, limits: QueueLimits, servers: SharedServers) -> None:
     async def without_some(pair: Pair) -> None:
         pair.ends = (*ENDS, "leave out", "leave out")
-        pair.rest = 1.0  # Far from APART_SECONDS: what is past is forgotten there at another look than here.
+        pair.rest = 1.0  # Far from APART_SECONDS: there and here, a different look forgets the past.
         await trace(pair)
 
     play(without_some, seed, "valkey", limits, servers)

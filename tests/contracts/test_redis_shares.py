@@ -1,10 +1,8 @@
-"""The broker over Redis counts and shares as the one in the process does: the same random trace, run through both, comes
-out the same.
+"""The Redis broker counts and shares as the in-process one does: both get the same random trace and do the same.
 
-What is compared after each step: who is admitted and what others are told, what is owed, which entries ride, where each
-stands, what is kept of tasks, and in the end what every gateway has heard and which letters are dead.
-
-`tests.core.test_dedup_model` and the state machines of the laws tell what is right for the broker in the process.
+Compared after each step: which entries are admitted and what others are told, what is owed, which entries ride, the
+state of each, and what is kept of tasks; at the end, what every gateway has heard and which letters are dead.
+`tests.core.test_dedup_model` and the state machines of the laws check the in-process broker itself.
 """
 
 import asyncio
@@ -49,10 +47,10 @@ from tests.virtual_time import Clock
 
 LIMITS = QueueLimits(tiers=3, max_batch=4, reserved_share=0.2, max_queue=12, shed_at=(5, 8))
 KEPT = KeptLimits.of(40_000, 24_000)
-"""Budgets of some 15 outcomes, with which tenants lose some to themselves and to all."""
+"""Room for some 15 outcomes: tenants lose some to their own limit, and some to everybody's."""
 STEPS = 150
 SEEDS = (10, 11, 12, 13, 14, 16)
-"""In that of 15 two queues keep something at one instant, which then is lost in either order."""
+"""Not 15: there two queues keep something at the same instant, which is then lost in either order."""
 GATEWAYS = ("g1", "g2")
 BAD = (ItemResult(None, "no"), ItemResult(None, "no", True))
 RATES = (
@@ -63,13 +61,13 @@ RATES = (
 )
 QUEUES = ("m", "m", "m", "m@3", "other")
 WORKERS = ("gpu-0", "gpu-1")
-"""They are silent now and then, the second more often."""
+"""They go silent now and then, the second more often."""
 KEEP = (0.0, 40.0, 90.0)
-"""Seconds of the trace. What the server keeps ends in real time, too, but no trace takes as long."""
+"""Seconds of the trace. The server also expires what it keeps in real time, but no trace takes that long."""
 
 
 class Pair:
-    """One broker over the server, which two processes see, and one here, driven alike."""
+    """One broker on the server, seen by two processes, and one here, driven in the same way."""
 
     def __init__(self, seed: int, server: RunningServer, links: Sequence[RedisConnection], now: Any) -> None:
         models = {"m": LIMITS, "other": LIMITS}
@@ -82,7 +80,7 @@ class Pair:
         self.letters = DeadLetterBox()
         self.here = MemoryBroker(models, self.letters, BrokerCounts(), now, lambda: 0.5, KEPT)
         known: list[RedisBroker | MemoryBroker] = [*self.there, self.here]
-        for broker in known:  # As each does that hears of a worker of the version.
+        for broker in known:  # As every process does when it hears of a worker of the version.
             broker._queues.has(QueueName("m", "3"))
         self.letters_there = RedisDeadLetters(links[0], self.there[0].queue_names)
         self.asked: list[Entry] = []
@@ -94,7 +92,7 @@ class Pair:
         return self.rng.choice(self.there)
 
     def asked_of(self, queue: str) -> list[Entry]:
-        """Entries for a queue that were offered. What several queues have in common is another test's."""
+        """Entries for a queue that were offered. Another test covers what several queues share."""
         return [one for one in self.asked if str(one.queue) == queue]
 
     def dedup_keys(self, id: str, queue: str) -> tuple[DedupKey, ...]:
@@ -211,7 +209,7 @@ class Pair:
             self.cursors[gateway] = after_there, after_here
 
     async def reap(self) -> None:
-        self.there[0]._reaping._due_at.clear()  # Or it would not do so twice in an instant.
+        self.there[0]._reaping._due_at.clear()  # Otherwise it wouldn't reap twice in an instant.
         await self.there[0].reap()
         await self.here.reap()
 
@@ -253,9 +251,9 @@ def _seen(found: Reply | EntryState | None) -> object:
 
 
 async def heard(broker: Broker, gateway: str, after: int) -> tuple[list[Reply], int]:
-    """All replies after a cursor, and the next one, with which they are acknowledged."""
+    """All replies after a cursor, and the next cursor, which acknowledges them."""
     found = list[Reply]()
-    while True:  # Each queue tells its own.
+    while True:  # Each queue has its own replies.
         reading = asyncio.ensure_future(broker.replies(gateway, after))
         await asyncio.sleep(1.1)
         if not reading.done():
@@ -286,7 +284,7 @@ async def trace(pair: Pair) -> None:
         if step % 10 == 0:
             assert min(pair.server.ends().values()) > 0, "something stays for ever"
         await asyncio.sleep(rng.choice((0.0, 0.0, 0.01, 0.5, 3.0)))
-    for _ in range(3):  # All that was not answered ends.
+    for _ in range(3):  # Everything unanswered expires.
         await asyncio.sleep(70.0)
         await pair.reap()
     await pair.read()

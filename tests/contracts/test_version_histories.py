@@ -1,7 +1,5 @@
-"""Histories of rollouts at random over every broker, judged by the checker of promises, which must miss what is switched off.
-
-HEADWAY_TEST_ROLLOUT_SECONDS is how long each is asked, on the broker's clock; HEADWAY_TEST_ROLLOUT_SEED the seed of all dice.
-"""
+"""Histories of random rollouts on every broker. The checker of promises must notice when a feature is switched off.
+HEADWAY_TEST_ROLLOUT_SECONDS is how long each rollout runs on the broker's clock, HEADWAY_TEST_ROLLOUT_SEED the seed."""
 
 import os
 import random
@@ -22,9 +20,9 @@ from tests.promises.operation import mark_of
 SECONDS = float(os.environ.get("HEADWAY_TEST_ROLLOUT_SECONDS", "0"))
 SEED = int(os.environ.get("HEADWAY_TEST_ROLLOUT_SEED", "1"))
 TELLING = 3
-"""Seed of a history in which each promise that is switched off is missed."""
+"""Seed of a history in which each switched-off promise is noticed."""
 LONG, SHORT = 20.0, 10.0
-"""Seconds in memory, and over a server, where they take longer."""
+"""Seconds in memory, and on a server, where they take longer."""
 
 
 def test_a_rollout_keeps_its_promises_whatever_the_weights_and_whoever_leaves(harness: Harness) -> None:

@@ -1,1 +1,1 @@
-"""Tests of the pure floor: plain and synchronous, with now = 0.0."""
+"""Tests for the pure layer: plain and synchronous, with now = 0.0."""

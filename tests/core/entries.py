@@ -1,10 +1,8 @@
-"""Entries for queues and brokers."""
-
 from headway.model import Entry
 
 
 class WatchedText(str):
-    """A text that can be watched by a weak reference."""
+    """A string that weak references can point to."""
 
 
 def entry(
@@ -23,7 +21,7 @@ def entry(
     caller: str = "",
     parameters: bytes = b"",
 ) -> Entry:
-    """An entry whose input is its id unless one is given."""
+    """Return an entry. Its input defaults to its id."""
     text = id if input is None else input
     return Entry(
         id, model, text, tier, tenant, gateway, queue_timeout, timeout, parameters, caller=caller, weight=weight,

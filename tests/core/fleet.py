@@ -1,4 +1,4 @@
-"""A few GPUs over one queue, in steps of a millisecond: enough of a simulator to see what comes of the rules."""
+"""Runs a few GPUs on one queue in steps of a millisecond: enough of a simulator to see what the rules do."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ STEP = 0.001
 
 @dataclass
 class Seen:
-    """Events of a run: batches as (left at, size, wait of the oldest); entries as (arrived, answered, entry)."""
+    """Events of a run. Batches are (left at, size, wait of the oldest), answers are (arrived, answered, entry)."""
 
     batches: list[tuple[float, int, float]] = field(default_factory=list)
     answered: list[tuple[float, float, Entry]] = field(default_factory=list)
@@ -29,7 +29,7 @@ def drive(
     seconds: Callable[[int], float],
     until: float,
 ) -> Seen:
-    """Offer what comes, in order, and let `slots` GPUs take batches that run `seconds(size)`, up to an instant."""
+    """Offer the arrivals in order, and let `slots` GPUs take batches that run for `seconds(size)`. Stops at `until`."""
     queue.set_slots(slots)
     seen, arrivals = Seen(), iter(coming)
     upcoming = next(arrivals, None)

@@ -1,4 +1,4 @@
-"""Entries that share an outcome, as tests of it make, lead and answer them."""
+"""Helpers for deduplication tests: make entries that share an outcome, start them and answer them."""
 
 from collections.abc import Sized
 

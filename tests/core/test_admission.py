@@ -1,4 +1,4 @@
-"""Admission: no entry that cannot be served in time, the lowest tier first, of whatever shapes."""
+"""Admission: refuses what can't be served in time, from the lowest tier up, whatever the shapes."""
 
 import math
 from collections import Counter
@@ -66,7 +66,7 @@ def test_before_a_batch_was_measured_everybody_is_admitted() -> None:
 
 
 def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
-    """Two GPUs of 100 items in 100 ms are 2,000/s; of 200 ms, 100 run and 5 are kept: 190 may be ahead."""
+    """Two GPUs do 2,000 items/s. Of the 200 ms, 100 are run time and 5 are a margin, so 190 items may be ahead."""
     gate = AdmissionLimits.of(100, 2.0, 0.1, 0.0, [0.0, 0.0, 0.0], 0.1)
     asked = entry(queue_timeout=2.0, timeout=0.2)
     assert judge(gate, [189, 0, 0], asked) is None
@@ -77,7 +77,7 @@ def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
 
 
 def test_where_run_times_vary_two_deviations_of_the_wait_are_kept() -> None:
-    """In 0.9 s 18 batches leave, which take 30 ms more or less each: the two GPUs are 64 ms late in all, or early."""
+    """18 batches leave in 0.9 s. Each is off by 30 ms, so that the two GPUs are 64 ms early or late in total."""
     gate = AdmissionLimits.of(100, 2.0, 0.1, 0.03, [0.0, 0.0, 0.0], 0.1)
     asked = entry(queue_timeout=0.9, timeout=2.0)
     wait = 0.9 - 2 * 0.03 * math.sqrt(18) / 2
@@ -98,7 +98,7 @@ def test_a_tier_gets_the_drain_that_higher_tiers_leave_and_never_less_than_the_r
 
 
 def test_a_tier_to_which_nothing_drains_is_closed_not_open() -> None:
-    """Higher tiers take all and nothing is reserved: the rest would only wait to expire."""
+    """Higher tiers take everything and nothing is reserved, so other entries would only expire."""
     gate = AdmissionLimits.of(100, 1.0, 0.1, 0.0, [2000.0, 0.0, 0.0], 0.0)
     verdict = judge(gate, [50, 1, 0], entry(tier=1))
     assert verdict is not None
@@ -115,7 +115,7 @@ def crowd(rate: float, seconds: float, timeout: float, tiers: int = 1) -> list[t
 
 class TestInAQueue:
     def test_overload_does_not_reduce_goodput(self) -> None:
-        """3,000/s offered to 2,000/s of capacity, 200 ms promised: what gets in is answered in time, at full rate."""
+        """3,000/s at a capacity of 2,000/s, with a promise of 200 ms: admitted requests are on time, at full rate."""
         queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
         seen = drive(queue, policies.build("paced", None), crowd(3000, 4, 0.2), 2, lambda size: 0.1, until=4.3)
         steady = [(came, back) for came, back, _ in seen.answered if came >= 1.0]
@@ -125,7 +125,7 @@ class TestInAQueue:
         assert not [asked for now, asked in seen.expired if now >= 1.0]
 
     def test_one_slow_small_batch_does_not_lock_the_door(self) -> None:
-        """A wrong slope would refuse all but one at a time, and batches of one would never set it right."""
+        """A wrong slope would refuse all but one entry at a time, and batches of one would never correct it."""
         runs = iter([0.3])
         queue = ModelQueue(QueueLimits(tiers=1, max_batch=100))
         trickle = [(number * 0.2, entry(f"early-{number}", timeout=0.5)) for number in range(1, 20)]
@@ -143,7 +143,7 @@ class TestInAQueue:
         assert admitted == sorted(admitted, reverse=True)
 
     def test_who_floods_is_refused_for_its_own_backlog_and_nobody_else_is(self) -> None:
-        """One tenant alone asks for half as much again as there is, ten others for four tenths of it together."""
+        """One tenant alone sends 1.5 times the capacity. Ten others together send 40 % of it."""
         queue = ModelQueue(QueueLimits(tiers=1, max_batch=20))
         flood = [(number / 1200, entry(f"flood-{number}", tenant="flood")) for number in range(7200)]
         others = [(number / 320, entry(f"other-{number}", tenant=f"t-{number % 10}")) for number in range(1920)]
@@ -213,7 +213,7 @@ def test_a_common_shape_and_a_new_tenant_are_let_in_beside_others() -> None:
 
 @pytest.mark.parametrize("calm", [0, 2])
 def test_under_a_flood_what_is_let_in_is_answered_in_time(calm: int) -> None:
-    """A flood of one tenant alone, or beside another's requests of one shape, none of which is refused or late."""
+    """One tenant floods, alone or beside another tenant. The other's requests are never refused or late."""
     queue, now, shape = make(), 10.0, 10
     late = Counter[str]()
     for turn in range(200):

@@ -1,4 +1,4 @@
-"""Places in an arena: they lie within it, apart from each other, and none that is wrong passes for one."""
+"""Places in an arena are inside it and don't overlap; invalid ones are detected."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Lines of what a batch costs and an input weighs, and cuts of batches."""
+"""Lines fitted to the cost of batches and the weight of inputs, and how batches are cut."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def test_the_line_holds_that_tells_run_times_best(seconds: Seconds, shape: CostS
 
 
 def in_calls(seconds: Seconds, lengths: Sequence[int], batches: int) -> tuple[BatchCost, int]:
-    """What is learnt from full batches that run as they are cut, and the batches that were cut."""
+    """Run full batches as they are cut. Returns what was learnt, and how many batches were cut."""
     cost, cuts = BatchCost(), 0
     for _ in range(batches):
         calls = cost.calls(lengths)
@@ -74,7 +74,7 @@ MIXED = [2_000, *[100] * 31]
 
 
 def test_that_a_model_pads_is_found_though_all_batches_are_alike() -> None:
-    """Full batches that each have one of the longest inputs there are fit all three lines; trials tell them apart."""
+    """All three lines fit full batches that each have one of the longest inputs. Trials tell them apart."""
     cost, _ = in_calls(padded, MIXED, 40)
     assert cost.shape is CostShape.PADDED
     assert (cost.line.alpha, cost.line.beta) == pytest.approx((ALPHA, BETA), rel=0.05)
@@ -89,7 +89,7 @@ def test_few_batches_of_a_model_that_does_not_pad_run_in_two_calls_on_trial(seco
 
 @pytest.mark.parametrize("long", [1, 20])
 def test_that_a_model_pads_is_found_where_batches_differ_in_size_alone(long: int) -> None:
-    """As where every batch has one of the longest inputs, from the first one on, and is never full."""
+    """From the first batch on, each has some of the longest inputs, and none is full."""
     cost, rng = BatchCost(), random.Random(1)
     for _ in range(2 * KNOWN_CALLS):
         weights = [*[2_000] * long, *[100] * rng.randint(10, 20)]
@@ -131,7 +131,7 @@ def test_a_model_that_changes_is_learnt_anew() -> None:
 
 def test_two_lines_that_are_alike_do_not_take_turns() -> None:
     cost, rng, shapes = learnt(padded), random.Random(4), list[CostShape]()
-    for _ in range(300):  # Calls that were cut well: their weight and what they are filled up to are nearly the same.
+    for _ in range(300):  # Well-cut calls: their weight is nearly the same with and without padding.
         weights = [rng.randint(990, 1_010) for _ in range(rng.randint(1, 32))]
         cost.observe(weights, padded(weights) * rng.uniform(0.9, 1.1))
         shapes.append(cost.shape)
@@ -142,10 +142,7 @@ def test_two_lines_that_are_alike_do_not_take_turns() -> None:
     ("seconds", "shape", "most"), [(by_weight, CostShape.WEIGHT, 3), (padded, CostShape.PADDED, 2)]
 )
 def test_calls_count_by_weight_until_lengths_differ(seconds: Seconds, shape: CostShape, most: int) -> None:
-    """The two lines are equal then. That by weight leaves batches whole, so that the first mixed ones tell which it is.
-
-    Cut by a line that is wrong, calls would be alike again, and nobody would find out.
-    """
+    """Both lines fit until then. By weight, batches stay whole, and the first mixed ones show which line is right."""
     cost, rng = BatchCost(), random.Random(5)
     for _ in range(100):
         weights = [rng.randint(10, 2_000)] * rng.randint(1, 32)
@@ -178,7 +175,7 @@ def seconds_of(calls: Sequence[Sequence[int]], weights: Sequence[int], line: Cos
 
 
 def least(weights: Sequence[int]) -> float:
-    """Least time of any cut of the sorted batch, by trying them all."""
+    """Return the shortest time of any cut of the sorted batch. Tries them all."""
     line, count = sorted(weights), len(weights)
     bounds = itertools.chain.from_iterable(
         itertools.combinations(range(1, count), calls - 1) for calls in range(1, min(MOST_CALLS, count) + 1)

@@ -1,5 +1,3 @@
-"""The circuit breaker: opens, rests, lets one probe through, closes."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ LONG = 1e6
 
 @pytest.fixture
 def breaker() -> Breaker:
-    """A breaker that has opened."""
+    """An open breaker."""
     breaker = Breaker(3, 1.0)
     for _ in range(3):
         breaker.failure(0.0)

@@ -1,4 +1,4 @@
-"""Bulk entries take what is left: seats as far as members can afford them, and GPUs that others will hardly ask for."""
+"""Bulk entries take what is left: seats that members can afford, and GPUs that others are unlikely to need."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_an_idle_fleet_has_all_its_gpus_for_bulk() -> None:
 
 @pytest.mark.parametrize(("rate", "kept"), [(0.0, 1), (0.05, 1), (1.0, 2), (10.0, 5)])
 def test_gpus_are_kept_for_those_who_will_ask(rate: float, kept: int) -> None:
-    """So that hardly one in a hundred finds none: Poisson arrivals in the 100 ms of a batch."""
+    """Hardly one arrival in a hundred finds no GPU: Poisson arrivals during the 100 ms of a batch."""
     bulk = waiting()
     bulk.busy = 8 - kept - 1
     assert bulk.opens_at(forecast(rate, slots=8, newest=1.0), 1.0) <= 1.0
@@ -127,7 +127,7 @@ def test_after_no_silence_the_first_are_counted() -> None:
 
 
 def test_what_rides_apart_gets_a_gpu_now_and_then() -> None:
-    """It has no seat, and at a high load no GPU is idle."""
+    """It gets no seats, and no GPU is idle under high load."""
     bulk, busy = waiting(shape=1), forecast(1000.0, newest=1.0)
     assert bulk.opens_at(busy, 1.0) > 1.0
     bulk.earn(10_000)

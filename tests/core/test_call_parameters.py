@@ -1,4 +1,4 @@
-"""Parameters: what they mean, which are the same, and which a call has once."""
+"""Parameters: what they mean, which count as equal, and which a call has only once."""
 
 import json
 from collections.abc import Iterable
@@ -124,7 +124,7 @@ def test_what_rides_together_is_the_same_to_the_last_digit(pair: tuple[dict[str,
         texts = [values_of(text, names) for text in (one, other)]
         assert [repr(decode(text or b"{}")) for text in texts] == list(map(repr, asked))
         assert (texts[0] == texts[1]) == (repr(asked[0]) == repr(asked[1]))
-        if canonical(one) == canonical(other):  # They may have one answer, by a cache or an idempotency key.
+        if canonical(one) == canonical(other):  # A cache or an idempotency key may give both the same answer.
             assert texts[0] == texts[1]
 
 

@@ -48,7 +48,7 @@ def test_while_the_memory_of_the_broker_is_scarce_none_of_it_is_of_use() -> None
 
 
 def test_a_line_through_small_batches_is_not_believed_far_beyond_them() -> None:
-    """One of two small batches was slow by accident: by the line, a full batch would take ten seconds."""
+    """One of two small batches was slow by chance. By the line, a full batch would take ten seconds."""
     scarce = Load(rate=1.0, alpha=0.0, beta=0.1, slots=1, max_batch=100, largest=2.0)
     assert pace(scarce) == pytest.approx(100 / 0.4)
     assert pace(msgspec.structs.replace(scarce, largest=1.0)) == pytest.approx(100 / 0.2)

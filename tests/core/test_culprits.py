@@ -1,4 +1,4 @@
-"""Callers that ride apart for a while, and inputs that are known to fail."""
+"""Callers that are kept apart for a while, and inputs known to fail."""
 
 import math
 
@@ -67,7 +67,7 @@ class TestRidingApart:
     @pytest.mark.parametrize("share", [0.01, 0.02, 0.05, 0.2])
     @pytest.mark.parametrize("each", [0.0, 0.02, 0.2, 1.0])
     def test_a_group_of_the_best_size_costs_least(self, share: float, each: float) -> None:
-        """Cost of an input in multiples of α, where each batch that fails is halved until its culprit stands alone."""
+        """The cost of an input is in multiples of α. A failed batch is halved until its culprit is alone."""
 
         def cost(size: float) -> float:
             return 1 / size + each + share * (1 + math.log2(size) + 2 * each * size)

@@ -1,4 +1,4 @@
-"""Answers in common: which requests are the same, what is kept and for how long, and what an end means for others."""
+"""Deduplication: which requests are the same, what is kept for how long, and what followers get at the end."""
 
 import tracemalloc
 import weakref

@@ -1,4 +1,4 @@
-"""Answers in common, against a naive model: who leads, who joins, what each hears, and that nothing is left over."""
+"""Deduplication against a naive model: which entry leads, which join, what each gets, and that nothing leaks."""
 
 import itertools
 from typing import NamedTuple
@@ -38,17 +38,17 @@ ASKERS = st.tuples(
 
 
 class Asker:
-    """An entry, as the model knows it."""
+    """An entry as the model sees it."""
 
     def __init__(self, queued: QueuedEntry, at: int) -> None:
         self.queued = queued
         self.entry = queued.entry
         queued.reservation = "a room"
         self.at = at
-        self.follows: tuple[Asker, FlightKey] | None = None  # Whose outcome it waits for, and under which key.
+        self.follows: tuple[Asker, FlightKey] | None = None  # The entry whose outcome it waits for, and the key.
         self.begins: list[FlightKey] = []  # Keys that it leads.
-        self.left = False  # True once it was cancelled; it may run on for others.
-        self.over = False  # True once it has its outcome, or is gone.
+        self.left = False  # True once cancelled. It may keep running for others.
+        self.over = False  # True once it has its outcome or was dropped.
         self.heard: list[Heard] = []
 
 
@@ -60,7 +60,7 @@ class Kept(NamedTuple):
 
 
 class SharingLaws(RuleBasedStateMachine):
-    """Every answer is looked for among all that there are; nothing is remembered twice."""
+    """Finds each answer by searching all entries; stores nothing twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class SharingLaws(RuleBasedStateMachine):
         self.full = False
         self.numbers = itertools.count()
 
-    # What the model says.
+    # The model.
 
     def alive(self) -> list[Asker]:
         return [asker for asker in self.askers if not asker.over]
@@ -106,7 +106,7 @@ class SharingLaws(RuleBasedStateMachine):
         ]
 
     def said(self, asker: Asker) -> str | Asker | tuple[DedupKind, Kept] | None:
-        """What becomes of one that comes now: a code, whom it joins, what it gets, or None: it runs."""
+        """Return what a new entry gets: an error code, the entry it joins, its answer, or None if it runs."""
         for share in asker.entry.dedup_keys:
             key = keyed(asker.entry, share)
             kept, original = self.kept.get(key), self.original(key)
@@ -128,7 +128,7 @@ class SharingLaws(RuleBasedStateMachine):
     def ended(
         self, asker: Asker, output: str | None, failure: Failure | None, late: bool
     ) -> tuple[list[Heard], list[Asker]]:
-        """Replies that follow from an end, and entries that are offered anew."""
+        """Return the replies that an end causes, and the entries that are offered again."""
         heard: list[Heard] = []
         anew: list[Asker] = []
         for key in asker.begins:
@@ -163,7 +163,7 @@ class SharingLaws(RuleBasedStateMachine):
         return heard, anew
 
     def drop(self) -> set[QueuedEntry]:
-        """Drop entries that nobody needs; those of them that would have run."""
+        """Drop entries that nobody needs. Returns those that would have run."""
         idle = set()
         while gone := [asker for asker in self.alive() if not self.needed(asker)]:
             idle |= {asker.queued for asker in gone if asker.follows is None}
@@ -171,7 +171,7 @@ class SharingLaws(RuleBasedStateMachine):
                 asker.over, asker.begins = True, []
         return idle
 
-    # What is done with both.
+    # Actions on both.
 
     def offer(self, asker: Asker) -> Failure | None:
         said = self.said(asker)
@@ -304,7 +304,7 @@ class SharingLaws(RuleBasedStateMachine):
             asker = next(asker for asker in self.alive() if asker.queued is queued)
             left = self.sharing.leave(queued)
             asker.follows = None
-            asker.over = True  # It needs its original no longer, before it has its own outcome.
+            asker.over = True  # It stops needing its original before it has its own outcome.
             idle = self.drop()
             asker.over = False
             self.finish(asker, None, LATE, late=True)
@@ -312,7 +312,7 @@ class SharingLaws(RuleBasedStateMachine):
 
     @rule(full=st.booleans())
     def fill(self, full: bool) -> None:
-        """While there is no room, who is offered is refused, also anew."""
+        """While there is no room, entries are refused, even if offered again."""
         self.full = full
 
     @invariant()
@@ -347,9 +347,7 @@ class SharingLaws(RuleBasedStateMachine):
             assert self.sharing.unwanted(asker.queued) == asker.left
 
     def teardown(self) -> None:
-        """Check that every entry but the withdrawn ones heard once, and that nothing is remembered when all kept is
-        forgotten.
-        """
+        """Check that each entry got one reply unless withdrawn, and that nothing is left once kept answers expire."""
         self.full = False
         while running := self.running():
             self.finish(running[0], "fine", None)

@@ -1,5 +1,3 @@
-"""Departures: `decide`, on every kind of rule."""
-
 import math
 
 import pytest
@@ -52,7 +50,7 @@ def test_a_batch_leaves_one_headway_after_the_one_before() -> None:
     rule = Rule(8, headway=0.05)
     assert decide(rule, view(last_departure=1.0), 1.02) == Hold(1.05)
     assert decide(rule, view(last_departure=1.0), 1.05) == Dispatch(HEADWAY)
-    assert decide(rule, view(), 0.0) == Dispatch(HEADWAY)  # The first of all has nothing to keep away from.
+    assert decide(rule, view(), 0.0) == Dispatch(HEADWAY)  # The very first batch has none before it to keep a gap to.
     assert decide(Rule(8, headway=0.0), view(last_departure=1.0), 1.0) == Dispatch(EARLY)
 
 
@@ -80,11 +78,11 @@ def test_a_batch_is_cut_to_the_even_share_of_all_that_waits_and_runs() -> None:
     rule = Rule(64, headway=0.05, split=0.6)
     assert rule.share(61, busy=1, slots=2, running=3) == 32
     assert rule.share(43, busy=2, slots=4, running=12) == 17
-    assert rule.share(17, busy=3, slots=4, running=16) == 17  # Hardly more than its share.
+    assert rule.share(17, busy=3, slots=4, running=16) == 17  # Barely more than its share.
     assert rule.share(16, busy=4, slots=8, running=16) == 10
     assert rule.share(16, busy=7, slots=8, running=16) == 16
     unlike = Rule(64, headway=0.05, split=0.6, team=2.0)
-    assert unlike.share(61, busy=1, slots=2, running=3) == 61  # No more than two shares.
+    assert unlike.share(61, busy=1, slots=2, running=3) == 61  # At most two shares.
     assert unlike.share(43, busy=1, slots=4, running=12) == 14
 
 
@@ -114,7 +112,7 @@ def test_a_full_batch_that_is_better_shared_leaves_in_parts_at_even_gaps() -> No
 def test_an_entry_is_not_held_back_where_each_has_a_gpu_of_its_own(
     depth: int, busy: int, running: float, slots: int, factor: float, leaves: bool
 ) -> None:
-    """But clients that ride together wait for each other."""
+    """Clients that share a batch do wait for each other."""
     waiting = QueueSnapshot(
         depth, oldest=0.9, due=100.0, last_departure=0.9, running=running, busy=busy, slots=slots, factor=factor
     )
@@ -157,7 +155,7 @@ def test_a_batch_leaves_early_when_less_than_one_more_is_expected_in_the_window(
 def test_a_hold_ends_later_and_then_something_leaves(
     rule: Rule, depth: int, oldest: float, patience: float, since: float, schedule: float, now: float
 ) -> None:
-    """No rule keeps a batch for ever, and none has a worker ask again at once."""
+    """No rule holds a batch forever or makes a worker ask again immediately."""
     seen = QueueSnapshot(depth, min(oldest, now), now + patience, now - since, schedule)
     verdict = decide(rule, seen, now)
     if depth == 0:

@@ -1,4 +1,4 @@
-"""Which workers a name means that is to be drained, and what is left then."""
+"""Which workers the name in a drain refers to, and which drains are left after an undrain."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_a_drain_ends_by_any_of_its_names() -> None:
 
 @pytest.mark.parametrize("own", [[], [Drain(name="w2/gpu-0", process="w2", host="node-a")]])
 def test_a_worker_whose_whole_process_is_drained_is_not_undrained_alone(own: list[Drain]) -> None:
-    for workers in (WORKERS, []):  # A worker that is drained may be gone.
+    for workers in (WORKERS, []):  # A drained worker may be gone.
         with pytest.raises(NoDrain, match="worker 'w2/gpu-0' is drained with its entire process; undrain 'w2'"):
             ended("w2/gpu-0", [*own, WHOLE], workers, MEMBERS)
     assert ended("w2", [*own, WHOLE], WORKERS, MEMBERS) == [*own, WHOLE]

@@ -1,4 +1,4 @@
-"""Failures, word for word: clients read them, and both brokers say them; excerpts of what clients have chosen."""
+"""The exact text of failures, which clients read and both brokers use, and excerpts of strings from clients."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Fair queueing: tier queues that are fair, deadline queues in order, and the turns of the tiers."""
+"""Fair queueing: fair tier queues, ordered deadline queues, and turns between tiers."""
 
 import math
 from collections import Counter
@@ -47,7 +47,7 @@ STEPS = st.one_of(
 
 
 def costly(tier_queue: TierQueue, id: str, tenant: str, cost: float = 1) -> QueuedEntry:
-    """Push an entry that costs so many rounds, and has as many pages where that is more than one."""
+    """Push an entry that costs `cost` rounds, and has as many pages if that is more than one."""
     one = queued(id, tenant)
     one.cost, one.pages = cost, max(1, int(cost))
     tier_queue.push(one)
@@ -108,8 +108,7 @@ def test_the_place_of_what_is_dropped_leaves_no_part_of_a_round() -> None:
 class TestLane:
     @given(st.lists(TENANTS | st.none(), max_size=120))
     def test_an_entry_waits_for_at_most_two_turns_of_each_other_tenant(self, steps: list[str | None]) -> None:
-        """Push for a tenant, or pop (None). Of each other tenant no more than two rides go before an entry
-        beyond those that pair up with its own tenant's entries ahead of it."""
+        """Push for a tenant, or pop (None). Others get at most two more turns each than the entry's own tenant."""
         tier_queue, rides = TierQueue(), Counter[str]()
         waiting: Counter[str] = Counter()
         promised: dict[str, tuple[int, Counter[str]]] = {}
@@ -164,7 +163,7 @@ class TestLane:
         assert drain(tier_queue) == ["c"]
 
     def test_a_stream_of_strangers_does_not_starve_a_tenant_who_waits(self) -> None:
-        """Each newcomer is owed a turn, but not one before a turn that was owed already."""
+        """Each newcomer is owed a turn, but not ahead of turns that were already owed."""
         tier_queue = TierQueue()
         for _ in range(20):
             tier_queue.push(queued(tenant="regular"))
@@ -223,7 +222,7 @@ def test_a_deadline_queue_agrees_with_a_sorted_list(steps: list[tuple[str, float
 class TestTurns:
     @staticmethod
     def ride(depths: list[int], limit: int, share: float, arrived: Callable[[int, int], float]) -> list[int]:
-        """Entries of each tier that ride, where entry `n` of tier `t` came at `arrived(t, n)`."""
+        """Return how many entries of each tier ride. Entry `n` of tier `t` arrived at `arrived(t, n)`."""
         tier_queues = [TierQueue() for _ in depths]
         for tier, depth in enumerate(depths):
             for number in range(depth):
@@ -256,7 +255,7 @@ class TestTurns:
         assert self.ride(depths, limit, share, lambda tier, number: 0.0) == counts
 
     def test_what_is_kept_goes_to_whoever_of_the_lower_tiers_has_waited_longest(self) -> None:
-        """Entry by entry: the second place is not for the tier whose oldest has just got the first."""
+        """Places are given one by one: the tier whose oldest entry got the first place doesn't get the second too."""
         came = {1: [1.0, 5.0, 5.0], 2: [2.0, 3.0, 4.0]}
         counts = self.ride([100, 3, 3], 30, 0.1, lambda tier, number: came[tier][number] if tier else 0.0)
         assert counts == [27, 1, 2]

@@ -61,7 +61,7 @@ def test_no_normalisation_makes_a_character_that_a_rule_removes(form: Form) -> N
 
 
 def test_classes_hold_every_character_of_formatting_that_is_not_seen() -> None:
-    """But for those that are seen: signs before digits of Arabic and Kaithi, and joiners of hieroglyphs."""
+    """Except visible ones: signs before Arabic and Kaithi digits, and hieroglyph joiners."""
     left = {one for one in EVERYTHING if unicodedata.category(one) == "Cf" and UNSEEN.match(one) is None}
     names = {unicodedata.name(one).split()[0] for one in left}
     assert names <= {"ARABIC", "SYRIAC", "KAITHI", "EGYPTIAN"}
@@ -117,7 +117,7 @@ def test_a_run_is_found_where_it_is_too_long_and_nowhere_else(pieces: list[tuple
 
 
 class Counted(str):
-    """Text that counts the characters that are taken out of it, or counted in it."""
+    """A string that counts how many of its characters are sliced out or searched by `count`."""
 
     looked = 0
 

@@ -1,4 +1,4 @@
-"""Check of new API keys against those that are there."""
+"""Checks of new API keys against existing ones."""
 
 import pytest
 
@@ -26,5 +26,5 @@ def test_an_id_is_given_once_and_of_two_rotations_of_one_key_the_second_loses() 
     for end in (None, 1000.5):
         with pytest.raises(ValueError, match=r"^old has just been replaced by b, which is still valid$"):
             check_new(key("a", replaces="old"), [key("b", replaces="old", expires_at=end)])
-    for end in (999.0, 1000.0):  # One that has ended bars nobody.
+    for end in (999.0, 1000.0):  # An expired key doesn't block others.
         check_new(key("a", replaces="old"), [key("b", replaces="old", expires_at=end)])

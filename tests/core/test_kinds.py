@@ -1,4 +1,4 @@
-"""Kinds of values: all that carries values carries each kind of them."""
+"""Everything that carries values carries every kind of value."""
 
 import json
 

@@ -1,5 +1,3 @@
-"""Ledger records of requests, and of those that were refused."""
-
 import msgspec
 import pytest
 

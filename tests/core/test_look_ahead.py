@@ -1,4 +1,4 @@
-"""Look-ahead: the past it goes by, what it rehearses, and when another rule holds."""
+"""Look-ahead: the past it uses, what it rehearses, and when it switches to another rule."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ NOTHING = RunningBatches()
 
 
 class Stream:
-    """Poisson arrivals that leave in batches, and the policy that is asked at each of them."""
+    """Poisson arrivals that leave in batches. After each batch, the policy is asked for a rule."""
 
     def __init__(self, policy: Paced, load: Load) -> None:
         self.policy, self.load, self.past = policy, load, Past()
@@ -35,7 +35,7 @@ class Stream:
         self.rules: list[Rule] = []
 
     def pass_by(self, batches: int, size: int = 10) -> list[Rule]:
-        """Let batches leave; returns the rules that held."""
+        """Let batches leave. Returns the rule after each."""
         begin = len(self.rules)
         for _ in range(batches):
             arrived = []
@@ -79,7 +79,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_looks_take_no_more_than_their_share(events: list[int]) -> None:
-    """Of many arrivals only a part is rehearsed, and what a rule that is asked for takes is bounded."""
+    """If there are many arrivals, only some are rehearsed, and each call for a rule does bounded work."""
     stream = Stream(Paced(), replace(ALIKE, rate=2000.0, slots=8, max_batch=100))
     most = 0
     for _ in range(2000):
@@ -122,7 +122,7 @@ def test_a_choice_does_not_outlive_the_rate_that_it_was_made_at() -> None:
 
 
 def test_a_choice_outlives_rates_that_are_never_the_same() -> None:
-    """Records of bursts differ from one to the next, which is no step."""
+    """Records of bursts vary, but that isn't a step in the rate."""
     stream = Stream(Paced(), UNLIKE)
     chosen_after(stream, 1500)
     kept = []
@@ -173,7 +173,7 @@ def test_clients_that_wait_are_looked_at_by_their_answers(
 
 
 def ends(past: Past, count: int, together: list[int], newest: float) -> None:
-    """End batches a tenth of a second apart; the latest arrival lies at this part of the gap before each."""
+    """End batches 0.1 s apart. In the gap before each, the latest arrival is at the fraction `newest`."""
     for number in range(count):
         now = number / 10
         past.ended(together[number % len(together)], NOTHING, now - 0.1 + newest * 0.1, now)
@@ -194,7 +194,7 @@ class TestClients:
         assert past.clients == 64
 
     def test_clients_are_counted_where_their_requests_have_rows(self) -> None:
-        """16 clients with 4 rows each, of which 4 wait and 48 rows run."""
+        """16 clients with 4 rows each: 4 clients wait, and 48 rows run."""
         past, running = Past(), RunningBatches()
         running.left(48.0, 1, 0.0)
         past.each = 4.0
@@ -210,7 +210,7 @@ class TestClients:
         assert past.clients == 0
 
     def test_clients_that_were_seen_are_clients_still_while_their_answers_lie_close(self) -> None:
-        """Where batches of several slots end at nearly one instant, the time until the next end says little."""
+        """If batches of several slots end almost simultaneously, the time until the next end says little."""
         past = Past()
         for number in range(200):
             now = number / 10

@@ -1,4 +1,4 @@
-"""Batches of a model that fills its inputs up: entries of like weight ride together, and nobody pays or waits for it."""
+"""Batches of a model that pads: entries of similar weight ride together, and nobody pays or waits for it."""
 
 import heapq
 from collections import Counter, defaultdict
@@ -97,7 +97,7 @@ def test_only_entries_of_one_shape_ride_where_these_count(count: int) -> None:
 
 
 def test_those_that_ride_past_another_shape_cost_their_tenant_nothing() -> None:
-    """Their seats would have been empty. The first one pays, and its neighbour before the other shape."""
+    """Their seats would have been empty. The first entry pays, and so does its neighbour ahead of the other shape."""
     queue = ModelQueue(queue_of(100.0, limit=4).limits.counting_rows())
     queue.set_slots(GPUS)
     for tenant, shape in (("a", 1), ("b", 1), ("other", 2), ("c", 1), ("d", 1), ("e", 1)):
@@ -124,7 +124,7 @@ def test_a_batch_keeps_within_its_weight() -> None:
 
 
 def test_bulk_lines_make_no_batch_longer_in_weight() -> None:
-    """Of the lines those ride that are nearest to its longest entry, and none that all would be filled up to."""
+    """The lines nearest to its longest entry ride, but none that the others would have to be padded to."""
     queue = queue_of(100.0, limit=8)
     queue.service.alpha, queue.service.largest = 0.01, 8.0
     queue.limits = replace(queue.limits, padding=Padding(100.0, 1e9))
@@ -136,7 +136,7 @@ def test_bulk_lines_make_no_batch_longer_in_weight() -> None:
 
 
 def test_bulk_lines_ride_as_far_as_the_promise_goes_for_the_longest_of_the_batch() -> None:
-    """Full batches alone would tell nothing of that: their run times fit a line that is level."""
+    """Full batches alone wouldn't show that, as a flat line fits their run times."""
     queue = queue_of(100.0, limit=8)
     queue.limits = replace(queue.limits, padding=Padding(100.0), promise=0.1)
     queue.service.alpha, queue.service.largest = 0.08, 8.0
@@ -181,7 +181,7 @@ Tenants = Mapping[str, tuple[int, int]]
 
 
 def shares_of_time(tenants: Tenants, seconds: float) -> dict[str, float]:
-    """Share of the GPUs' time that each tenant gets, over an even one."""
+    """Return each tenant's share of the GPU time, relative to an even share."""
     queue = queue_of(sum(weight for weight, _ in tenants.values()) / len(tenants))
     policy, spent, waiting = policies.build("paced", None), defaultdict[str, float](float), defaultdict[str, int](int)
     ends: list[tuple[float, str, Departure | None]] = [(0.0, f"w{number}", None) for number in range(GPUS)]

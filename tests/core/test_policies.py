@@ -1,4 +1,4 @@
-"""The four policies: the rule each makes of a load, what comes of it, full batches in step, and bursts."""
+"""The four policies: the rule that each derives from a load, its effects, full batches in step, and bursts."""
 
 import math
 from itertools import pairwise
@@ -22,7 +22,7 @@ each_policy = pytest.mark.parametrize("name", policies.NAMES)
 
 
 def test_a_cold_start_into_full_load_keeps_its_gpus_for_full_batches() -> None:
-    """Milliseconds in, the rate is known: one that leaves with a few of the first requests is missed for a batch's time."""
+    """The rate is known within milliseconds. A GPU that left with the first few requests would be busy for a batch."""
     queue = ModelQueue(QueueLimits(tiers=3, max_batch=16))
     queue.service.warm_up([(1, 0.02), (16, 0.02)])
     came = (number / 5000 for number in range(25))
@@ -33,7 +33,7 @@ def test_a_cold_start_into_full_load_keeps_its_gpus_for_full_batches() -> None:
 @each_policy
 @pytest.mark.parametrize("wait", [None, 0.2])
 def test_a_lone_request_before_and_after_the_rush_hour_leaves_at_once(name: str, wait: float | None) -> None:
-    """Idle workers are woken by a rule; the one of the last busy claim must not hold the first request after it."""
+    """A rule wakes idle workers. The rule from the last busy claim mustn't hold the first request after it."""
     queue, policy = ModelQueue(QueueLimits(tiers=3, max_batch=32)), policies.build(name, wait)
     queue.set_slots(1)
     now = 5.0
@@ -114,7 +114,7 @@ class TestPaced:
         assert uneven.gap_each == pytest.approx(even.gap_each / (1.0 + SMALLER * 0.2))
 
     def test_the_first_batch_of_each_gpu_keeps_the_gap_that_lasts_and_is_not_cut(self) -> None:
-        """Cut to an even part of the little that runs, a start's arrivals would wait for one gap after another."""
+        """If cut to an even part of the little that runs, the first arrivals would wait for one gap after another."""
         load = Load(rate=1050.0, alpha=0.2, beta=0.004, slots=8, max_batch=100)
         first, later = (Paced().spaced(replace(load, departures=left)) for left in (7, 8))
         assert first.gap(0.0) == first.gap(50.0) == pytest.approx(headway(load))
@@ -138,7 +138,7 @@ class TestPaced:
 
 
 class TestClients:
-    """The rule of `paced` for clients that wait for their answers."""
+    """The `paced` rule for clients that wait for their answers."""
 
     @pytest.mark.parametrize(("clients", "company"), [(4, 1.0), (16, 4.0), (5, 1.0), (1, 0.0), (400, 32.0)])
     def test_half_an_even_part_of_them_is_enough(self, clients: int, company: float) -> None:
@@ -247,7 +247,7 @@ class TestFullBatches:
 
 
 def test_bunched_gpus_are_spread_while_every_batch_is_full() -> None:
-    """Four GPUs wait while a backlog of four batches arrives at once: they begin in step, with no batch to spare."""
+    """A backlog of four batches arrives at four idle GPUs. They start in step, with no batch to spare."""
     rate, queue = 950.0, ModelQueue(QueueLimits(tiers=1, max_batch=25))
     arrivals = [0.0] * 100 + [number / rate for number in range(1, int(rate * 4))]
     coming = ((at, entry(str(number))) for number, at in enumerate(arrivals))
@@ -279,13 +279,13 @@ class TestGather:
     def test_the_first_of_a_burst_has_a_gap_to_gather_others_until_nobody_follows_or_it_is_full(
         self, company: float, depth: int, newest: float, now: float, verdict: Dispatch | Hold
     ) -> None:
-        """With too little company it waits for more in silence, too."""
+        """With too little company, it keeps waiting even if no more arrive."""
         rule = Rule(100, headway=0.05, service=0.1, gather=0.04, quiet=0.01, company=company)
         assert decide(rule, QueueSnapshot(depth, 2.0, 9.0, last_departure=1.0, newest=newest), now) == verdict
 
     @pytest.mark.parametrize(("rate", "gathers"), [(1000.0, True), (59.0, False), (19.0, False)])
     def test_only_where_others_were_due(self, rate: float, gathers: bool) -> None:
-        """A gap of 50 ms: three mean gaps between arrivals must fit into it."""
+        """The gap is 50 ms. Three mean gaps between arrivals must fit into it."""
         rule = policies.build("paced", None).rule(Load(rate, 0.1, 0.0, 2, 100))
         assert (rule.gather > 0.0) == gathers
         assert rule.gather + rule.quiet <= max(0.05, 2 * rule.quiet)

@@ -1,4 +1,4 @@
-"""One model's queue: from the offer to the end of every entry."""
+"""The queue of one model: everything between an entry's offer and its end."""
 
 import math
 
@@ -22,7 +22,7 @@ class Fixed:
 
 
 class Curious:
-    """Lets batches leave at once, and keeps the loads of which it was told."""
+    """Lets batches leave immediately, and records the loads it is given."""
 
     def __init__(self) -> None:
         self.loads: list[Load] = []
@@ -105,7 +105,7 @@ class TestLeaving:
         shared = Fixed(Rule(size=8, headway=0.1, split=9.0))
         offer(queue, *"abcdefg")
         sizes = [len(leave(queue, 0.1 * number, f"gpu-{number}", policy=shared).members) for number in range(3)]
-        assert sizes == [3, 3, 1]  # A third of 7 each.
+        assert sizes == [3, 3, 1]  # Each gets a third of 7.
 
     def test_the_most_urgent_member_is_not_held_until_it_is_too_late(self, queue: ModelQueue) -> None:
         queue.last_departure = 0.0
@@ -291,7 +291,7 @@ class TestFailing:
             assert (after.again, after.dead, after.spent, after.late) == (0, [], [], [])
 
     def test_an_outage_is_not_amplified(self) -> None:
-        """Retries end at the reserve and the share of first runs they may add, although every batch fails."""
+        """Retries stop at the reserve plus their share of first runs, even if every batch fails."""
         queue, now, retries, firsts = make(max_batch=1), 0.0, 0, 0
         spent = []
         for number in range(400):

@@ -1,4 +1,4 @@
-"""Entries that wait apart from the tier queues: which get in, which go first, and what a search leaves behind."""
+"""Entries outside the tier queues: which are admitted, which go first, and what a search leaves behind."""
 
 import math
 
@@ -26,7 +26,7 @@ def of(caller: str, id: str = "1", *, queue_timeout: float = 1e6, tier: int = 0,
 
 
 def measured(seconds: float | None, max_batch: int = 8, slots: int = 1) -> ModelQueue:
-    """A queue with a caller that rides apart; a full batch of it takes so many seconds, None when that is not known."""
+    """Return a queue with a caller that is kept apart. A full batch takes `seconds`; None if that isn't known."""
     queue = make(max_batch=max_batch, slots=slots)
     if seconds is not None:
         for number in range(max_batch):
@@ -46,7 +46,7 @@ class TestGettingIn:
         assert isinstance(queue.offer(of("good"), 1.0), QueuedEntry)
 
     def test_who_is_alone_may_wait_as_long_as_its_deadline_allows(self) -> None:
-        """Two runs are reckoned for each: of 40 a second within 10 s not more than about 200."""
+        """Two runs are assumed for each entry. At 40 a second, about 200 entries fit into 10 s."""
         queue = measured(0.2, max_batch=8)
         for number, count in enumerate([150] + [0] * 149):
             offered = queue.offer(of("evil", f"part {number}", queue_timeout=10.0, count=count), 1.0)
@@ -75,7 +75,7 @@ class TestGettingIn:
         assert (offered.most, offered.apart) == (most, True)
 
     def test_nobody_gets_in_who_would_wait_too_long(self) -> None:
-        """Two runs are reckoned for each that waits, and that as many tenants as wait have their turns between them."""
+        """Two runs are assumed for each waiting entry, with turns of the other waiting tenants in between."""
         admitted = []
         for beside in ([], [of("good")]):
             queue, count = measured(0.8, max_batch=8), 0

@@ -1,4 +1,4 @@
-"""Figures by which a queue admits an entry, refuses it or notes it, and reports how busy its GPUs are."""
+"""How a queue decides to admit, refuse or note an entry, and how busy it reports its GPUs to be."""
 
 import math
 import weakref
@@ -50,7 +50,7 @@ class TestDepths:
 
 @pytest.mark.parametrize("span", [0.02, 0.1, 0.3])
 def test_the_first_burst_is_let_in_whole_where_it_can_be_served_in_time(span: float) -> None:
-    """How often higher tiers ask is not known after a moment: their share of a burst is no lasting load."""
+    """After a moment, the rate of the higher tiers isn't known: their share of a burst isn't a lasting load."""
     queue = make(max_batch=32)
     queue.service.warm_up([(1, 0.1), (32, 0.1)])
     for number in range(300):
@@ -79,7 +79,7 @@ def test_the_input_of_what_has_left_is_let_go_of(withdrawn: bool) -> None:
 class TestDeadlines:
     @pytest.mark.parametrize("tier", [0, 1])
     def test_who_has_others_in_its_rounds_is_refused_for_those_alone(self, tier: int) -> None:
-        """Seven tenants share the first round; 19.4 may be ahead, and a third round ends with the 21st of 27."""
+        """Seven tenants share the first round. 19.4 entries may be ahead, and a third round ends at the 21st of 27."""
         queue = ten_a_second(QueueLimits(2, 10))
         offer(queue, *(f"a{number}" for number in range(20)), tier=tier, tenant="a")
         offer(queue, "b1", "b2", tier=tier, tenant="b")
@@ -184,7 +184,7 @@ def played(
     offers: Callable[[ModelQueue], Callable[[Entry, float], object]],
     most_rows: int = 0,
 ) -> list[object]:
-    """What one can see of a queue in the course of these steps; of one whose entries have rows, so many at most, if that is given."""
+    """Return what can be observed of a queue during the steps. With `most_rows`, entries have up to that many rows."""
     limits = QueueLimits(3, 4, max_queue=30)
     queue, now, seen = ten_a_second(limits.counting_rows() if most_rows else limits), 0.0, list[object]()
     running, known = list[Departure](), list[QueuedEntry]()
@@ -246,7 +246,7 @@ def test_entries_of_one_row_are_packed_like_any_others(steps: list[Step], most_r
 
 
 def one_noted() -> tuple[ModelQueue, QueuedEntry]:
-    """A queue in which one entry has its place, and one is noted behind it."""
+    """Return a queue where one entry has its place and another is noted behind it, and the noted entry."""
     queue = ten_a_second(QueueLimits(2, 8))
     for number, seconds in enumerate((5.0, 3.0)):
         offered_small(queue)(entry(str(number), timeout=2 * seconds, queue_timeout=seconds), 0.0)

@@ -1,4 +1,4 @@
-"""Rate limits: each agrees with a token bucket, and several in one book are charged together."""
+"""Rate limits: each behaves like a token bucket, and several are charged together."""
 
 from fractions import Fraction
 
@@ -21,7 +21,7 @@ GAPS = st.lists(st.integers(0, 4000), max_size=80)
 
 
 class Bucket:
-    """A token bucket in exact fractions: holds `burst` tokens, gains rate / 60 a second, a request takes one."""
+    """A token bucket in exact fractions. It holds `burst` tokens and gains rate / 60 a second; a request takes one."""
 
     def __init__(self, quota: Limit) -> None:
         self.size = Fraction(quota.burst)
@@ -39,7 +39,7 @@ class Bucket:
 
 
 def check(limit: Limit, tat: float, now: float) -> tuple[float, float]:
-    """Number to remember of a limit after one request, and the seconds until that fits; 0 if it was let in."""
+    """Return a limit's state after one request, and the seconds until the request fits (0 if it was admitted)."""
     charged = charge([limit], {limit.id: tat}, now)
     if isinstance(charged, Over):
         assert charged.limit is limit
@@ -74,7 +74,7 @@ def test_a_refusal_says_when_the_same_request_fits(quota: Limit, gaps: list[int]
 
 @given(st.lists(QUOTAS, min_size=1, max_size=3), GAPS)
 def test_several_limits_are_charged_all_or_none(quotas: list[Limit], gaps: list[int]) -> None:
-    """Several limits judge as each would by itself. Of those exceeded, the one that takes longest is named."""
+    """Several limits decide as each would alone. If some are exceeded, the one with the longest wait is named."""
     limits = [Limit(f"u{place}", quota.name, quota.rate, quota.burst) for place, quota in enumerate(quotas)]
     tats: dict[str, float] = {}
     now = 100.0

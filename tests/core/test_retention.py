@@ -1,4 +1,4 @@
-"""Budgets: of kept outcomes, of what waits, and of whatever owners share."""
+"""Budgets for kept outcomes, for waiting entries, and for anything that owners share."""
 
 import itertools
 from collections import defaultdict
@@ -27,7 +27,7 @@ STEPS = st.lists(
 
 
 class Naive:
-    """Items in order, each with tenant, size, end and whether it is spare."""
+    """Items in order, each with its tenant, its size, its end, and whether it is spare."""
 
     def __init__(self) -> None:
         self.items: dict[int, tuple[str, int, int, bool]] = {}
@@ -180,7 +180,7 @@ def fill(room: Room, tenant: str) -> list[Reservation]:
 def test_however_many_take_all_they_can_there_is_room_for_one_more(tenants: int) -> None:
     room = Room(MOST)
     used = {tenant: fill(room, str(tenant)) for tenant in range(tenants)}
-    for _ in range(30):  # Until nobody gets any more: who came first gives back what it has, and takes what it gets.
+    for _ in range(30):  # Until nobody gets more: each tenant gives back what it has and takes what it can get.
         for tenant in range(tenants):
             used[tenant].clear()
             used[tenant] = fill(room, str(tenant))

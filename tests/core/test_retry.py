@@ -1,4 +1,4 @@
-"""Retries of a batch that failed, and restarts of a worker: further runs, backoff, and the budgets."""
+"""Retries of a failed batch and restarts of a worker: further runs, backoff and budgets."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Rules of rollouts, and how often they err on random traffic."""
+"""Rollout rules, and how often they are wrong on random traffic."""
 
 import itertools
 import math
@@ -41,12 +41,12 @@ def lognormal(rng: random.Random) -> float:
 
 
 def heavy(rng: random.Random) -> float:
-    """Latencies of which the mean is ten times the median."""
+    """Return a random latency. The mean is ten times the median."""
     return 0.02 * rng.paretovariate(1.1)
 
 
 class Traffic:
-    """Random requests of one version: so many a second, of which a part fails."""
+    """Random requests to one version, some of which fail."""
 
     def __init__(self, rng: random.Random, latency: Latency, failing: float) -> None:
         self._rng, self._failing = rng, failing
@@ -61,7 +61,7 @@ class Traffic:
 
 
 def rolled(plan: Rollout, rate: float, new: Traffic, old: Traffic, look: float = 1.0) -> tuple[Rollout, float]:
-    """Rollout at its end, and the seconds until then. The last step is left to itself for as long as the others."""
+    """Return the rollout at its end, and the seconds it took. The last step runs as long as the others."""
     seconds = 0.0
     while plan.running and not (plan.step + 1 == len(plan.steps) and plan.waited >= plan.every):
         share = plan.percent / 100.0
@@ -239,7 +239,7 @@ def test_after_any_orders_a_loser_gets_nothing_until_somebody_starts_or_promotes
 
 
 def shares(rollout: Rollout | None, configured: dict[str, float]) -> Counter[str]:
-    """Versions of 1,000 requests that name none, where all four are there."""
+    """Draw versions for 1,000 requests that name none, when all four are available."""
     return drawn(Versions(dict.fromkeys("1234", 1), "1234", weights_of(rollout, configured, "1234")), 1000)
 
 

@@ -1,4 +1,4 @@
-"""Rows of tensors: an entry of k rows counts as k of a batch, in whatever is reckoned with batches."""
+"""Tensor rows: an entry of k rows counts as k wherever batches are calculated."""
 
 import heapq
 import itertools
@@ -37,7 +37,7 @@ def worker(takes: str, model: str = "m", status: WorkerStatus = WorkerStatus.HEA
 
 
 def make(tiers: int = 3, reserved_share: float = 0.25, slots: int = 1) -> ModelQueue:
-    """Queue of a model of which is heard, when there is one already, that it takes tensors."""
+    """Return a model's queue that existed before it was known that the model takes tensors."""
     queue = ModelQueue(QueueLimits(tiers, B, reserved_share))
     queue.set_slots(slots)
     queue.bound(queue.limits.counting_rows())
@@ -112,7 +112,7 @@ class TestBatches:
 
 
 def wait(queue: ModelQueue, *shapes: int, tenant: str = "t", tier: int = 0) -> None:
-    """Let entries of one row wait, each with its number among them as its id behind its shape."""
+    """Queue entries of one row each. Their ids are "shape-number"."""
     for number, shape in enumerate(shapes):
         one = entry(f"{shape}-{number}", tenant=tenant, tier=tier, shape=shape)
         assert not isinstance(queue.offer(one, 0.0), Refused)
@@ -126,7 +126,7 @@ SECONDS = 10.0
 
 
 def arrivals(tenant: str, rate: float) -> list[tuple[float, str, int]]:
-    """Instants, tenants and shapes of what comes at a rate: of a thousand shapes from the tenant "many", else of one."""
+    """Return (time, tenant, shape) of random arrivals. The tenant "many" sends a thousand shapes, others send one."""
     rng, now, found = random.Random(tenant), 0.0, list[tuple[float, str, int]]()
     while (now := now + rng.expovariate(rate)) < SECONDS:
         found.append((now, tenant, 2 + len(found) % 1000 if tenant == "many" else 1))
@@ -134,7 +134,7 @@ def arrivals(tenant: str, rate: float) -> list[tuple[float, str, int]]:
 
 
 def served(asked: list[tuple[float, str, int]]) -> dict[str, list[float]]:
-    """Waits by tenant of what two GPUs answer that run each batch in 20 ms, until a little after the last has come."""
+    """Return the waits by tenant on two GPUs that take 20 ms a batch. Ends shortly after the last arrival."""
     queue, waits, order = make(slots=2), defaultdict[str, list[float]](list), itertools.count()
     policy = Fixed(Rule(size=1))
     events: list[tuple[float, int, Any]] = [(at, next(order), (tenant, shape)) for at, tenant, shape in asked]
@@ -198,7 +198,7 @@ class TestShapes:
         assert ride(queue) == "first-0"
 
     def test_a_neighbour_of_a_thousand_shapes_is_answered_in_time(self) -> None:
-        """Two GPUs run 100 batches a second, of which the hostile one fills one with each of its inputs; it has half of those by turn."""
+        """Two GPUs run 100 batches a second. Hostile inputs fill a batch each, but get only every second one."""
         asked = [*arrivals("calm", 300.0), *arrivals("many", 200.0)]
         waits = served(asked)
         assert len(waits["calm"]) == sum(tenant == "calm" for _, tenant, _ in asked)
@@ -206,7 +206,7 @@ class TestShapes:
         assert len(waits["many"]) >= 0.25 * 100 * SECONDS
 
     def test_light_tenants_of_a_shape_each_wait_for_no_flood(self) -> None:
-        """A flood of one shape gets what they leave, and not every second batch."""
+        """A flood of one shape gets what they leave, not every second batch."""
         asked = [(at, f"light {number % 10}", 2 + number % 10) for number, (at, _, _) in enumerate(arrivals("", 80.0))]
         waits = served([*asked, *arrivals("flood", 1500.0)])
         light = sorted(itertools.chain(*(found for tenant, found in waits.items() if tenant != "flood")))
@@ -214,7 +214,7 @@ class TestShapes:
         assert light[int(0.95 * len(light))] < 0.080
 
     def test_shapes_of_two_tiers_share_batches_as_rows_do(self) -> None:
-        """All that waits would fit into one batch, if it were of one shape."""
+        """Everything that waits would fit into one batch if it had one shape."""
         queue, batches, firsts = make(), 60, Counter[int]()
         numbers = iter(range(100, 900))
         wait(queue, *[next(numbers) for _ in range(4)])
@@ -241,7 +241,7 @@ class TestReckoning:
         assert entries.in_entries() is entries
 
     def test_what_has_come_of_late_is_kept_of_rows_and_not_of_other_weights(self) -> None:
-        """Rows of most models are as many in each request, or one; characters of texts never are."""
+        """Most models get a fixed number of rows per request, often one. String lengths always vary."""
         policy = Curious()
         for limits, kept in ((QueueLimits(1, B).counting_rows(), True), (QueueLimits(1, B, max_weight=99), False)):
             queue = ModelQueue(limits)

@@ -1,4 +1,4 @@
-"""Scaler of a model that nobody asks for: it gives all workers back, and has one again as soon as somebody asks."""
+"""Scaling a model without requests: it gives up all workers, and gets one back on the next request."""
 
 import pytest
 from hypothesis import given

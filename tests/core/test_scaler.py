@@ -1,4 +1,4 @@
-"""Scaler of a model and its rules: one shortage is answered once, bounds are kept, and nothing flaps."""
+"""A model's scaler and its rules: it answers a shortage once, keeps within bounds and doesn't flap."""
 
 import itertools
 import math
@@ -43,7 +43,7 @@ COST = BatchCost(0.1, 0.0, 10.0)
 
 
 class Fleet:
-    """Fleet of one model, whose workers take `start` seconds to come; those that are `broken` never do."""
+    """A fleet of one model. Workers take `start` seconds to start; `broken` ones never do."""
 
     def __init__(self, limits: ScaleLimits, workers: int, start: float = 60.0) -> None:
         self.scaler = Scaler(limits, workers, 0.0)
@@ -55,7 +55,6 @@ class Fleet:
         self.broken = 0
 
     def run(self, seconds: float, rate: float, queue: float = 0.0, step: float = 1.0) -> list[ScaleDecision]:
-        """Run at one load; returns the decisions of that time."""
         before = len(self.decisions)
         end = self.now + seconds
         while self.now < end:
@@ -145,7 +144,7 @@ def test_a_plan_sits_out_what_is_over_before_a_worker_could_come_unless_all_cann
 
 def test_a_plan_for_quick_starts_answers_at_once() -> None:
     fleet = Fleet(ScaleLimits(policy=PLAN), 6, start=1.0)
-    for rate in (*(100.0, 2000.0) * 12, 410):  # Its starts are learnt to be short.
+    for rate in (*(100.0, 2000.0) * 12, 410):  # It learns that starts are short.
         fleet.run(900, rate)
     assert fleet.run(9, 560) != []
 

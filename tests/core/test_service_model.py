@@ -1,4 +1,4 @@
-"""Cost and arrival rate of a model, learnt from noisy data; batches that a start runs, and deadlines that fit what they show."""
+"""A model's cost and arrival rate, learnt from noisy data; warm-up batches, and deadlines derived from them."""
 
 import math
 import random
@@ -75,7 +75,7 @@ class TestServiceModel:
         assert model.deviation == pytest.approx(0.0125, rel=0.05)
 
     def test_nothing_is_foretold_far_beyond_what_was_seen(self) -> None:
-        """A slow batch of three among batches of one is no reason to expect ten seconds of a batch of a hundred."""
+        """One slow batch of three among batches of one doesn't mean that a batch of 100 takes ten seconds."""
         model = ServiceModel()
         model.observe(3, 0.3)
         for _ in range(20):
@@ -102,7 +102,7 @@ class TestServiceModel:
 
 class TestArrivalRate:
     def test_is_right_within_milliseconds_of_a_start_into_full_load(self) -> None:
-        """Until it is, every free GPU leaves with what little is there, and the rest waits for them."""
+        """Until then, each free GPU leaves with the little there is, and all later entries wait for them."""
         for count in (30, 100):
             arrivals = ArrivalRate()
             for step in range(count):

@@ -1,4 +1,4 @@
-"""How fast slots are beside each other, their pace, and which of them take part."""
+"""How fast slots are relative to each other, their pace, and which of them take part."""
 
 import functools
 import random
@@ -20,7 +20,7 @@ ALPHA, BETA = 0.1, 0.001
 
 
 class Learnt:
-    """Slots that run batches of any size, and what is learnt of them."""
+    """Slots that run batches of any size, and what is learnt about them."""
 
     def __init__(self, slots: int, jitter: float, seed: int) -> None:
         self.workers = [f"gpu-{number}" for number in range(slots)]
@@ -51,7 +51,7 @@ def run_all(slow: dict[str, float], slots: int, batches: int, jitter: float = 0.
 @pytest.mark.parametrize(("slow", "slots"), [(1.2, 2), (1.5, 8), (2.0, 3), (3.0, 8)])
 def test_a_slow_slot_is_found_and_how_slow_it_is(slow: float, slots: int) -> None:
     learnt = run_all({"gpu-0": slow}, slots, 40)
-    assert learnt.ratio("gpu-0", "gpu-1") == pytest.approx(slow, rel=0.23)  # A step of the grid, at most.
+    assert learnt.ratio("gpu-0", "gpu-1") == pytest.approx(slow, rel=0.23)  # At most one grid step.
     line, factor = learnt.line, learnt.factors.of("gpu-1")
     assert factor * line.alpha == pytest.approx(ALPHA, rel=0.15)
     assert factor * line.beta == pytest.approx(BETA, rel=0.25)
@@ -129,7 +129,7 @@ STEPS_OF_TWO = 3
 
 
 def fleet(fast: int, slow: int, steps: int, load: float, max_batch: int = 64) -> Load:
-    """Load of a fleet of 100 ms batches, as a share of what all of it can do."""
+    """Return the load of a fleet with batches of 100 ms. `load` is a share of its capacity."""
     paces = [0] * len(FACTORS)
     paces[USUAL], paces[USUAL + steps] = fast, slow
     slots = fast + slow
@@ -164,7 +164,7 @@ def test_gap_and_run_time_together_are_as_long_on_each_slot() -> None:
 
 
 class Pair:
-    """A fast and a slow GPU, known for it."""
+    """A fast and a slow GPU whose speeds are known."""
 
     def __init__(self) -> None:
         self.queue = ModelQueue(QueueLimits(1, 16, 0.0, 1000))
@@ -231,7 +231,7 @@ def noisy(size: int, rng: random.Random) -> float:
 
 
 def by_the_longest(size: int, rng: random.Random) -> float:
-    """Each input takes its own time, and the batch as long as its longest."""
+    """Return a batch time. Inputs take random times, and the batch takes as long as its longest input."""
     return 0.02 + max(0.03 * rng.lognormvariate(0.0, 0.6) for _ in range(size))
 
 
@@ -267,7 +267,7 @@ def test_after_20_batches_it_is_within_a_tenth_or_an_estimate(seconds: Seconds, 
 
 
 def test_before_load_the_warm_up_tells() -> None:
-    """From a single input alone the pace would be taken for 64 inputs in 102 ms, more than twice the truth."""
+    """Judged by a single input, the pace would be 64 inputs in 102 ms, more than twice the true one."""
     pace = learnt(straight, [], 1)
     assert pace.estimated
     assert pace.items_per_second == pytest.approx(true_pace(straight), rel=0.01)

@@ -1,4 +1,4 @@
-"""The search for culprits: the groups that wait apart, what runs how often, who hears what, and whose GPU time it is."""
+"""The search for culprits: groups that wait apart, numbers of runs, outcomes, and who is charged GPU time."""
 
 import math
 from collections import Counter, deque
@@ -39,7 +39,7 @@ BATCH = 0.1
 
 
 class Bench:
-    """A queue with GPUs that run one batch after the other; inputs that begin with `bad` fail."""
+    """A queue with GPUs that run one batch after another. Inputs that start with `bad` fail."""
 
     def __init__(self, max_batch: int = 32, slots: int = 1) -> None:
         self.queue = ModelQueue(QueueLimits(1, max_batch))
@@ -105,7 +105,7 @@ def test_culprits_end_alone_and_others_get_answers(size: int, data: st.DataObjec
 @pytest.mark.parametrize("evil", [1, 3])
 @pytest.mark.parametrize("max_batch", [4, 32])
 def test_what_waits_of_a_hostile_caller_costs_no_input_of_others_more_than_one_run(max_batch: int, evil: int) -> None:
-    """With what it had waiting before it was found, too: it still rides with others then, once with each of them."""
+    """Inputs queued before the caller was found are included: they still ride with others, once with each."""
     bench = Bench(max_batch)
     for number in range(100):
         bench.offer((f"evil {number % evil}", f"bad {number}"), ("good", f"good {number}"))
@@ -116,7 +116,7 @@ def test_what_waits_of_a_hostile_caller_costs_no_input_of_others_more_than_one_r
 
 
 def test_who_rides_apart_gets_no_more_than_its_part_of_the_gpus() -> None:
-    """All its inputs fail, and there are always more of them, beside a tenant that keeps the GPU busy."""
+    """All its inputs fail and more keep coming, beside a tenant that keeps the GPU busy."""
     bench = Bench(max_batch=4)
     seconds = Counter[str]()
     for _ in range(600):
@@ -135,7 +135,7 @@ def test_whoever_waits_for_a_probe_that_is_gone_runs_all_the_same() -> None:
     bench = Bench()
     bench.offer(("c", "bad"), ("c", "good 1"), ("c", "good 2"), ("c", "good 3"))
     bench.step()
-    for member in list(bench.queue._suspects.of)[2:]:  # the half; the rest was set apart before it.
+    for member in list(bench.queue._suspects.of)[2:]:  # The half. The rest was set apart before it.
         bench.queue.remove(member)
     bench.drain()
     assert len(bench.answered) == 2
@@ -290,7 +290,7 @@ def found() -> LineSuspects:
 
 
 def search(lines: Sequence[Line], cause: Cause, found: LineSuspects) -> list[Line]:
-    """Run lines, together at first, until each has its outcome. Returns those that were given up."""
+    """Run lines, together at first, until each has its outcome. Returns those that were given up on."""
     waiting, ended = deque([lines]), []
     while waiting:
         group = waiting.popleft()
@@ -322,7 +322,7 @@ def test_bad_lines_alone_are_given_up_and_no_tenant_stays_suspected(bad: list[bo
     assert Counter(map(id, given_up)) == Counter(id(line) for line in lines if line.bad)
     assert all(line.runs_alone >= (1 if cause in SEARCHED else DEATHS_ALONE) for line in given_up)
     assert all(line.runs <= 2 * MAX_ATTEMPTS + 8 for line in lines)
-    for _ in range(CLEAN * 2 ** max(sum(bad) - 1, 0)):  # As many as the last of them has it owe.
+    for _ in range(CLEAN * 2 ** max(sum(bad) - 1, 0)):  # As many as the tenant owes after the last bad line.
         assert bool(found.shape("t")) == any(bad)
         found.succeeded("t", 1, 8)
     assert found.shape("t") == 0

@@ -1,4 +1,4 @@
-"""Tensors as values: packed, checked against a model's specifications, and in JSON."""
+"""Tensors as values: packing, checks against a model's specifications, and JSON."""
 
 import itertools
 import json
@@ -160,7 +160,7 @@ def test_inputs_that_a_model_does_not_take_are_told(heads: list[TensorHead], tol
 
 def test_a_narrower_datatype_is_taken_where_every_number_of_it_stays_as_it_is() -> None:
     for (name, dtype), (wide, wider) in itertools.product(DTYPES.items(), repeat=2):
-        rounded = name in ("INT64", "UINT64") and wide == "FP64"  # numpy calls that safe.
+        rounded = name in ("INT64", "UINT64") and wide == "FP64"  # numpy considers that safe.
         head, spec = TensorHead("x", name, (1, 4)), TensorSpec("x", wide, (4,))
         if name == wide or (np.can_cast(dtype, wider) and name != "BOOL" and not rounded):
             assert check_heads([head], [spec]) == (head,), (name, wide)
@@ -219,7 +219,7 @@ def test_tensors_have_digests_of_their_own() -> None:
 
 
 def test_the_name_of_a_sole_tensor_is_not_part_of_its_digest() -> None:
-    """A request under a client's own name is the same before the model's name is known and afterwards."""
+    """A request with the client's own name stays the same once the model's name is known."""
     one, other = (pack([tensor(np.ones((2, 3), "f4"), name=name)]) for name in ("x", "a name that is longer"))
     assert values.canonical(one) == values.canonical(other)
 

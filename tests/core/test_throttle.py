@@ -1,4 +1,4 @@
-"""The lowest tier is held to what the others leave, at any split between gateways, and to nothing that is not known."""
+"""The lowest tier is limited to what the others leave, however gateways share it, but never by unknown figures."""
 
 import math
 from collections import Counter
@@ -29,7 +29,7 @@ RATES = st.floats(0.0, 1e5)
 
 @st.composite
 def gateways(draw: st.DrawFn) -> list[ArrivalRates]:
-    """Arrivals at some gateways, of which each knows the busiest of its tenants, or none of them."""
+    """Draw the arrivals at some gateways. Each knows its busiest tenants, or none."""
     told = []
     for _ in range(draw(st.integers(1, 8))):
         tenants = draw(st.dictionaries(st.sampled_from("abcdefgh"), RATES, max_size=6))
@@ -55,8 +55,8 @@ def test_the_room_is_what_higher_tiers_leave_and_never_less_than_the_reserved_sh
 
 
 def test_what_is_not_known_throttles_nobody_but_workers_of_which_none_counts_have_no_room() -> None:
-    assert room(capacity(0, healthy=2), 0.1, [ArrivalRates(10, 10)]) == math.inf  # No batch was measured yet.
-    assert room(capacity(0, healthy=0), 0.1, [ArrivalRates(10, 10)]) == math.inf  # Nobody is there yet.
+    assert room(capacity(0, healthy=2), 0.1, [ArrivalRates(10, 10)]) == math.inf  # No batch has been measured yet.
+    assert room(capacity(0, healthy=0), 0.1, [ArrivalRates(10, 10)]) == math.inf  # No worker is there yet.
     assert Throttle().admit(T, 0.0) == 0.0
     assert room(capacity(0, healthy=0, degraded=2), 0.1, [ArrivalRates(0, 10)]) == 0.0
     throttle = Throttle()
@@ -208,7 +208,7 @@ def levels(bucket: SharedBucket) -> dict[str, float]:
 
 
 class Model:
-    """What the bucket says of itself, step by step: tenants that have a level work off parts of the rate by weight."""
+    """Simulates the bucket step by step. Levels drain at the rate, which their tenants share by weight."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.burst = rate, max(rate, 10.0)
@@ -280,7 +280,7 @@ def test_who_waits_is_let_in(rate: float, steps: list[tuple[float, str, int, str
 
 @given(st.integers(1, 8), st.floats(1.0, 500.0), st.floats(0.05, 0.9))
 def test_who_asks_for_less_than_its_part_is_always_let_in_whoever_floods(floods: int, rate: float, part: float) -> None:
-    """Each flood offers ten times the rate. Tokens that nobody else wants go to them, and none is lost."""
+    """Each flood offers ten times the rate. Floods get the tokens that nobody else wants, and none is lost."""
     bucket, quiet = bucket_of(rate), part * rate / (floods + 1)
     step, seconds = 0.1 / rate, 30.0 + 20.0 / rate
     let_in, due = Counter[str](), 0.0

@@ -1,5 +1,3 @@
-"""Contexts of traces: read, written, carried and sampled."""
-
 import random
 from itertools import pairwise
 

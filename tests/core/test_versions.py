@@ -1,5 +1,3 @@
-"""Choice of the version that answers."""
-
 import random
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Batches by weight, and entries of many pages: who rides, what it costs a tenant, and what is reckoned with it."""
+"""Batches by weight, and entries with many pages: what rides, what tenants pay, and what depends on the weight."""
 
 import itertools
 import math
@@ -143,7 +143,7 @@ class TestTurns:
 
 class TestTenants:
     def test_take_turns_by_weight(self) -> None:
-        """Where one sends entries five times as heavy, it gets a fifth as many."""
+        """A tenant whose entries are five times as heavy gets a fifth as many."""
         queue = make()
         offer(queue, *[50] * 40, tenant="heavy")
         offer(queue, *[10] * 200, tenant="light")
@@ -176,7 +176,7 @@ class TestReckoning:
         assert QueueLimits(1, B).size(count, weight) == count
 
     def test_run_times_are_learnt_by_weight(self) -> None:
-        """A millisecond for each unit of weight, 20 ms for the batch."""
+        """A batch takes 20 ms, plus 1 ms per unit of weight."""
         queue, dice = make(), random.Random(1)
         now = 0.0
         for _ in range(100):
@@ -202,7 +202,7 @@ class TestReckoning:
         assert pace(weighed) == pytest.approx(pace(counted) / 2)
 
     def test_admission_goes_by_weight_and_by_tenant(self) -> None:
-        """One batch a second: within its two seconds in the queue, an entry lets less than two batches go before it."""
+        """At one batch a second, an entry with two seconds in the queue lets fewer than two batches go first."""
         admitted = {}
         for weight in (10, 40):
             queue = make(tiers=1)
@@ -216,7 +216,7 @@ class TestReckoning:
         assert offer(queue, 40, tenant="other", now=4.0) == [True]
 
     def test_what_is_heavier_than_a_batch_counts_as_a_full_one(self) -> None:
-        """It runs alone: a slot does one of them in the time of a batch, and so many can be let in."""
+        """It runs alone: a slot does one in the time of a batch, so it counts as one."""
         slot = Slot("gpu-0", "m", B, N)
         lease = Lease(1, slot, [entry(weight=1000 * N)], FULL, 0.0, 1.0, 1.0)
         assert (lease.fill, lease.size) == (1.0, B)

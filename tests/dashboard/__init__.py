@@ -1,1 +1,0 @@
-"""Tests of the dashboard in a real browser, and of its stream."""

@@ -1,11 +1,10 @@
-"""A real Chromium, without a window, driven by its DevTools protocol.
+"""A headless Chromium, driven through the DevTools protocol.
 
     async with browser(folder) as chromium:
         page = await chromium.open("http://127.0.0.1:9000/dashboard")
         await page.until("document.title.startsWith('Headway')")
 
-Nothing is waited for by sleeping: `until` asks the page anew whenever its document has changed.
-"""
+`Page.until` doesn't poll: it waits for the document to change."""
 
 import asyncio
 import contextlib
@@ -22,7 +21,7 @@ import aiohttp
 import pytest
 
 PATIENCE = 30.0
-"""Seconds after which something that does not come is given up."""
+"""How many seconds to wait for anything."""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 REQUIRED = "HEADWAY_TEST_REQUIRE_SERVERS"
 FLAGS = (
@@ -43,7 +42,7 @@ new Promise((resolve) => {
 
 
 class Page:
-    """One tab: the URLs that it has asked for, and complaints of its console and exceptions of its scripts."""
+    """A browser tab. Records the requested URLs, console errors and warnings, and script exceptions."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -52,7 +51,7 @@ class Page:
         self._loaded = asyncio.Event()
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        self.expected = "(?!)"  # A pattern of the complaints that a test brings about.
+        self.expected = "(?!)"  # Pattern of the complaints that a test expects.
         self._reading = asyncio.ensure_future(self._read())
 
     @property
@@ -81,7 +80,6 @@ class Page:
         return told["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Return when an expression holds, which is asked whenever the document changes."""
         try:
             await self.run(_UNTIL % condition)
         except TimeoutError:
@@ -101,7 +99,7 @@ class Page:
         await self.send("Input.insertText", text=text)
 
     async def size(self, width: int, height: int, mobile: bool = False) -> None:
-        """Give the page a size in CSS pixels."""
+        """Set the page's size in CSS pixels."""
         await self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
         )
@@ -193,7 +191,7 @@ async def browser(folder: Path) -> AsyncIterator[Chromium]:
 
 
 async def _port(running: asyncio.subprocess.Process) -> int:
-    """Port of the DevTools, as the browser tells it."""
+    """Return the DevTools port that the browser prints."""
     assert running.stderr is not None
     said = b""
     async for line in running.stderr:

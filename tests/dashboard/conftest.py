@@ -1,5 +1,3 @@
-"""The stage, made once for all tests of a worker."""
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack

@@ -1,5 +1,3 @@
-"""Stage of the dashboard's tests in a real browser: one fleet of real processes and one Chromium for all of them."""
-
 import asyncio
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -24,7 +22,7 @@ T = TypeVar("T")
 
 
 class Stage:
-    """The fleet, the browser, and the loop in which a test speaks to both."""
+    """A real fleet and one Chromium, shared by all tests of the dashboard, and the event loop that drives both."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Stage:
         return self.fleet.gateways[0]
 
     async def load(self) -> None:
-        """Ask for ever, in two tiers; some inputs are refused by the model."""
+        """Send requests in two tiers until cancelled. The model rejects some of them."""
         url, tiers = f"http://127.0.0.1:{self.gateway.port}/v1/inference", ("paid", "free")
         async with aiohttp.ClientSession() as client:
 
@@ -68,7 +66,7 @@ class Stage:
             await asyncio.gather(*(one(number) for number in range(8)))
 
     async def letter(self, id: str) -> None:
-        """Put a dead letter there whose every name is a script."""
+        """Add a dead letter with a script in every field."""
         letters = RedisDeadLetters(self.link, [QueueName("default")])
         entry = ask(f"text of {id} {EVIL}", id=id, tenant=f"tenant {EVIL}", model="default")
         await letters.add(
@@ -78,7 +76,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def quiet(stage: Stage) -> Iterator[None]:
-    """No page complains, and none asks another host."""
+    """Check that no page logged an unexpected error or contacted another host."""
     yield
     pages, stage.pages = stage.pages, []
     for page in pages:
@@ -99,7 +97,7 @@ async def under_load(stage: Stage, act: Coroutine[Any, Any, T]) -> T:
 
 
 async def tab_to(page: Page, name: str) -> None:
-    """Press Tab until an element of this label or text has the focus, which has to be seen."""
+    """Press Tab until the element with this label or text has the focus. The focus must be visible."""
     label = "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent)"
     for _ in range(200):
         if (await page.run(f"{label}")).startswith(name):
@@ -114,7 +112,7 @@ async def enter(page: Page) -> None:
 
 
 async def sign_in(page: Page) -> None:
-    """Sign in, where that has not been done in this browser."""
+    """Sign in, unless this browser already has a session."""
     await page.until("!document.querySelector('#sign-in').hidden && document.activeElement.id === 'token' || " + LIVE)
     if not await page.run(LIVE):
         await page.write(TOKEN)

@@ -1,4 +1,4 @@
-"""Other sites in a real browser: attacks on the dashboard, and a page that asks the public port as docs/http.md shows it."""
+"""Other sites in a real browser: attacks on the dashboard, and cross-origin requests to the public port as in docs/http.md."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ FETCHED = """
 
 
 async def test_a_page_of_a_name_that_was_rebound_to_this_host_gets_nothing(stage: Stage) -> None:
-    """The page is of http://evil.test, which by now means 127.0.0.1: to the browser all that it asks is its own site."""
+    """DNS rebinding: evil.test now resolves to 127.0.0.1, so the browser considers its requests same-origin."""
     for server in (stage.gateway, stage.guarded):
         page = await stage.chromium.open(f"http://evil.test:{server.admin_port}/dashboard")
         assert '"status":403' in await page.text("body")
@@ -79,7 +79,7 @@ async def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: S
     victim = await stage.open(stage.guarded)
     await sign_in(victim)
     [cookie] = (await victim.send("Network.getCookies"))["cookies"]
-    home = f"http://localhost:{stage.guarded.admin_port}"  # Cookies of 127.0.0.1 are none of this host.
+    home = f"http://localhost:{stage.guarded.admin_port}"  # The browser doesn't send cookies of 127.0.0.1 to this host.
     thief = await stage.chromium.open(f"{home}/dashboard")
     await thief.until("!document.querySelector('#sign-in').hidden")
     await thief.send("Network.setCookie", name=cookie["name"], value=cookie["value"], url=home, httpOnly=True)

@@ -1,4 +1,4 @@
-"""Orders of the dashboard in a real browser: rollouts are started, promoted and aborted, workers drained and undrained."""
+"""Rollouts and drains, controlled from the dashboard in a real browser."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def says(selector: str, text: str) -> str:
 
 
 async def order(page: Page, name: str, *, sure: str) -> None:
-    """Ask for something by keyboard, and for it once more in the dialog."""
+    """Press a button using the keyboard, then confirm in the dialog."""
     await tab_to(page, name)
     await enter(page)
     await page.until(OPEN)
@@ -112,7 +112,7 @@ def test_an_operator_who_has_signed_in_starts_and_ends_rollouts_and_drains(tmp_p
     async def act(address: str) -> None:
         async with browser(tmp_path) as chromium:
             page = await chromium.open(address)
-            page.expected = " 40[019] "  # Chromium notes every refusal in the console.
+            page.expected = " 40[019] "  # Chromium logs each refused request to the console.
             await sign_in(page)
             await page.until(LIVE)
             await rollouts(page)

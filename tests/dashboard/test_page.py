@@ -1,5 +1,3 @@
-"""The dashboard in a real browser, over a fleet of real processes."""
-
 import asyncio
 import json
 import os
@@ -134,7 +132,7 @@ async def test_a_dead_letter_is_shown_as_text_replayed_and_purged_by_keyboard_al
 
 async def test_signing_in_and_out_by_keyboard(stage: Stage) -> None:
     page = await stage.open(stage.guarded)
-    page.expected = " 401 "  # Chromium notes every one in the console.
+    page.expected = " 401 "  # Chromium logs each 401 to the console.
     await page.until("!document.querySelector('#sign-in').hidden && document.activeElement.id === 'token'")
     await page.write("wrong")
     await enter(page)
@@ -271,13 +269,13 @@ async def test_without_the_broker_the_fleet_is_shown_as_it_was_and_a_loss_of_its
     stage.fleet.expected.add("the broker is out of reach")
     before = await stage.open(stage.gateway)
     await before.until(LIVE)
-    for page in (before, await stage.open(stage.fleet.workers[0])):  # The fleet may have come up just now.
-        page.expected = "internal/(dlq|rollouts)"  # These lists come from the broker itself; Chromium notes each 503.
+    for page in (before, await stage.open(stage.fleet.workers[0])):  # The fleet may have only just started.
+        page.expected = "internal/(dlq|rollouts)"  # These lists need the broker, and Chromium logs each 503.
         await page.until("document.querySelectorAll('#workers tbody .dot.good').length === 2")
         await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
     await asyncio.to_thread(redis.pause)
     try:
-        later = await stage.open(stage.fleet.workers[0])  # It has looked at the fleet by itself.
+        later = await stage.open(stage.fleet.workers[0])  # This worker has its own snapshot of the fleet.
         later.expected = before.expected
         for page in (before, later):
             await page.until("document.querySelector('#state-text').textContent.includes('unreachable')")

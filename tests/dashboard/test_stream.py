@@ -1,4 +1,4 @@
-"""The dashboard's stream: what it tells, how it goes on after a break, and what becomes of slow and unwelcome viewers."""
+"""The dashboard's event stream: its events, reconnecting, slow viewers and rejected ones."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from tests.services.stand import Stand
 
 
 class Tab:
-    """One open stream; `reads` is cleared while its client takes nothing."""
+    """An open stream. Clear `reads` to make its client stop reading."""
 
     def __init__(self, port: Port, **fields: str) -> None:
         self.events: list[tuple[str, str, Any]] = []
@@ -51,7 +51,7 @@ class Tab:
         self.running = asyncio.ensure_future(self._run(port))
 
     async def until(self, kind: str, count: int = 1) -> Any:
-        """Data of the event of a kind that completes `count` of them."""
+        """Wait for the `count`-th event of a kind, and return its data."""
         while len(found := [data for name, _, data in self.events if name == kind]) < count:
             assert not self.running.done(), self.events
             self._heard.clear()
@@ -219,7 +219,7 @@ async def test_while_the_broker_is_away_a_page_is_shown_what_was_known_with_its_
     ended = None
     while not ended:
         tick = await stays.until("tick", sum(name == "tick" for name, _, _ in stays.events) + 1)
-        ended = tick.get("recent", {}).get("ended")  # Not each tick tells of the whole fleet.
+        ended = tick.get("recent", {}).get("ended")  # Not every tick covers the whole fleet.
     away.back.clear()
     await asyncio.sleep(30.0)
     [tick] = [data for name, _, data in stays.events if name == "tick"][-1:]

@@ -1,4 +1,4 @@
-"""Base of the images that tests build: Debian's packages, by debootstrap, which takes root and the network."""
+"""The base of the images that tests build: Debian packages, by debootstrap, which needs root and the network."""
 
 import os
 import shutil
@@ -7,17 +7,16 @@ from pathlib import Path
 
 BASE = "base"
 OF_THE_MACHINE = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pip.conf"))
-"""How this machine reaches registries; the base has it too, where it is there."""
+"""Files that this machine needs to reach registries; they are copied to the base if they exist."""
 
 UNUSED = ("usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists")
 """Folders that no build needs."""
 
 
 def make_base(folder: Path) -> None:
-    """Make a root file system that has Python with pip below /usr/local, as the images of Python have them; raises where a step
-    fails."""
+    """Make a root file system with Python and pip below /usr/local, as in the Python images. Raises an error if a step fails."""
     run("debootstrap", "--variant=minbase", "--include=python3-venv,ca-certificates", "bookworm", str(folder))
-    for name in UNUSED:  # Every image and every container has a copy.
+    for name in UNUSED:  # Each image and container has its own copy.
         shutil.rmtree(folder / name)
     for path in OF_THE_MACHINE:
         if path.exists():
@@ -26,7 +25,7 @@ def make_base(folder: Path) -> None:
 
 
 def run(*command: str) -> str:
-    """What a command prints, which users other than root may not have on their path."""
+    """Run a command that may be on root's path only. Returns its output."""
     environ = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
     try:
         done = subprocess.run(

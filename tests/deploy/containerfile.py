@@ -1,10 +1,10 @@
-"""What deploy/Containerfile says, and an engine that builds it: buildah, on a base of Debian's packages.
+"""Parses deploy/Containerfile, and builds it with buildah on a base of Debian packages.
 
     with Engine(tmp_path) as engine:
         engine.build("headway", FILE, ROOT, PYTHON=engine.base())
         root, config = engine.image("headway")
 
-Nothing is pulled, and no daemon runs. `make clients` makes the base (`tests.clients.environments`), as that takes the network.
+Nothing is pulled, and there is no daemon. `make clients` makes the base (`tests.clients.environments`): it needs the network.
 """
 
 import json
@@ -23,11 +23,11 @@ FILE = ROOT / "deploy" / "Containerfile"
 MODEL = FILE.with_name("Containerfile.model")
 USER = 10001
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
-"""Which images may be used: all, as they are all made here."""
+"""Which images may be used: all, because they are all built here."""
 
 
 class Step(NamedTuple):
-    """One instruction of the file: its name and what follows it, on one line."""
+    """One instruction of the file: its name, and the rest on one line."""
 
     name: str
     text: str
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the file, from its FROM on."""
+    """One stage of the file, starting at its FROM."""
 
     steps: tuple[Step, ...]
 
@@ -59,29 +59,28 @@ def stages(path: Path = FILE) -> list[Stage]:
 
 
 class Engine:
-    """buildah with images of its own, some 2 GB, which end with the block, on a root file system of the image BASE."""
+    """buildah with its own image store (some 2 GB), which is removed with the block. Its root file system is the image BASE."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder, self._base = folder, base
 
     def build(self, name: str, file: Path, context: Path, **arguments: str) -> None:
-        """Build an image from a file, whose arguments are names of images here."""
+        """Build an image from a file. The arguments are names of images in this store."""
         named = (f"--build-arg={key}=localhost/{value}" for key, value in arguments.items())
-        # A health check is none of OCI's.
+        # OCI has no health checks.
         how = ("--isolation=chroot", "--format=docker", "--pull=never", f"--signature-policy={self._policy}")
         self._buildah("build", *how, *named, f"--file={file}", f"--tag={name}", str(context))
 
     def image(self, name: str) -> tuple[Path, dict[str, Any]]:
-        """Root file system of an image, and its configuration. What is written there is in the image."""
+        """Return the root file system of an image and its configuration. Files written there become part of the image."""
         told = json.loads(self._buildah("inspect", "--type=image", f"localhost/{name}"))
         return self._folder / "store" / "vfs" / "dir" / self._layer(name)["id"], told["Docker"]["config"]
 
     def layer_bytes(self, name: str) -> int:
-        """Size of the last layer of an image as it is unpacked."""
         return int(self._layer(name)["diff-size"])
 
     def _layer(self, name: str) -> dict[str, Any]:
-        """Last layer of an image as the store knows it: a container would be one more copy of all files."""
+        """Return an image's last layer, read from the store, because a container would copy all files again."""
         images, layers = (
             json.loads((self._folder / "store" / f"vfs-{kind}" / f"{kind}.json").read_text())
             for kind in ("images", "layers")

@@ -1,6 +1,6 @@
-"""Images of deploy/, built by buildah: they are small, and serve as uid 10001 on a root that is read-only.
+"""Images of deploy/, built by buildah: they are small, and serve as uid 10001 on a read-only root.
 
-`make images` runs it: to build them takes minutes, so that it is none of `make test`.
+`make images` runs it. `make test` doesn't, because building takes minutes.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.servers.reaper import the_reaper
 from tests.servers.redis import lacking
 
 LAYER_MB = 96
-"""Largest layer that is ours, in MB unpacked: as docs/deploy.md says."""
+"""Maximum size of our own layers, in MB unpacked, as docs/deploy.md says."""
 
 
 @pytest.mark.processes
@@ -50,7 +50,7 @@ def test_images_are_built_small_and_serve_as_their_user_where_nothing_can_be_wri
 
 
 def _further_package() -> tuple[str, str]:
-    """Name of a package that the image does not have, and its lock."""
+    """Return the name of a package that the image doesn't have, and its lock."""
     name = "sortedcontainers"
     assert f"{name}==" not in (ROOT / "requirements.lock").read_text()
     [entry] = re.findall(
@@ -60,12 +60,12 @@ def _further_package() -> tuple[str, str]:
 
 
 def _answers(root: Path, config: dict[str, Any], target: Path | None = None, *arguments: str) -> None:
-    """Run an image as an engine does that has its root read-only, and a folder in memory at /tmp, and ask it."""
+    """Run an image as an engine would, with a read-only root and /tmp in memory, and send a request."""
     prefix = root / "opt" / "headway"
     assert not [path for path in (prefix / "bin").iterdir() if path.name.startswith(("pip", "gcc", "cc"))]
     assert not list(prefix.rglob("pip"))
     assert config["User"] == f"{USER}:{USER}"
-    if target is not None:  # An engine makes the file onto which it mounts.
+    if target is not None:  # An engine creates the file that it mounts on.
         (root / "srv" / "headway" / target.name).touch()
     held = Port(), Port()
     port, admin = (one.number for one in held)
@@ -102,7 +102,7 @@ def _answers(root: Path, config: dict[str, Any], target: Path | None = None, *ar
 
 
 def _contained(root: Path, folder: str, target: Path | None, environ: list[str]) -> list[str]:
-    """Beginning of a command that runs in an image, with the machine's network."""
+    """Return the start of a command line that runs in an image, with the machine's network."""
     mounts = [
         f"mount --bind {root} {root}",
         f"mount -o remount,bind,ro {root}",

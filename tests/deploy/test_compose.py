@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: Docker Compose reads it, its commands are ours, and its Redis will do for Headway."""
+"""deploy/compose.yaml: Docker Compose can read it, its commands are ours, and its Redis suits Headway."""
 
 import json
 import re
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 
 def config(variables: Path) -> subprocess.CompletedProcess[str]:
-    """What Docker Compose makes of the file with the variables of another."""
+    """Return Docker Compose's reading of the file, with variables from another file."""
     return run_tool("deploy", "docker-compose", f"--env-file={variables}", f"--file={FILE}", "config", "--format=json")
 
 

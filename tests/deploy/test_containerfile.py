@@ -1,4 +1,4 @@
-"""Files of images in deploy: hadolint has nothing to say, and their user, their health check and what they hold are right."""
+"""Container files in deploy: hadolint has no complaints, and their user, health check and contents are right."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Units of systemd in deploy/systemd: what they start is there, systemd takes them, and they let their processes do little."""
+"""systemd units in deploy/systemd: the programs they start exist, systemd accepts them, and they restrict their processes."""
 
 import re
 import shutil
@@ -21,10 +21,10 @@ OF_ROLE = {
     "headway": Role.SERVE,
 }
 LAME_DUCK = 5.0
-"""Seconds for which a gateway serves on before it drains, as its unit has it."""
+"""Seconds for which a gateway keeps serving before it drains, according to its unit."""
 WITHOUT_A_TARGET = {Role.GATEWAY, Role.CONTROLLER}
 ONLY_WITHOUT_A_TARGET = {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateUsers"}
-"""What user code on a GPU cannot do without."""
+"""Restrictions that user code on a GPU can't work with."""
 
 
 def lines(unit: Path) -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def test_systemd_takes_every_unit(tmp_path: Path) -> None:
     for unit in UNITS:
         path = tmp_path / f"{unit.stem}{'0' if unit.stem.endswith('@') else ''}.service"
         text = unit.read_text(encoding="utf-8")
-        # What is not on this machine: the program, and its user.
+        # The program and its user don't exist on this machine.
         path.write_text(text.replace("/srv/headway/env/bin/headway", "/bin/true").replace("User=headway", "User=root"))
         paths.append(str(path))
     verified = analyzed("verify", "--man=no", *paths)

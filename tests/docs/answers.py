@@ -1,4 +1,4 @@
-"""What a page shows beside what came: numbers, times and ids may differ, words may not."""
+"""Compares the output that a page shows with the real one: numbers, times and ids may differ, words may not."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +23,7 @@ _ANY = {
 
 
 def missing(shown: Sequence[str], came: str, ids: dict[str, str]) -> str | None:
-    """The first line that a page shows and that did not come, in this order, if any; what came adds to `ids`, from the page to
-    what came."""
+    """Return the first shown line that didn't come, in this order, or None. Adds to `ids`, from the page's ids to the real ones."""
     left = iter(came.splitlines())
     for line in shown:
         if line.strip() in ("", "…"):
@@ -47,7 +46,7 @@ def _found(pattern: re.Pattern[str], names: Sequence[str], left: Iterable[str], 
 
 
 def _pattern(line: str, ids: Mapping[str, str]) -> tuple[list[str], re.Pattern[str]]:
-    """Ids in a line that are not known yet, and a pattern with a group for each of them."""
+    """Return the unknown ids in a line, and a pattern with a group for each of them."""
     for name, came in ids.items():
         line = line.replace(name, came)
     names: list[str] = []

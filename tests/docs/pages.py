@@ -1,4 +1,4 @@
-"""Code blocks of a page, and the commands in them with what the page shows of their output."""
+"""Code blocks of a page, and the commands in them with the output that the page shows."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _FILE = re.compile(r"^(?:#|//) (\S+\.\w+)$")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block, the path of its page from the root, and the line number of its fence."""
+    """A fenced block, the path of its page from the root, and the line number of its fence."""
 
     page: str
     line: int
@@ -30,19 +30,19 @@ class Block:
 
     @property
     def is_shell(self) -> bool:
-        """Whether it holds commands. A block without a language does when it begins with one."""
+        """True if it contains commands. A block without a language does if it begins with one."""
         return self.language in SHELL or (not self.language and bool(_TOOL.match(self.text)))
 
     @property
     def file(self) -> str | None:
-        """Name of the file that it is, which its first line tells as a comment."""
+        """The name of the file that it shows, given as a comment in its first line."""
         named = _FILE.match(self.text.partition("\n")[0])
         return named[1] if named and not self.is_shell else None
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a page: the host before its prompt, if any, what is typed, and the lines shown below it."""
+    """A command of a page: the host before its prompt, if any, the command, and the output shown below it."""
 
     page: str
     line: int
@@ -61,9 +61,9 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a block of shell. With prompts, all other lines are output; without, each line is a command.
+    """Return the commands of a shell block. With prompts, all other lines are output; without, each line is a command.
 
-    A line that ends with a backslash goes on in the next one, and so does a function or a loop until its end.
+    A command continues after a backslash at the end of a line, and a function or a loop continues up to its end.
     """
     lines = block.text.splitlines()
     if not any(_PROMPT.match(line) for line in lines):
@@ -80,7 +80,6 @@ def commands(block: Block) -> list[Command]:
 
 
 def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Number and text of each command of lines without prompts."""
     begun, whole = 0, ""
     for at, line in enumerate(lines):
         bare = _COMMENT.sub("", line).rstrip()

@@ -1,4 +1,4 @@
-"""Commands that are parsed, and not run: `headway` by its own command line, anything else by the shell."""
+"""Commands that are only parsed: `headway` by its own command line, anything else by the shell."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ _STOPS = frozenset(("&", "|", ";", "&&", ">", "2>", ">>", "2>>"))
 
 
 def parse(text: str) -> None:
-    """Raise what is wrong with a command: a flag there is not, a value that a setting does not take, shell that is none."""
+    """Raise an error if a command has an unknown flag, an invalid value for a setting, or invalid shell syntax."""
     words = shlex.split(text, comments=True)
     while words and _ASSIGNED.match(words[0]):
         words.pop(0)
@@ -31,7 +31,7 @@ def parse_headway(arguments: list[str]) -> None:
 
 
 def unknown_flags(arguments: list[str]) -> set[str]:
-    """Flags among the arguments of `headway` that their command does not have."""
+    """Return the flags in the arguments of `headway` that the command doesn't have."""
     named = [word for word in arguments if word.startswith("--")]
     command = _context([word for word in arguments if word not in named], resilient=True).command
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -39,7 +39,7 @@ def unknown_flags(arguments: list[str]) -> set[str]:
 
 
 def _context(arguments: list[str], resilient: bool = False) -> Any:
-    """Context of the innermost command that arguments name."""
+    """Return the context of the innermost command in the arguments."""
     context: Any = program.make_context("headway", list(arguments), resilient_parsing=resilient)
     while isinstance(group := context.command, click.Group):
         rest = [*context._protected_args, *context.args]

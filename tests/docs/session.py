@@ -1,7 +1,7 @@
-"""One reader of one page: a folder, a shell's state, and what he has started.
+"""One reader of one page: a folder, a shell's state, and the services that he has started.
 
-Each address and port of the documents stands for one of this run: `10.0.0.N` for `127.0.0.1N`, and each port for one that is
-free. What comes back is read with the addresses and ports of the documents again.
+Each address and port in the documents is replaced by one of this run: `10.0.0.N` by `127.0.0.1N`, and each port by a free
+one. In output, they are replaced by those of the documents again.
 """
 
 import os
@@ -30,7 +30,7 @@ _ASKS = re.compile(r"\bheadway (status|top|dlq|rollout)\b")
 
 
 class Service:
-    """What a reader has started and what goes on; `output` is the path of what it has written."""
+    """A service that a reader has started. `output` is the path of its output."""
 
     def __init__(self, script: str, folder: Path, environ: dict[str, str], output: Path) -> None:
         self.output = output
@@ -42,11 +42,11 @@ class Service:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
     def up(self) -> bool:
-        """Whether it has said that it serves, or has ended."""
+        """True if it has announced that it serves, or has ended."""
         return bool(UP.search(self.told)) or self.process.poll() is not None
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it with all that it has started."""
+        """End it and its child processes."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, number)
         self.process.wait(PATIENCE)
@@ -54,10 +54,9 @@ class Service:
 
 
 class Reader:
-    """Tries the commands of a page one after the other, in an environment and a folder of its own.
+    """Tries the commands of a page one after the other, in their own environment and folder.
 
-    `installed` puts `headway` on the path. Commands without a host run on `home`. `ids` leads from an id on the page to
-    the one that came in its place.
+    `installed` puts `headway` on the path. Commands without a host run on `home`. `ids` maps the page's ids to real ones.
     """
 
     def __init__(self, folder: Path, installed: bool = True, home: str = "") -> None:
@@ -70,7 +69,7 @@ class Reader:
             "COLUMNS": "160",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        (folder / ".curlrc").write_text('silent\nwrite-out = "\\n"\n')  # As on a terminal, nearly.
+        (folder / ".curlrc").write_text('silent\nwrite-out = "\\n"\n')  # Nearly as on a terminal.
         self.ids: dict[str, str] = {}
         self._prelude: list[str] = []
         self._ports: dict[tuple[str, int], Port] = {}
@@ -91,12 +90,12 @@ class Reader:
         return self._ports[key].number
 
     def stands_for(self, documented: str, real: str) -> None:
-        """Have `real` stand for a text of the documents in every command."""
+        """Replace a string of the documents by `real` in every command."""
         self._edits.append((documented, real))
         self._foreign.update(map(int, re.findall(r"(?<=:)\d{4,5}\b", real)))
 
     def keep(self, block: Block) -> None:
-        """Write the file that a block shows, with what stands for the documents' ports in it."""
+        """Write the file that a block shows, with the ports of this run."""
         if block.file and "/" not in block.file:
             text = _LOCAL.sub(lambda at: str(self._known(int(at[0]), "")), block.text)
             (self.folder / block.file).write_text(text, encoding="utf-8")
@@ -106,9 +105,7 @@ class Reader:
         self._prelude.append(self._real(command.text, command.host))
 
     def run(self, command: Command, edits: Sequence[tuple[str, str]] = (), compares: bool = True) -> None:
-        """Run a command to its end: it must fail only where the page shows an error of Headway, and print what the page
-        shows.
-        """
+        """Run a command to its end. It must print what the page shows, and fail only if the page shows a Headway error."""
         script = self._script(command, edits)
         with (self.folder / ".output").open("w+b") as file:
             process = _started(script, self.folder, self.environ, file)
@@ -122,9 +119,7 @@ class Reader:
         assert (ended != 0) == fails, f"{command}\n{script}\nended with code {ended}:\n{came}"
 
     def start(self, command: Command, edits: Sequence[tuple[str, str]] = ()) -> None:
-        """Start what goes on until it says that it serves; what had its ports before is ended. It must print what the
-        page shows.
-        """
+        """Start a service and wait until it serves. Ends the one that had its ports. It must print what the page shows."""
         script = self._script(command, edits).removesuffix("&")
         named = dict(re.findall(r"--(admin-host|admin-port|host|port) (\S+?)(?='|\s|$)", script))
         used = frozenset(
@@ -151,7 +146,7 @@ class Reader:
         return "\n".join([*self._prelude, self._real(text, command.host)])
 
     def _real(self, text: str, host: str) -> str:
-        """A command with what stands for the documents' addresses, ports and ids."""
+        """Return a command with the addresses, ports and ids of this run."""
         for documented, real in self._edits:
             text = text.replace(documented, real)
         for documented, real in self.ids.items():
@@ -167,12 +162,12 @@ class Reader:
         return _ASKS.sub(rf"HEADWAY_ADMIN=http://127.0.0.1:{self.port(ADMIN, host)} \g<0>", text)
 
     def _known(self, number: int, host: str) -> int:
-        """What stands for a port; a number that is none of the documents' stays."""
+        """Return the port of this run for one of the documents. Other numbers stay."""
         known = self._foreign.union(port.number for port in self._ports.values())
         return number if number in known else self.port(number, host if number >= ADMIN else "")
 
     def _documented(self, text: str) -> str:
-        """An output with the documents' addresses and ports again."""
+        """Return an output with the documents' addresses and ports."""
         real = {str(port.number): str(number) for (_, number), port in self._ports.items()}
         text = re.sub(r"\b\d{4,5}\b", lambda at: real.get(at[0], at[0]), text)
         for documented, stood in self._edits:
@@ -181,7 +176,7 @@ class Reader:
 
 
 def _started(script: str, folder: Path, environ: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """A shell with a script, in a session of its own."""
+    """Start a shell with a script, in a new session."""
     process = subprocess.Popen(
         ["bash", "-c", script],
         cwd=folder,
@@ -196,7 +191,7 @@ def _started(script: str, folder: Path, environ: dict[str, str], output: IO[byte
 
 
 def checkout(folder: Path) -> None:
-    """Make a folder look like a checkout whose `.venv` is there."""
+    """Make a folder look like a checkout with a `.venv`."""
     for path in ROOT.iterdir():
         if path.name not in (".git", ".venv"):
             (folder / path.name).symlink_to(path)

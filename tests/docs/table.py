@@ -1,4 +1,4 @@
-"""How each command of the documents is tried: the first row that fits says."""
+"""How each command of the documents is tried: the first matching row applies."""
 
 import re
 from dataclasses import dataclass
@@ -11,10 +11,9 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Run:
-    """Run it to its end, with these edits. What the page shows below it must come, unless that is the figures of a busy
-    fleet.
+    """Run it to its end, with these edits. Unless it shows the numbers of a busy fleet, its output must be as on the page.
 
-    Where the program of an `optional` one is not installed, it is parsed.
+    If the program of an `optional` command isn't installed, the command is parsed instead.
     """
 
     edits: Edits = ()
@@ -24,19 +23,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Start:
-    """Start it, and let it run until something else wants its ports. What the page shows below it must come."""
+    """Start it, and let it run until another command needs its ports. Its output must be as on the page."""
 
     edits: Edits = ()
 
 
 @dataclass(frozen=True)
 class Remember:
-    """Run it before each later command: it changes the state of the shell."""
+    """Run it before each later command, because it changes the shell's state."""
 
 
 @dataclass(frozen=True)
 class Parse:
-    """Have it parsed, for the reason `why`: `headway` by its own command line, anything else by the shell."""
+    """Only parse it (`why` says why): `headway` by its own command line, anything else by the shell."""
 
     why: str
 
@@ -47,7 +46,7 @@ Row = tuple[str, str, How]
 NEEDS_HOSTS = "takes what one machine does not have, and its drill is in tests/e2e"
 ROWS: list[Row] = [
     ("docs/benchmarks/README.md", r"git worktree|.*loadgen", Parse("a benchmark takes minutes, and another checkout")),
-    # Installing takes the network: what is installed is there already.
+    # Installing needs the network, so use what is installed already.
     (
         "README.md",
         r"make serve$",
@@ -140,10 +139,7 @@ ROWS: list[Row] = [
 
 
 def how(command: Command) -> How | None:
-    """How a command is tried, None when no row fits.
-
-    A server that the page shows to refuse its start is run to its end.
-    """
+    """Return how a command is tried, or None if no row matches. If the page shows that a server refuses to start, it is run to its end."""
     for page, pattern, way in ROWS:
         if fnmatch(command.page, page) and re.match(pattern, command.text):
             refused = isinstance(way, Start) and any(line.startswith("headway: ") for line in command.shown)

@@ -1,4 +1,4 @@
-"""Alerts in deploy/prometheus: each has its unit test and its entry in the runbook, and uses metrics that exist."""
+"""Alerts in deploy/prometheus: each has a unit test and a runbook entry, and uses metrics that exist."""
 
 import json
 import os
@@ -25,7 +25,7 @@ EXPRESSIONS = dict(re.findall(r"^      - alert: (\w+)\n        expr: (.+)$", ALE
 
 
 def promtool(*arguments: str) -> None:
-    environ = {**os.environ, "GOGC": "400"}  # It collects garbage for a third of its time.
+    environ = {**os.environ, "GOGC": "400"}  # It spends a third of its time on garbage collection.
     done = subprocess.run(
         [program("promtool"), *arguments], cwd=FOLDER, env=environ, capture_output=True, text=True, timeout=300
     )
@@ -79,7 +79,7 @@ def test_every_metric_in_a_file_for_operators_exists(file: str) -> None:
 
 
 def expressions_for_operators() -> Iterator[str]:
-    """Expressions of all rules, alerts and panels."""
+    """Yield the expressions of all rules, alerts and panels."""
     yield from EXPRESSIONS.values()
     yield from re.findall(r"^        expr: (.+)$", (FOLDER / "rules.yml").read_text(encoding="utf-8"), re.MULTILINE)
     board = json.loads((FOLDER.parent / "grafana" / "headway.json").read_text(encoding="utf-8"))
@@ -96,9 +96,9 @@ def test_whatever_is_summed_up_is_summed_up_for_each_fleet() -> None:
 
 
 BESIDE_OTHERS = {"HeadwayNothingScraped"}
-"""Alerts of a fleet that fire later where another one is scraped; a test of their own says when."""
+"""Alerts that fire later if another fleet is scraped; a separate test says when."""
 LATER = "1e9"
-"""Instant at which a certificate ends that does not end soon."""
+"""When a certificate expires that won't expire soon."""
 
 
 @pytest.mark.processes
@@ -113,7 +113,7 @@ def test_every_alert_fires_and_clears_for_the_fleet_that_is_in_trouble_alone(tmp
 
 
 def two_fleets(test: dict[str, Any]) -> dict[str, Any]:
-    """Unit test of an alert in fleet `b`, beside fleet `a`, in which all stays as it is at first."""
+    """Return an alert's unit test for fleet `b`, alongside a fleet `a` whose values never change."""
     series = []
     for one in test["input_series"]:
         first = re.match(r"-?[0-9.]+", one["values"])

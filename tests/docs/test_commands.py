@@ -1,4 +1,4 @@
-"""Every command of the documents is tried as its reader would, or parsed, and none is left out."""
+"""Every command of the documents is tried as a reader would, or parsed; none is left out."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ def upper(inputs: list[str]) -> list[str]:
         raise ValueError("cannot digest this")
     return [text.upper() for text in inputs]
 """
-"""What operators meet."""
+"""The target that operators encounter."""
 SERVES = ("headway serve upper.py:upper",)
 GIVEN = {
     "docs/http.md": SERVES,
@@ -38,9 +38,9 @@ GIVEN = {
         "touch mended",
     ),
 }
-"""What the reader of a page has done before."""
+"""What a page's reader has done before."""
 READ_BEFORE = ("docs/guide.md", "docs/targets.md")
-"""Pages whose files in Python he has."""
+"""Pages whose Python files the reader has."""
 
 
 def every(page: Path) -> list[tuple[Block, list[Command]]]:
@@ -69,7 +69,7 @@ def test_every_command_within_a_sentence_has_the_flags_that_it_names() -> None:
 
 @pytest.fixture
 def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reader]:
-    """Reader of the page that the test is about, with what the page takes for granted."""
+    """The reader of the test's page, with what the page expects to be there."""
     page = of(request.param)
     for program in ("curl", "openssl"):
         if any(f"{program} " in block.text for block in blocks(request.param)) and not shutil.which(program):

@@ -1,1 +1,1 @@
-"""Real processes, real sockets and the faults they meet."""
+"""Tests with real processes and real sockets, and the faults that hit them."""

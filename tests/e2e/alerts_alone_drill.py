@@ -1,8 +1,8 @@
-"""A drill like `alerts_drill`, for the alerts that need no fleet: each is staged in a single process under a real Prometheus.
+"""A drill like `alerts_drill`, for alerts that need no fleet: a single process and a real Prometheus stage each one.
 
 python -m tests.e2e.alerts_alone_drill        # about six minutes
 
-Exits with 1 when an alert did not fire, or did not clear.
+Exits with 1 if an alert did not fire or did not clear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
 LONG = "--request-timeout-ms", "90000", "--gpu-timeout-ms", "80000"
-"""Flags of a process whose batches wait at a gate for long."""
+"""Flags of a process whose batches wait at a gate for a long time."""
 BUG = """
 import sys
 if sys.argv[1:2] == ["serve"] or "serve" in sys.orig_argv:
@@ -44,16 +44,16 @@ if sys.argv[1:2] == ["serve"] or "serve" in sys.orig_argv:
         return submit(self, sink, request, *more, **named)
     gateway.Gateway.submit = broken
 """
-"""Bug that a process is started with, as there is no other way to `internal` that is known."""
+"""A bug to start the process with, because no other way to get an `internal` error is known."""
 
 
 def faults(folder: Path, watch: Watches) -> None:
-    """Refusals, waste, a bug, too few descriptors, and nothing to scrape."""
+    """Refused requests, wasted work, a bug, too few descriptors, and a failing scrape."""
     (folder / "sitecustomize.py").write_text(BUG, encoding="utf-8")
     flags = ("--max-queue", "4", "--max-batch-size", "1", "--queue-timeout-ms", "3000", "--gpu-timeout-ms", "3000")
     server = Server(folder, flags=flags, environ={"PYTHONPATH": f"{folder}:{ROOT}"})
     with watch(folder, server) as drill:
-        busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - load in the background
         drill.fires("HeadwayInternalErrors", meanwhile=lambda: ask([server], "bug", "well"))
         drill.clears("HeadwayInternalErrors", meanwhile=busy)
 
@@ -88,7 +88,7 @@ def faults(folder: Path, watch: Watches) -> None:
 
 
 def crashes(folder: Path, watch: Watches) -> None:
-    """A worker whose process dies again and again, and one whose breaker opens, so that a bulk job pauses."""
+    """A worker whose process keeps dying, and one whose breaker opens, which pauses a bulk job."""
     server = Server(folder, flags=("--workers", "1", "--bulk-dir", "bulk"))
     with watch(folder, server) as drill:
         drill.fires("HeadwayWorkersRestart", meanwhile=lambda: ask([server], "exit"))
@@ -97,7 +97,7 @@ def crashes(folder: Path, watch: Watches) -> None:
 
         numbers = itertools.count()
 
-        def in_vain() -> None:  # Other inputs each time: one that has failed for good is known, and not run again.
+        def in_vain() -> None:  # New inputs each time: inputs that failed permanently are not run again.
             server.ask(f"in vain {next(numbers)}", "X-Request-Timeout-Ms: 300").answer()
 
         drill.fires("HeadwayBreakerOpen", meanwhile=in_vain)
@@ -108,12 +108,12 @@ def crashes(folder: Path, watch: Watches) -> None:
 
 
 def rejections(folder: Path, watch: Watches) -> None:
-    """A model that begins to fail for its inputs. Nothing is known of how many it rejected ten minutes before."""
+    """A model that starts to reject inputs. There are no counts from ten minutes earlier to compare with."""
     obstacle, numbers = folder / "obstacle", itertools.count()
     obstacle.touch()
     server = Server(folder, flags=("--workers", "1"))
     with watch(folder, server, window="3s", interval="500ms") as drill:
-        busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - load in the background
         drill.fires(
             "HeadwayModelRejects", meanwhile=lambda: ask([server], "well", f"unless {obstacle} {next(numbers)}")
         )
@@ -122,7 +122,7 @@ def rejections(folder: Path, watch: Watches) -> None:
 
 
 def rollout(folder: Path, watch: Watches) -> None:
-    """A new version of which every input fails, until somebody says that they know."""
+    """A new version that fails on every input, until an operator acknowledges it."""
     (folder / "both.py").write_text(
         "def old(inputs): return [text.upper() for text in inputs]\n\ndef new(inputs): return [ValueError('no good') for _ in inputs]\n"
     )
@@ -138,7 +138,7 @@ def rollout(folder: Path, watch: Watches) -> None:
 
 
 def gpus(folder: Path, watch: Watches) -> None:
-    """A GPU that tells of errors, and one that falls off the bus, by a stand-in of NVIDIA's library, until its process starts anew."""
+    """A GPU that reports errors, and one that falls off the bus until its process restarts (a fake NVIDIA library)."""
     machine = Gpus(folder, gpu(0))
     flags, environ = ("--workers", "1"), machine.environ("0")
     server = Server(folder, flags=flags, environ=environ)
@@ -166,7 +166,7 @@ RULES = '[{"queue_above": 1, "for_s": 1, "add": 2}, {"utilisation_below": 0.9, "
 
 
 def scaling(folder: Path, watch: Watches) -> None:
-    """More load than the workers that there may be can carry, and workers that never come, as nobody sets their number."""
+    """More load than the most workers allowed can carry, and workers that never start because nothing scales them."""
     flags = ("--max-batch-size", "1", "--max-workers", "3", "--scale-rules", RULES)
     server = Server(folder, flags=(*flags, "--start-timeout-ms", "1000", "--queue-timeout-ms", "60000", *LONG))
     with watch(folder, server) as drill:
@@ -179,7 +179,7 @@ def scaling(folder: Path, watch: Watches) -> None:
 
 
 def ledgers(folder: Path, watch: Watches) -> None:
-    """A database that stands still: the ledger and the keys."""
+    """The database hangs, which affects the ledger and the keys."""
     with PostgresServer() as postgres:
         url = postgres.fresh()
         key = subprocess.run(
@@ -212,7 +212,7 @@ def _burst(server: Server, count: int, token: str) -> None:
 
 
 def certificates(folder: Path, watch: Watches) -> None:
-    """A certificate that ends in three days, and clients that have none."""
+    """A certificate that expires in three days, and clients without a certificate."""
     authority = Authority(folder)
     certificate, key = authority.issue(days=3)
     flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--tls-client-ca", str(authority.file))
@@ -231,12 +231,12 @@ def certificates(folder: Path, watch: Watches) -> None:
                     wrapped.recv(100)
 
         drill.fires("HeadwayClientsWithoutCertificate", "HeadwayCertificateEnds", meanwhile=strangers)
-        authority.issue(days=30)  # The files are read again when they change.
+        authority.issue(days=30)  # The files are reloaded when they change.
         drill.clears("HeadwayClientsWithoutCertificate", "HeadwayCertificateEnds")
 
 
 def broker(folder: Path, watch: Watches) -> None:
-    """A gateway that stands still, and Redis that fills up, is slow, and is away while there is a fallback."""
+    """A gateway that hangs, and a Redis server that fills up, slows down, or goes down while there is a fallback."""
     remote = Server(folder, "tests.targets.gates:Gated")
     remote.ready()
     with contextlib.ExitStack() as stack:
@@ -259,12 +259,12 @@ def broker(folder: Path, watch: Watches) -> None:
             def stands_still() -> None:
                 with held(gateway, folder) as asked:
                     pause(gateway)
-                time.sleep(0.3)  # The batch comes back meanwhile.
+                time.sleep(0.3)  # The batch finishes in this time.
                 resume(gateway)
                 asked.answer()
 
             busy()
-            drill.clears("HeadwayBatchingSlow", meanwhile=busy)  # A busy machine has it without a fault.
+            drill.clears("HeadwayBatchingSlow", meanwhile=busy)  # On a busy machine this fires without a fault.
             drill.fires("HeadwayBatchingSlow", meanwhile=stands_still)
             drill.clears("HeadwayBatchingSlow", meanwhile=busy)
 

@@ -1,9 +1,9 @@
-"""A drill: faults are staged in a fleet that a real Prometheus watches, and each alert fires, and clears after its fault.
+"""A drill: stages faults in a fleet under a real Prometheus. Each alert must fire, and clear after the fault.
 
 python -m tests.e2e.alerts_drill        # about four minutes
 
-The rules are a copy of those in deploy/prometheus with short windows and durations. Exits with 1 when an alert did not
-fire, or did not clear.
+The rules are copies of those in deploy/prometheus, with short windows and durations. Exits with 1 if an alert did not
+fire or did not clear.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.servers.redis import RedisServer
 
 FOLDER = ROOT / "deploy" / "prometheus"
 WITHIN = 60.0
-"""Seconds within which an alert fires, or clears."""
+"""Maximum seconds until an alert fires or clears."""
 LISTED = 180.0
-"""Seconds within which a worker that vanished is no longer listed."""
+"""Maximum seconds for which a vanished worker is still listed."""
 GATEWAY = ("--broker-timeout-ms", "1000", "--request-timeout-ms", "3000", "--queue-timeout-ms", "3000")
 WORKER = ("--max-batch-size", "1", "--gpu-timeout-ms", "3000")
 SOON = {"headway.core.health.OFFLINE_AFTER": 5.0}
-"""Time of a fleet after which a process that says nothing is taken for lost; in the source it is longer."""
+"""Shortens the time after which a silent process counts as lost."""
 
 
 LOWER = {
@@ -42,11 +42,11 @@ LOWER = {
     "headway_keys_age_seconds > 60": "headway_keys_age_seconds > 5",
     "headway_worker_restarts_total[10s]": "headway_worker_restarts_total[30s]",
 }
-"""Thresholds that are lower in the copies, and a window that is longer: a process does not die four times in 10 s."""
+"""Lower thresholds for the copies, and one longer window, because a process doesn't die four times in 10 s."""
 
 
 def shortened(folder: Path, window: str = "10s") -> list[Path]:
-    """Copies of the rules with such windows, and durations of 1 s; see LOWER, too."""
+    """Copy the rules with these windows, and with durations of 1 s. See also LOWER."""
     folder.mkdir(exist_ok=True)
     copies = []
     for name in ("rules.yml", "alerts.yml"):
@@ -63,7 +63,6 @@ def shortened(folder: Path, window: str = "10s") -> list[Path]:
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -72,25 +71,25 @@ def _nothing() -> None: ...
 
 
 class Watch(Protocol):
-    """What waits for the alerts whose states are staged."""
+    """Waits for the alerts that the staged faults should raise."""
 
     def fires(self, *alerts: str, meanwhile: Callable[[], None] = _nothing) -> None:
         """Wait until these alerts fire."""
 
     def clears(self, *alerts: str, meanwhile: Callable[[], None] = _nothing, within: float = WITHIN) -> None:
-        """Wait until these alerts fire no longer."""
+        """Wait until these alerts stop firing."""
 
     def scrape(self, nothing: bool = False) -> None:
-        """Scrape nothing from now on, or the processes again."""
+        """Stop scraping, or scrape the processes again."""
 
 
 Watches = Callable[..., contextlib.AbstractContextManager[Watch]]
-"""Begins to watch running processes: as `watched` does, whose arguments those of a call are but for the first."""
+"""A function such as `watched`, without its first parameter."""
 
 
 @dataclass
 class Drill:
-    """Processes under the watch of a Prometheus, and what did not happen."""
+    """Processes that a Prometheus watches, and the alerts that were missed."""
 
     prometheus: Prometheus
     missed: list[str]
@@ -134,11 +133,9 @@ def watched(
     window: str = "10s",
     interval: str = "1s",
 ) -> Iterator[Drill]:
-    """Drill of running processes; they are killed at its end, as none of what they were through is in good order.
-
-    `window` is that of all rates in the rules, `interval` the time between two scrapes, and `certificate` what the
-    admin ports ask for.
-    """
+    """Run a drill with running processes. They are killed at the end, because the faults leave them in a bad state.
+    `window` is used for all rates in the rules, `interval` is the scrape interval, and `certificate` is what the admin
+    ports require."""
     try:
         for server in servers:
             server.ready()
@@ -152,14 +149,14 @@ def watched(
 
 
 def ask(servers: Sequence[Server], *texts: str) -> None:
-    """Ask processes in turn; whatever comes back will do."""
+    """Send requests to the processes in turn, and accept any answer."""
     for number, text in enumerate(texts):
         servers[number % len(servers)].ask(text).answer()
 
 
 @contextlib.contextmanager
 def held(server: Server, folder: Path) -> Iterator[Asked]:
-    """Request whose batch waits at a gate until the block ends."""
+    """Send a request whose batch waits at a gate until the block ends."""
     gate = Gate(folder)
     asked = server.ask(gate.text())
     gate.reached()
@@ -169,7 +166,7 @@ def held(server: Server, folder: Path) -> Iterator[Asked]:
 
 @contextlib.contextmanager
 def six(folder: Path, watch: Watches) -> Iterator[tuple[Watch, Fleet, RedisServer]]:
-    """A fleet of six under watch."""
+    """A fleet of six processes that Prometheus watches."""
     with (
         contextlib.suppress(_Over),
         RedisServer("valkey", folder / "redis") as redis,
@@ -187,9 +184,9 @@ def six(folder: Path, watch: Watches) -> Iterator[tuple[Watch, Fleet, RedisServe
 
 
 def members(folder: Path, watch: Watches) -> None:
-    """A fleet of six: its load, its model, and its controllers."""
+    """Faults in a fleet of six: its load, its model and its controllers."""
     with six(folder, watch) as (drill, it, _):
-        busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - load in the background
         drill.fires("HeadwayLittleRoomLeft", meanwhile=busy)  # Every batch of one is full.
         drill.clears("HeadwayLittleRoomLeft")
 
@@ -226,9 +223,9 @@ def members(folder: Path, watch: Watches) -> None:
 
 
 def outage(folder: Path, watch: Watches) -> None:
-    """The broker of such a fleet stands still."""
+    """The fleet's broker hangs."""
     with six(folder, watch) as (drill, it, redis):
-        busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - load in the background
         redis.pause()
         errors = (
             "HeadwayBrokerOutOfReach",
@@ -242,11 +239,11 @@ def outage(folder: Path, watch: Watches) -> None:
 
 
 def losses(folder: Path, watch: Watches) -> None:
-    """All workers of such a fleet are killed, and another one starts in vain."""
+    """All workers of a fleet are killed, and a new one fails to start."""
     with six(folder, watch) as (drill, it, _):
         obstacle = folder / "obstacle"
         obstacle.touch()
-        ask(it.gateways, f"unless {obstacle}")  # It runs again in vain: retries are counted from the first one on.
+        ask(it.gateways, f"unless {obstacle}")  # It fails twice, because retries count from the first one on.
         for worker in list(it.workers):
             it.kill(worker)
         (folder / "broken").touch()
@@ -266,11 +263,11 @@ PARTS = (members, outage, losses)
 
 
 class _Over(Exception):
-    """End of the drill: the fleet is killed, as none of what it was through is in good order."""
+    """Ends a drill. The fleet is then killed, because the faults leave it in a bad state."""
 
 
 def main(*parts: Callable[[Path, Watches], None]) -> int:
-    """Run these parts, or those that the arguments name; returns the exit code."""
+    """Run these parts, or those that the arguments name. Returns the exit code."""
     missed: list[str] = []
     chosen = sys.argv[1:]
     for part in parts:

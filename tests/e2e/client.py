@@ -1,4 +1,4 @@
-"""Clients of a running service: raw connections, and requests that are held to the law of one true answer."""
+"""Clients of a running service: raw connections, and requests that must get exactly one correct answer."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from typing import Any, TypeVar
 from headway import errors
 
 PATIENCE = 60.0
-"""Seconds after which what does not happen is given up; more than any time-out of a request."""
+"""Seconds before giving up. Longer than any request timeout."""
 
 _T = TypeVar("_T")
 _pause = threading.Event()
 
 
 def wait_until(condition: Callable[[], _T | None], seconds: float = PATIENCE) -> _T:
-    """The first true value of `condition`, which is asked again and again. An AssertionError when none comes within
-    `seconds`.
-    """
+    """Poll `condition` until its value is true, and return the value. Fails after `seconds`."""
     waited = 0.0
     while waited < seconds:
         asked = monotonic()
         if value := condition():
             return value
-        # Twice as long as the question took: the machine is there for what is waited for.
+        # Sleep twice as long as the check took, to leave the CPU to the code under test.
         pause = min(max(0.01, 2.0 * (monotonic() - asked)), 0.1)
         _pause.wait(pause)
         waited += pause
@@ -43,8 +41,6 @@ def wait_until(condition: Callable[[], _T | None], seconds: float = PATIENCE) ->
 
 @dataclass
 class Answer:
-    """One HTTP response."""
-
     status: int
     header: http.client.HTTPMessage
     body: bytes
@@ -55,7 +51,7 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """Code of the problem document, which must be whole and agree with the status and the header."""
+        """Return the code of the problem document, which must be complete and match the status and header."""
         document = self.json
         assert self.header["content-type"] == "application/problem+json"
         assert document["status"] == self.status == errors.STATUS[document["error"]]
@@ -71,7 +67,7 @@ class Answer:
 
 
 class Connection:
-    """A TCP connection that keeps every byte it gets."""
+    """A TCP connection that keeps every byte it receives."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
@@ -85,7 +81,7 @@ class Connection:
         self.sock.sendall(data)
 
     def answer(self) -> Answer:
-        """The next response; whatever comes after it is held."""
+        """Return the next response. Bytes after it are kept for later."""
         while (end := self.held.find(b"\r\n\r\n")) < 0:
             self._more()
         head, self.held = self.held[: end + 4], self.held[end + 4 :]
@@ -100,7 +96,7 @@ class Connection:
         return Answer(int(status), header, body)
 
     def ended(self) -> bool:
-        """Whether the server ends the connection without a further byte; a reset is an end too."""
+        """Return True if the server closes or resets the connection without sending another byte."""
         try:
             while data := self.sock.recv(1 << 16):
                 self.held += data
@@ -109,7 +105,7 @@ class Connection:
         return not self.held
 
     def end(self) -> None:
-        """Send nothing any more; Headway takes that as leaving."""
+        """Shut down the sending side, which Headway treats as a disconnect."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
@@ -124,17 +120,15 @@ class Connection:
 
 
 def request(body: bytes, path: str = "/v1/inference", *fields: str, method: str = "POST") -> bytes:
-    """A request with a counted body."""
+    """Build a request with a Content-Length."""
     lines = [f"{method} {path} HTTP/1.1", "Host: e2e", f"Content-Length: {len(body)}", *fields, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
 @dataclass
 class Asked:
-    """One request on a connection of its own, with an id that is chosen here.
-
-    `outcome` is `ok`, an error code, `cancelled` when it was left, or empty as long as none is known.
-    """
+    """A request on its own connection, with an id chosen here. `outcome` is `ok`, an error code, `cancelled` if the
+    client left, or empty while unknown."""
 
     text: str
     expected: str
@@ -147,7 +141,7 @@ class Asked:
         self.connection.send(request(body, "/v1/inference", f"X-Request-Id: req_{self.id}", *fields))
 
     def answer(self) -> Answer:
-        """Answer of the request, which must be its own: its id, and the output of its input or a proper error."""
+        """Return the answer. It must have the request's id, and either the output for its input or a valid error."""
         answer = self.connection.answer()
         assert answer.header["x-request-id"] == answer.json["request_id"] == f"req_{self.id}"
         if answer.status == 200:
@@ -158,25 +152,24 @@ class Asked:
         return answer
 
     def output(self) -> str:
-        """Output of the request, which must get one."""
+        """Return the output. The request must succeed."""
         answer = self.answer()
         assert answer.status == 200, answer.body
         return str(answer.json["output"])
 
     def refusal(self) -> str:
-        """The code of its error; it must get one."""
+        """Return the error code. The request must fail."""
         answer = self.answer()
         assert answer.status != 200, answer.body
         return self.outcome
 
     def leave(self) -> None:
-        """Close the connection without having read an answer."""
         self.outcome = "cancelled"
         self.connection.close()
 
 
 class Gate:
-    """Gate at which batches of the target `gates` wait: a FIFO that is closed when they may go on."""
+    """A gate where batches of the target `gates` wait: a FIFO that is closed to let them go on."""
 
     def __init__(self, folder: Path, name: str = "") -> None:
         self._path = folder / (name or f"gate-{uuid.uuid4().hex}")
@@ -184,23 +177,23 @@ class Gate:
         self._held: int | None = None
 
     def text(self, label: str = "") -> str:
-        """An input whose batch waits here."""
+        """Return an input that makes its batch wait here."""
         return f"gate {self._path} {label}".rstrip()
 
     def reached(self) -> None:
-        """Return when a batch has come to the gate; it waits from then on. One that came before must be dead."""
+        """Wait until a batch is waiting at the gate. Any batch that arrived earlier must be dead."""
         before, self._held = self._held, wait_until(self._opened)
         if before is not None:
             os.close(before)
 
     def open(self) -> None:
-        """Let the batch that has come go on."""
+        """Let the waiting batch go on."""
         assert self._held is not None
         os.close(self._held)
         self._held = None
 
     def dissolve(self) -> None:
-        """Let every batch go on that has come, is about to come, or comes later."""
+        """Let all batches go on: those waiting, and those that arrive later."""
         passage = self._path.with_name(f"{self._path.name}-open")
         passage.touch()
         passage.replace(self._path)
@@ -214,7 +207,7 @@ class Gate:
 
 
 def process_state(pid: int) -> str:
-    """State of a process as Linux tells it; X of one that is gone."""
+    """Return the process state from /proc, or X if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -36,11 +36,11 @@ from tests.servers.redis import RedisServer, RunningServer, lacking
 from tests.servers.sentinel import SentinelSetup
 
 RATE = 200.0
-"""Requests a second, over all gateways."""
+"""Requests per second, over all gateways."""
 BEFORE, AFTER = 1.0, 2.0
-"""Seconds of load before the command begins, and after it has ended."""
+"""Seconds of load before the command starts and after it ends."""
 DEFAULTS = ("--queue-timeout-ms", "2000", "--request-timeout-ms", "4000")
-"""What `Server` sets otherwise."""
+"""The default timeouts, which `Server` would otherwise replace."""
 HAPROXY = """
 defaults
   mode tcp
@@ -61,11 +61,8 @@ CACHED, KEYED = {"Cache-Control": "max-age=60"}, "Idempotency-Key"
 
 @dataclass
 class Seen:
-    """What clients saw in one run.
-
-    `answers` are counted by kind of request, status and message; `wrong` ones are not to their own request, and inputs
-    in `twice` ran more often than once.
-    """
+    """What clients saw in one run. `answers` counts answers by kind of request, status and message. `wrong` lists
+    answers to other requests, and `twice` the inputs that ran more than once."""
 
     answers: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     slowest: tuple[float, str] = (0.0, "")
@@ -75,17 +72,16 @@ class Seen:
 
     @property
     def refused(self) -> dict[tuple[str, int, str], int]:
-        """Answers other than the one wanted."""
+        """Return the answers that were not the expected one."""
         return {which: count for which, count in self.answers.items() if which[1] != 200}
 
     def note_runs(self, it: Fleet) -> None:
-        """Note what the workers have run."""
         ran = Counter(text for run in it.journal() for text in run.inputs)
         self.twice = [text for text, times in ran.items() if times > 1 and text.split()[0] in ("sync", "task", "key")]
 
 
 class Clients:
-    """Clients that send at fixed instants, whatever becomes of what they sent before; see `Seen`."""
+    """Clients that send at fixed times, without waiting for earlier answers. See `Seen`."""
 
     def __init__(self, session: aiohttp.ClientSession, ports: list[int], seen: Seen) -> None:
         self._session, self._ports, self._seen = session, ports, seen
@@ -93,7 +89,7 @@ class Clients:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, over: asyncio.Event) -> None:
-        """Send until `over`, and return when everything is answered."""
+        """Send until `over` is set, then wait for all answers."""
         begun, kinds = monotonic(), itertools.cycle(self._kinds.items())
         for number in itertools.count():
             if over.is_set():
@@ -128,7 +124,7 @@ class Clients:
         return await self._sync(at, f"cached {int(text.split()[1]) % 40}", **CACHED)
 
     async def _task(self, at: str, text: str) -> tuple[int, str, str]:
-        """Send a task, and ask for its outcome at once and then by a long poll."""
+        """Send a task, ask for its outcome immediately, then wait for it by long polling."""
         status, told = await self._post(at, text, Prefer="respond-async")
         if status != 202:
             return status, "", f"sent: {told.get('message')}"
@@ -141,7 +137,7 @@ class Clients:
 
 
 async def drill(ports: list[int], command: Callable[[], Coroutine[Any, Any, str]], seen: Seen) -> None:
-    """Run a command while clients send to the gateways at these ports."""
+    """Run a command while clients send to the gateways on these ports."""
     over, connector = asyncio.Event(), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(PATIENCE)) as session:
         clients = asyncio.create_task(Clients(session, ports, seen).run(over))
@@ -153,7 +149,7 @@ async def drill(ports: list[int], command: Callable[[], Coroutine[Any, Any, str]
 
 
 def hand_over(broker: str) -> Coroutine[Any, Any, str]:
-    """Have replicas take over by `headway failover`; what it prints."""
+    """Switch over to the replicas with `headway failover`. Returns what it prints."""
 
     async def run() -> str:
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -169,7 +165,7 @@ def hand_over(broker: str) -> Coroutine[Any, Any, str]:
 
 
 def drilled(folder: Path, redis: RunningServer, url: str, broker: str, *flags: str, patient: bool) -> Seen:
-    """Hand over at `broker` with two gateways and two worker hosts, at the default time-out of the broker; at all default ones unless `patient`."""
+    """Fail over at `broker` with two gateways and two worker hosts. `patient` raises all but the broker timeout."""
     seen = Seen()
     own = PATIENT if patient else DEFAULTS
     with fleet(
@@ -184,7 +180,7 @@ def drilled(folder: Path, redis: RunningServer, url: str, broker: str, *flags: s
 
 @contextlib.contextmanager
 def address_of(folder: Path, *servers: RedisServer) -> Iterator[int]:
-    """Port of an HAProxy that leads to whichever of two servers says that it is a primary."""
+    """Return the port of an HAProxy that forwards to whichever of the two servers reports that it is a primary."""
     if shutil.which("haproxy") is None:
         lacking("haproxy is not on the path; on Debian and Ubuntu: apt-get install haproxy")
     address = Port()
@@ -203,7 +199,7 @@ def address_of(folder: Path, *servers: RedisServer) -> Iterator[int]:
 
 
 def of_one(folder: Path, kind: str, patient: bool = False) -> Seen:
-    """Drill of one server with a replica, by an address that leads to the primary."""
+    """Drill with one server and a replica, behind an address that forwards to the primary."""
     lines = ("repl-diskless-sync-delay 0", "min-replicas-to-write 0")
     primary = RedisServer(kind, folder / "primary", *lines)
     replica = RedisServer(kind, folder / "replica", *lines, f"replicaof {LOOPBACK} {primary.port}")
@@ -216,7 +212,7 @@ def of_one(folder: Path, kind: str, patient: bool = False) -> Seen:
 
 
 def of_sentinels(folder: Path, kind: str, patient: bool = False) -> Seen:
-    """Drill of a primary with a replica under three Sentinels."""
+    """Drill with a primary and a replica under three Sentinels."""
     with SentinelSetup(kind, folder / "sentinel", usual=not patient) as setup:
         replica = setup.replica
         seen = drilled(folder, replica, setup.url, setup.url, patient=patient)
@@ -225,7 +221,7 @@ def of_sentinels(folder: Path, kind: str, patient: bool = False) -> Seen:
 
 
 def of_cluster(folder: Path, kind: str, patient: bool = False) -> Seen:
-    """Drill of a cluster of three primaries with a replica each."""
+    """Drill with a cluster of three primaries, each with a replica."""
     with ClusterSetup(kind, folder / "cluster", replicas=True) as setup:
         wait_until(lambda: all("slave0" in one.command("INFO", "replication") for one in setup.servers))
         home = setup.replicas[setup.servers.index(setup.of("headway:{fleet}:k"))]

@@ -1,9 +1,9 @@
-"""Starts processes of Headway as forks of one that has imported it, as the import is most of a start.
+"""Starts Headway processes as forks of a process that has already imported it, which saves most of the startup time.
 
     process = the_fork_server().start(["serve", TARGET], folder, environ, stdout, stderr)
 
-A fork runs `headway/__main__.py` as `python -m headway` does, with arguments, working directory, environment and outputs of its
-own. Only `/proc` still shows the command line and the environment of the fork server.
+A fork runs `headway/__main__.py` as `python -m headway` does, with its own arguments, working directory, environment
+and outputs. Only `/proc` still shows the fork server's command line and environment.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ IMPORTED = (
     "headway.http.public",
     "headway.storage.sqlite",
 )
-"""Modules that most processes of the service import. None of them starts a thread."""
+"""Modules that most service processes import. None of them starts a thread."""
 _MOST = 1 << 17
 
 
 class Forked:
-    """A process that the fork server has started, with what is used of `subprocess.Popen`. Its id stays until its exit
-    code was asked for.
-    """
+    """A process started by the fork server, with the part of `subprocess.Popen` used here. Its id is reserved until its
+    exit code has been read."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
@@ -59,13 +58,13 @@ class Forked:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Exit code, minus the number of the signal that has ended it; None while it runs."""
+        """Return the exit code (minus the signal number if a signal ended the process), or None while it runs."""
         if self._code is None:
             self._code = self._server.tell({"poll": self.pid})
         return self._code
 
     def wait(self, timeout: float) -> int:
-        """Exit code, once it has ended. A `subprocess.TimeoutExpired` if it runs on after so many seconds."""
+        """Return the exit code once it has ended. Raises subprocess.TimeoutExpired."""
         if self._code is None:
             end = os.pidfd_open(self.pid)
             try:
@@ -77,13 +76,12 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
 
 class ForkServer:
-    """The fork server, seen from a process of tests."""
+    """The fork server, as used by the test process."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,34 +106,32 @@ class ForkServer:
         stderr: int,
         constants: Mapping[str, float] | None = None,
     ) -> Forked:
-        """Start `headway ARGUMENTS` in a folder; `constants` are values of module constants, by `module.NAME`."""
+        """Run `headway ARGUMENTS` in a folder. `constants` maps `module.NAME` to the value of a module constant."""
         how = {
             "arguments": arguments, "folder": str(folder), "environ": dict(environ), "constants": dict(constants or {})
         }  # fmt: skip
         return Forked(self, self.tell(how, [stdout, stderr]))
 
     def tell(self, what: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
-        """The fork server's answer."""
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(what).encode()], descriptors)
             return json.loads(self._socket.recv(_MOST))
 
     def close(self) -> None:
-        """End the fork server; what it has started goes on."""
+        """Stop the fork server. Processes that it started continue."""
         self._socket.close()
         self._process.wait()
 
 
 @functools.cache
 def the_fork_server() -> ForkServer:
-    """The one of this process."""
     server = ForkServer()
     atexit.register(server.close)
     return server
 
 
 def serve(orders: socket.socket) -> dict[str, Any] | None:
-    """Fork and tell exit codes until the other end closes. In a fork, return what that was started with."""
+    """Fork, and report exit codes, until the other end closes. In a fork, return the order that it must carry out."""
     while True:
         text, descriptors, _, _ = socket.recv_fds(orders, _MOST, 2)
         if not text:
@@ -155,7 +151,7 @@ def serve(orders: socket.socket) -> dict[str, Any] | None:
 
 
 def become(order: Mapping[str, Any]) -> None:
-    """Run Headway in this process, as it would be run by `python -m headway`."""
+    """Run Headway in this process as `python -m headway` would."""
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environ"])
@@ -171,7 +167,7 @@ def become(order: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Import Headway, and fork on demand. The terminal's Ctrl-C is not meant for the fork server."""
+    """Import Headway, and fork on demand. Ignores Ctrl-C in the terminal."""
     gc.disable()
     with socket.socket(fileno=int(sys.argv[1])) as orders:
         orders.set_inheritable(False)

@@ -1,12 +1,12 @@
-"""`headway serve`, or another role, as a process of its own, and the laws that hold for its whole life.
+"""`headway serve`, or another role, in its own process, and the rules that it must obey.
 
     with serving(tmp_path, "--workers", "2") as server:
         asked = server.ask("hello")
         assert asked.output() == "HELLO"
 
-When the block ends, every request must have had its one outcome, the service must agree in its metrics, nothing
-may be held or wait, no descriptor be left open, SIGTERM must end it with exit code 0, none of its processes may be
-left, and its log may hold no warning that the test has not announced.
+When the block ends, every request must have exactly one outcome, and the metrics must agree. Nothing may be queued or
+running, and no descriptor may be open. The service must exit with code 0 on SIGTERM and leave no process behind. Its
+log may hold only the warnings that the test announced.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from tests.e2e.fork_server import Forked, the_fork_server
 ROOT = Path(headway.__file__).parent.parent
 TARGET = "tests.targets.gates:Gated"
 MARK = "TEST_RUN"
-"""Environment variable by which all processes of one run are known."""
+"""Environment variable that marks all processes of a run."""
 
 RUN, TAKE = ("serve", "worker"), ("serve", "gateway")
-"""Roles that run a target, and those that take requests."""
+"""Roles that run a target, and roles that accept requests."""
 
 AT_THE_DOOR = frozenset(("BAD_REQUEST", "UNAUTHENTICATED", "PAYLOAD_TOO_LARGE", "REQUEST_TIMEOUT", "HEADERS_TOO_LARGE"))
-"""Errors of requests that no gateway has seen."""
+"""Errors of requests that never reach a gateway."""
 
 TIERS = "--tiers", "enterprise,paid,free,last"
-"""A tier below all that are used: the lowest is throttled to what was measured, which a slow moment makes little."""
+"""Adds an unused tier at the bottom: the lowest is throttled to the measured rate, which drops in a slow moment."""
 LONGEST_MS = "30000"
-"""The longest time-out that a request may have."""
+"""The longest timeout that a request may have."""
 GPUS = {"CUDA_VISIBLE_DEVICES": ""}
-"""GPUs that the workers have, whatever the machine has: none, as the targets of these tests use none."""
+"""Hides the machine's GPUs, because the targets of these tests use none."""
 HELD_UP = frozenset(
     (
         "the store of keys is out of reach",
@@ -58,9 +58,7 @@ HELD_UP = frozenset(
         "memory is scarce",
     )
 )
-"""Log events of any process on a machine that is busy: it, or its child, is not run for seconds, or others take the
-memory.
-"""
+"""Log events of any process on a busy machine: it or its child is stalled for seconds, or memory is low."""
 
 _PUBLIC = re.compile(r"public +https?://127\.0\.0\.1:(\d+)")
 _ADMIN = re.compile(r"admin +https?://127\.0\.0\.1:(\d+)")
@@ -69,13 +67,11 @@ _LAST = re.compile(r"^(Try it:|Ready\.)$", re.MULTILINE)
 
 
 class Metrics:
-    """One scrape."""
-
     def __init__(self, text: str) -> None:
         self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def value(self, name: str, **labels: str) -> float:
-        """Sum of the samples `headway_NAME` that have these labels; 0 when there is none."""
+        """Return the sum of the samples of `headway_NAME` with these labels, or 0 if there are none."""
         return sum(
             sample.value
             for sample in self.samples
@@ -83,7 +79,7 @@ class Metrics:
         )
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The samples `headway_NAME`, summed by the value of one label; zeros are left out."""
+        """Return the samples of `headway_NAME` summed by one label, without zeros."""
         sums: Counter[str] = Counter()
         for sample in self.samples:
             if sample.name == f"headway_{name}":
@@ -92,20 +88,20 @@ class Metrics:
 
 
 class Server:
-    """A running `headway serve` or another role; made by `serving` and `launched`, and by `tests.e2e.fleet`.
+    """A running `headway serve` or another role. Made by `serving` and `launched`, and by `tests.e2e.fleet`.
 
     Arguments:
         target: what it serves; a gateway and a controller have none.
-        flags: more of its command line; time-outs of clients' requests are long unless they are in it.
+        flags: more of its command line. The timeouts of clients' requests are long unless set here.
         before: called in the child before it becomes Headway.
-        logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
-        fresh: it is a new Python, though that takes longer than a fork; a test looks at what `/proc` shows of it.
-        constants: values of module constants of a fork, by `module.NAME`, as shorter times than those in the source.
+        logs_json: the log has one JSON object per line, and is checked; otherwise it is plain text, the default.
+        fresh: start a new Python, which takes longer than a fork, because the test reads the process's `/proc` entry.
+        constants: values of module constants for a fork, by `module.NAME`, such as shorter times than in the source.
 
     Attributes:
-        expected: events that the log may hold as warnings or errors.
-        port, admin_port, grpc_port: once it is `ready`; 0 where it has none.
-        answer_to: what the target makes of an input.
+        expected: events that may be logged as warnings or errors.
+        port, admin_port, grpc_port: set once it is `ready`; 0 if it has none.
+        answer_to: returns the target's output for an input.
     """
 
     def __init__(
@@ -154,8 +150,6 @@ class Server:
                 preexec_fn=before,
             )
 
-    # What it prints.
-
     def banner(self) -> str:
         return self._files[0].read_text()
 
@@ -167,12 +161,12 @@ class Server:
         return self.log_path.read_text()
 
     def log(self, event: str = "") -> list[dict[str, Any]]:
-        """The whole lines of its log so far, those of one event if it is named."""
+        """Return the complete lines of its log so far; if `event` is given, only those with it."""
         lines = [json.loads(line) for line in self.log_text().splitlines(keepends=True) if line.endswith("\n")]
         return [line for line in lines if event in ("", line["event"])]
 
     def logged(self, event: str, count: int = 1, **fields: Any) -> dict[str, Any]:
-        """Wait for the `count`th line of an event, whose fields must have these values, and return it."""
+        """Wait for the `count`th line with this event and these field values, and return it."""
 
         def found() -> dict[str, Any] | None:
             lines = [line for line in self.log(event) if fields.items() <= line.items()]
@@ -180,10 +174,7 @@ class Server:
 
         return wait_until(found)
 
-    # What it is asked.
-
     def ready(self) -> None:
-        """Wait until it serves."""
         wait_until(lambda: _LAST.search(self.banner()) or self.process.poll() is not None)
         assert self.process.poll() is None, self.log_text()
         public, admin = _PUBLIC.search(self.banner()), _ADMIN.search(self.banner())
@@ -195,23 +186,22 @@ class Server:
         self._descriptors = self.descriptors()
 
     def connect(self) -> Connection:
-        """A new connection to the public port; it is closed in the end."""
+        """Open a connection to the public port. It is closed at the end."""
         self._connections.append(Connection(self.port))
         return self._connections[-1]
 
     def ask(self, text: str, *fields: str, on: Connection | None = None, **members: Any) -> Asked:
-        """Send one request, by default on a new connection; its answer is read by what is returned."""
+        """Send a request, by default on a new connection. Read the answer from what is returned."""
         asked = Asked(text, self.answer_to(text), on or self.connect())
         self.asked.append(asked)
         asked.send(*fields, **members)
         return asked
 
     def get(self, path: str) -> Answer:
-        """GET on the public port."""
         return ask_at(self.port, "GET", path)
 
     def post(self, path: str, body: Any, *fields: str) -> Answer:
-        """POST on the public port: of bytes as they are, and of anything else as JSON."""
+        """POST to the public port. Bytes are sent unchanged, anything else as JSON."""
         if not isinstance(body, bytes):
             body, fields = json.dumps(body).encode(), ("Content-Type: application/json", *fields)
         connection = self.connect()
@@ -221,7 +211,6 @@ class Server:
         return answer
 
     def admin(self, path: str, method: str = "GET") -> Answer:
-        """A request to the admin port."""
         return ask_at(self.admin_port, method, path)
 
     def health(self) -> Any:
@@ -236,25 +225,22 @@ class Server:
         return letters
 
     def _shared(self, path: str) -> Any:
-        """Answer of an admin route from what the broker knows. The route does not wait long for that, so it is asked
-        again.
-        """
+        """Return the answer of an admin route that asks the broker. Retries, because the route times out quickly."""
         return wait_until(lambda: answer if (answer := self.admin(path)).status == 200 else None).json
 
     def metrics(self) -> Metrics:
         return Metrics(self.admin("/metrics").body.decode())
 
     def queued(self, count: int) -> None:
-        """Wait until exactly so many entries wait."""
+        """Wait until exactly `count` entries are queued."""
         wait_until(lambda: self.health().get("queue_depth") == count)
 
     def all_healthy(self) -> None:
-        """Wait until every worker is healthy."""
         wait_until(lambda: self.health()["status"] == "ok")
 
     @contextmanager
     def held_back(self, workers: int = 1) -> Iterator[None]:
-        """Keep all workers busy; what is asked in the block, and not left again, then leaves together."""
+        """Keep all workers busy. Requests sent in the block are then claimed together, unless they are cancelled."""
         gates = [Gate(self.folder) for _ in range(workers)]
         first = []
         for gate in gates:
@@ -268,17 +254,15 @@ class Server:
         for asked in first:
             asked.output()
 
-    # How it ends.
-
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        """Wait until it has ended; its exit code."""
+        """Wait until it has ended. Returns the exit code."""
         return self.process.wait(PATIENCE)
 
     def check_rest(self) -> None:
-        """Check that nothing is held, waits or runs, and that the metrics tell of the same outcomes as the clients."""
+        """Check that nothing is held, queued or running, and that the metrics show the same outcomes as the clients."""
         assert all(asked.outcome for asked in self.asked), "a request was neither answered nor left"
         wait_until(lambda: (health := self.health())["pending"] == health.get("queue_depth") == 0)
         seen = Counter(asked.outcome.lower() for asked in self.asked if asked.outcome not in AT_THE_DOOR)
@@ -286,13 +270,13 @@ class Server:
             {outcome: int(count) for outcome, count in self.metrics().by("requests_total", "outcome").items()}
         )
         more, less = told - seen, seen - told
-        # Who left may have had an answer on its way.
+        # A client that left may have had an answer on the way.
         assert set(less) <= {"cancelled"} and more.total() == less.total(), (
             f"{told} in the metrics, {seen} at the clients"
         )
 
     def check_wire(self) -> None:
-        """No client gets anything beyond its answers; those that are still there leave."""
+        """Check that no client gets anything after its answers, then close the connections."""
         for asked in self.asked:
             connection = asked.connection
             if asked.outcome != "cancelled" and not connection.closed:
@@ -301,7 +285,7 @@ class Server:
                 connection.close()
 
     def check_end(self, code: int = 0) -> None:
-        """Check that it has ended in order, logged nothing alarming, and left nothing behind, on the wire or running."""
+        """Check that it exited cleanly, logged nothing unexpected, sent nothing more, and left no process behind."""
         assert (ended := self.ended()) == code, f"it ended with {ended}: {self.log_text()}"
         wait_until(lambda: not self.processes())
         self.check_wire()
@@ -311,17 +295,16 @@ class Server:
             assert not alarming, alarming
 
     def check_descriptors(self) -> None:
-        """Once all clients have left it holds no descriptor that it did not hold at first."""
+        """Check that it has no more open descriptors than at the start, once all clients have left."""
         for connection in self._connections:
             connection.close()
         wait_until(lambda: self.descriptors() <= self._descriptors)
 
     def descriptors(self) -> int:
-        """File descriptors that it holds."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def processes(self) -> list[int]:
-        """Process ids of all that runs of it, whoever its parent is."""
+        """Return the ids of all its processes, whatever their parent is."""
         found = [self.process.pid] if isinstance(self.process, Forked) and self.process.poll() is None else []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -332,7 +315,6 @@ class Server:
         return found
 
     def kill(self) -> None:
-        """End all of it at once."""
         for pid in {self.process.pid, *self.processes()} if self.process.poll() is None else set(self.processes()):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -345,7 +327,7 @@ class Server:
 
 @contextmanager
 def launched(folder: Path, *flags: str, **how: Any) -> Iterator[Server]:
-    """`headway serve` from its first instant; whatever happens, nothing of it outlives the block."""
+    """Run `headway serve` without waiting until it is up. No process outlives the block."""
     server = Server(folder, flags=flags, **how)
     try:
         yield server
@@ -355,8 +337,8 @@ def launched(folder: Path, *flags: str, **how: Any) -> Iterator[Server]:
 
 @contextmanager
 def serving(folder: Path, *flags: str, lawful: bool = True, **how: Any) -> Iterator[Server]:
-    """A service that is up; see above for what is checked at the end. `lawful=False` leaves out the comparison
-    of outcomes, for tests that send more than `ask` knows of."""
+    """Run a service. See the module for what is checked at the end. `lawful=False` skips comparing outcomes, for
+    tests that send requests other than by `ask`."""
     with launched(folder, *flags, **how) as server:
         server.ready()
         yield server
@@ -369,7 +351,7 @@ def serving(folder: Path, *flags: str, lawful: bool = True, **how: Any) -> Itera
 
 
 def run_cli(server: Server, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`headway ARGUMENTS` towards the server's admin port."""
+    """Run `headway ARGUMENTS` against the server's admin port."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     environ |= {"PYTHONPATH": str(ROOT), "HEADWAY_ADMIN": f"http://127.0.0.1:{server.admin_port}", "COLUMNS": "200"}
     return subprocess.run(
@@ -384,7 +366,7 @@ def run_cli(server: Server, folder: Path, *arguments: str) -> subprocess.Complet
 
 
 def _patient(flags: Sequence[str]) -> dict[str, str]:
-    """Time-outs that a slow machine does not reach, nor one that stands still for seconds. Flags go before them."""
+    """Timeouts that even a machine that stalls for seconds does not reach. Flags override them."""
     given = dict(itertools.pairwise(flags))
     return {
         "HEADWAY_REQUEST_TIMEOUT_MS": LONGEST_MS,
@@ -395,7 +377,7 @@ def _patient(flags: Sequence[str]) -> dict[str, str]:
 
 
 def ask_at(port: int, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
-    """Answer of a port; underscores in names of fields are hyphens."""
+    """Send a request to a port. Underscores in field names become hyphens."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         header = {name.replace("_", "-"): value for name, value in fields.items() if value}

@@ -1,4 +1,4 @@
-"""An alert fires and clears under a real Prometheus: the shortest part of `alerts_alone_drill`, which has all alerts."""
+"""The shortest part of `alerts_alone_drill` under a real Prometheus. The drill covers all alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk jobs whose processes are killed, or whose disk is full: each line is answered once, and what clients ask meanwhile, too."""
+"""Bulk jobs whose processes are killed or whose disk is full: each line is answered once, and so are clients."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BRIEF = {
     "headway.bulk.job_run.PAUSE": 1.0,
     "headway.bulk.job_run.TICK": 0.25,
 }
-"""Times of gateways that hold jobs, a third of those in the source or less: a job is taken over, pauses and is told of as much sooner."""
+"""Times for gateways that hold jobs, at most a third of the real ones, to make takeovers and pauses happen sooner."""
 
 
 def submit(server: Server, texts: list[str], to: Server | None = None, model: str = "default", **members: Any) -> str:
-    """Upload lines, and begin a job of them, there or at another gateway. Returns its id."""
+    """Upload lines and start a job with them, there or on another gateway. Returns its id."""
     lines = [
         {
             "custom_id": str(at),
@@ -56,23 +56,22 @@ def job(server: Server, id: str) -> dict[str, Any]:
 
 
 def feeder(gateways: list[Server]) -> Server:
-    """The gateway that feeds the jobs."""
     return next(one for one in gateways if one.metrics().by("bulk_jobs", "status"))
 
 
 def done(server: Server, id: str) -> int:
-    """Lines that have an answer."""
+    """Return the number of answered lines."""
     return int(job(server, id)["request_counts"]["completed"])
 
 
 def answers(server: Server, id: str) -> Counter[str]:
-    """How often each line is in the output."""
+    """Count how often each line is in the output."""
     content = server.get(f"/v1/files/{job(server, id)['output_file_id']}/content").body
     return Counter(json.loads(line)["custom_id"] for line in content.splitlines())
 
 
 def meanwhile(server: Server, condition: Callable[[], object]) -> None:
-    """Ask, and be answered, until a condition holds. Lines ride with what is asked."""
+    """Send requests until a condition holds. Bulk lines ride in their batches."""
     wait_until(lambda: server.ask("beside").output() and condition())
 
 
@@ -93,7 +92,7 @@ def test_each_line_is_answered_once_whoever_is_killed(tmp_path: Path, postgres: 
         it.kill(feeder(it.gateways))
         [other] = it.gateways
         before = done(other, id)
-        it.start("worker")  # Only now: on a busy machine the other one ends the job before a new one is up.
+        it.start("worker")  # Only now: on a busy machine, the other worker would finish the job before a new one is up.
         meanwhile(other, lambda: job(other, id)["status"] == "completed")
         assert before < LINES
         it.start("gateway")
@@ -121,12 +120,11 @@ def test_a_job_with_its_files_in_a_bucket_goes_on_when_its_feeder_was_killed_and
 
 
 PAUSES = {"a bulk job pauses", "the ledger is out of reach", "bulk jobs is out of reach", "bulk files is out of reach"}
-"""Log events of a process that feeds a job meanwhile."""
+"""Log events of a process that feeds a paused job."""
 
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB at a path."""
     path.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path], capture_output=True, check=False)
     if mounted.returncode:
@@ -138,7 +136,7 @@ def small_disk(path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Take all that is left of a disk. Returns the file to remove."""
+    """Fill up a disk. Returns the file to remove."""
     path = disk / "others"
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -147,7 +145,7 @@ def fill(disk: Path) -> Path:
 
 
 def paused(server: Server, id: str) -> str:
-    """Why a job pauses; empty while it does not."""
+    """Return why a job is paused, or an empty string."""
     faults = (job(server, id)["errors"] or {"data": []})["data"]
     return "".join(one["message"] for one in faults if one["code"] == "paused")
 

@@ -1,5 +1,4 @@
-"""The service as its own contract describes it: schemathesis finds no answer that the contract does not allow, and none
-that tells more than it should."""
+"""Schemathesis compares the service with its own contract: no answer may break the contract or reveal too much."""
 
 from __future__ import annotations
 
@@ -62,8 +61,8 @@ def filter_case(context, case):
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
 OWN = "^/v1/(inference|predict|result|completions)"
 PARTS = {"own": (5, "--include-path-regex", OWN), "others": (29, "--exclude-path-regex", f"/versions/|{OWN}")}
-"""Number of routes of each part of the contract, and the flags that choose it. Paths with the version of a model mean what those
-without it do."""
+"""Number of routes in each part of the contract, and the flags that select it. Paths with and without a model version
+work alike."""
 COVERED = "--phases", "examples,coverage,fuzzing"
 
 
@@ -72,15 +71,15 @@ Draw = Callable[[int, int], tuple[str, ...]]
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> Draw:
-    """Flags for the number of cases of each operation, beside those that cover it: few in every run, more in `make explore`,
-    where their seed changes, too."""
+    """Return flags for the number of cases generated for each operation: few in a normal run, more in `make explore`,
+    which also changes the seed."""
     exploring = settings.get_current_profile_name() == PROFILE
     seed = request.config.getoption("--hypothesis-seed") if exploring else 1
     return lambda few, many: ("--seed", str(seed or 1), "--max-examples", str(many if exploring else few))
 
 
 def explore(server: Server, folder: Path, *flags: str) -> str:
-    """Report of schemathesis on the service, in which it finds nothing wrong."""
+    """Return schemathesis's report on the service. It must find nothing wrong."""
     config, seen = folder / "schemathesis.toml", folder / "seen.har"
     config.write_text(CONFIG)
     (folder / "hooks.py").write_text(HOOKS)

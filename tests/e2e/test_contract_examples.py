@@ -1,4 +1,4 @@
-"""The examples of the contract work as they stand, whatever kinds of values the models take."""
+"""The examples in the contract work unchanged, whatever types the models take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients hold every descriptor they can get: who cannot be served is told so or cut off, and operators and workers still have theirs."""
+"""Clients use up all descriptors. Excess clients get a 503 or are cut off; operators and workers still have theirs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def few_descriptors() -> None:
 
 
 def fate(connection: Connection) -> str:
-    """Fate of a client, which stays: `200`, `503`, or `cut`."""
+    """Return what happened to a client, which stays connected: `200`, `503`, or `cut`."""
     try:
-        with contextlib.suppress(ConnectionError):  # It may have had its answer, and be closed.
+        with contextlib.suppress(ConnectionError):  # It may already have been answered and closed.
             connection.send(request(BODY))
         return str(connection.answer().status)
     except ConnectionError:
@@ -51,7 +51,7 @@ def served_again(server: Server) -> bool:
 
 @contextmanager
 def limited(server: Server, limit: int) -> Iterator[None]:
-    """Let the running service have no descriptor number from `limit` on."""
+    """Lower the running service's limit on descriptors."""
     soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
     yield
@@ -63,7 +63,7 @@ def test_clients_beyond_the_descriptors_are_told_so_and_operators_and_workers_ha
         server.expected = {"worker process ended"}
         inside, at_rest = server.ask("before"), server.descriptors()
         inside.output()
-        # Who is refused is cut off after a moment, and makes room: all must be there by then.
+        # Refused clients are soon cut off, which makes room, so all must have connected by then.
         connections = [server.connect() for _ in range(2 * FEW)]
         fates = Counter(map(fate, connections))
         assert set(fates) == {"200", "503"}
@@ -85,7 +85,7 @@ def test_who_comes_when_there_is_no_descriptor_is_cut_off_or_waits_and_who_is_in
         inside = server.ask("inside")
         inside.output()
         most = max(int(entry.name) for entry in Path(f"/proc/{server.process.pid}/fd").iterdir())
-        with limited(server, most + 1):  # The last one goes to something else.
+        with limited(server, most + 1):  # The last one is used for something else.
             fates = {fate(server.connect()) for _ in range(20)}
             assert "cut" in fates and fates <= {"200", "503", "cut"}
             server.ask("still inside", on=inside.connection).output()
@@ -116,7 +116,7 @@ def low_soft_limit() -> None:
 
 
 def crowd(server: Server, authorization: str, file: str, each: int) -> list[Connection]:
-    """So many downloads that are not read, uploads that do not go on, gRPC streams, and idle connections."""
+    """Open `each` downloads that are not read, stalled uploads, gRPC streams, and idle connections."""
     metadata = [("authorization", authorization.partition(": ")[2])]
     stream = http2.headers(0, "/inference.GRPCInferenceService/ModelStreamInfer", metadata)
     kind = f"content-type: multipart/form-data; boundary={BOUNDARY}"

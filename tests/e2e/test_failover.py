@@ -1,6 +1,6 @@
-"""A replica takes over under load, at the default time-out of the broker: nobody is refused, and nothing runs twice.
+"""A replica takes over under load, with the default broker timeout: no request is refused, and nothing runs twice.
 
-The drill says how it goes, and can be run by itself for one server and under Sentinels, too, with all time-outs as they are by default.
+The drill can also be run by itself: with one server or Sentinels, and with all timeouts at their defaults.
 """
 
 from __future__ import annotations

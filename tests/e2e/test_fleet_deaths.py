@@ -1,4 +1,4 @@
-"""Processes of a fleet are killed, cut off or stand still: nothing that was accepted is lost, and nothing is answered twice."""
+"""Processes of a fleet are killed, cut off or paused: no accepted request is lost, and none is answered twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
 LARGE = " x" * 50_000
-"""Text that is stored apart from its entry, and whose output is stored apart from its reply."""
+"""An input stored apart from its entry, whose output is stored apart from its reply."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def apart(redis: RedisServer) -> dict[str, int]:
-    """Seconds until the end of each value that is stored apart, by its key; -1: never."""
+    """Return the time to live of each separately stored value in seconds, by key. -1 means forever."""
     return {key: left for key, left in redis.ends().items() if re.search(r"\}(@[^:]*)?:(P|R|zp):", key)}
 
 
@@ -51,8 +51,8 @@ def test_a_killed_gateway_takes_only_its_own_clients_with_it_and_its_large_value
             asked.output()
         for asked in (running, *lost):
             assert len(it.runs(asked)) <= 1
-        wait_until(lambda: not any("}:P:" in key for key in apart(redis)))  # Inputs go with their entries.
-        wait_until(lambda: len(apart(redis)) <= len(lost))  # Outputs that were read go, too.
+        wait_until(lambda: not any("}:P:" in key for key in apart(redis)))  # Inputs are deleted with their entries.
+        wait_until(lambda: len(apart(redis)) <= len(lost))  # Outputs are deleted once read.
         assert all(0 < left <= 300 for left in apart(redis).values())
         it.start("gateway").ask("in its place").output()
 

@@ -1,4 +1,4 @@
-"""The server that a fleet shares goes, moves or comes late: gateways lose nothing that they hold, and nothing is answered twice."""
+"""A fleet's server goes down, moves or starts late: gateways lose no requests, and none is answered twice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelSetup
 
 BRIEF = 4.0
-"""Seconds that a call to the server may take, and that it may be away before clients are told, where that is waited for.
-What is asked right after it went comes in within that."""
+"""Timeout of calls to the server, and how long it may be down before clients notice, in seconds. Requests sent right
+after it went down must arrive in this time."""
 
 
 def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_and_no_more(tmp_path: Path) -> None:
-    """Queued requests are taken back: when the server returns they have been answered, and do not run again."""
+    """Queued requests go to the fallback, too. They don't run again when the server returns."""
     fallback = ("--fallback", TARGET, *PATIENT)
     with (
         RedisServer("valkey", tmp_path / "redis", durable=True) as durable,

@@ -1,4 +1,4 @@
-"""Processes of a fleet end and are replaced under load, and no client notices."""
+"""Processes of a fleet are stopped and replaced under load without any client noticing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.e2e.server import Server, run_cli
 from tests.servers.redis import RedisServer
 
 RATE = 80.0
-"""Requests a second."""
+"""Requests per second."""
 CALLERS = 16
-"""Clients, each with one connection at a time: more than are busy at once."""
+"""Clients, each with at most one connection: more than are busy at the same time."""
 SILENT = GRACE / 2
-"""Seconds without an answer from which on a gateway that ends may close a connection as the next request comes: a client
-has to send that again. What it loses in less time is lost."""
+"""If a connection has been silent for this many seconds, a gateway that is ending may close it as a request arrives,
+and the client has to resend. Closing it earlier loses the request."""
 
 
 class Load:
-    """Clients that send at fixed instants, whatever becomes of the requests before, over connections that they keep."""
+    """Clients that send at fixed times on persistent connections, without waiting for earlier answers."""
 
     def __init__(self, gateways: list[Server]) -> None:
         self._gateways = gateways
@@ -49,14 +49,14 @@ class Load:
             thread.join()
 
     def replace(self, old: Server, new: Server) -> None:
-        """Have new connections made to another gateway, as a balancer does. The old one knows of all that were made to
-        it; they go on until they are ended."""
+        """Connect to another gateway from now on, as a load balancer does. The old gateway has accepted all of its
+        connections, which stay open until it closes them."""
         with self._connecting:
             self._gateways = [*(one for one in self._gateways if one is not old), new]
         assert old.get("/livez").status == 200
 
     def answered(self, more: int) -> None:
-        """Wait until so many more have been answered."""
+        """Wait until `more` more requests have been answered."""
         before = len(self.asked)
         wait_until(lambda: self.faults or sum(bool(asked.outcome) for asked in self.asked[before:]) >= more)
 
@@ -92,19 +92,16 @@ class Load:
 
 
 class _Line:
-    """A caller's connection to a gateway."""
-
     def __init__(self, gateway: Server, connection: Connection) -> None:
         self.gateway = gateway
         self.connection = connection
         self._answered_at = inf
 
     def silent_for(self) -> float:
-        """Seconds since its last answer; without one it was never idle."""
+        """Return the seconds since its last answer; negative if there was none yet."""
         return monotonic() - self._answered_at
 
     def ask(self, asked: Asked) -> Answer:
-        """Send a request, and wait for its answer."""
         asked.send()
         answer = asked.answer()
         self._answered_at = monotonic()
@@ -113,7 +110,7 @@ class _Line:
 
 @contextmanager
 def load(gateways: list[Server]) -> Iterator[Load]:
-    """Load while the block runs; every request must be answered rightly."""
+    """Keep up load while the block runs. Every request must be answered correctly."""
     made = Load(gateways)
     made.start()
     try:
@@ -125,18 +122,17 @@ def load(gateways: list[Server]) -> Iterator[Load]:
 
 
 def _ended(connection: Connection) -> bool:
-    """Whether the server has ended a connection on which nothing is under way."""
+    """Return True if the server has closed a connection on which no request is in progress."""
     return bool(select.select([connection.sock], [], [], 0)[0])
 
 
 def busy(it: Fleet, worker: Server) -> None:
-    """Wait until a worker runs a batch."""
     pids = worker.processes()
     wait_until(lambda: any(run.pid in pids and run.ended is None for run in it.journal()[-CALLERS:]))
 
 
 def drained_and_undrained(it: Fleet, clients: Load, worker: Server) -> None:
-    """A host gets nothing while it is drained, and the last one may not be."""
+    """Check that a drained host gets no work, and that the last one can't be drained."""
     busy(it, worker)
     name, other = it.slot(worker).partition("/")[0], it.other(worker)
     shown = run_cli(it.gateways[0], it.folder, "drain", name)

@@ -1,4 +1,4 @@
-"""GPUs that a service watches through NVML, with a stand-in of its library."""
+"""A service that watches GPUs with a fake NVML library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_gpus_are_seen_everywhere_and_a_worker_whose_gpu_is_lost_is_taken_out_an
         assert (line["reason"], line["gpu"]) == (reason, f"GPU-{number}")
         worker = wait_until(lambda: found if not (found := one(server, f"gpu-{number}"))["pid"] else None)
         assert (worker["status"], worker["reason"]) == ("degraded", reason)
-        gate.reached()  # By the other worker.
+        gate.reached()  # From the other worker.
         gate.open()
         held.output()
         for asked in [server.ask(f"{each}") for each in range(10)]:

@@ -1,4 +1,4 @@
-"""Headway in front of Headway, in each dialect that it speaks itself: exact answers, and errors that stay what they are."""
+"""Headway in front of Headway, in each API dialect: answers must be exact, and errors unchanged."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.e2e.server import Server, serving
 from tests.servers.ports import Port
 
 MOST = 20_000
-"""Longest body that the service behind takes."""
+"""Longest body that the service behind accepts."""
 TEXTS = ["a", "ÀÉ 漢字 😀", '"\\', "two\nlines", "x" * 5000, *(f"text {number}" for number in range(25))]
 
 
 @pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int]]:
-    """The service that is asked by others, and its gRPC port."""
+    """Run the service behind. Returns it with its gRPC port."""
     flags = ("--max-body-bytes", str(MOST))
     with (
         contextlib.closing(Port()) as port,

@@ -1,4 +1,4 @@
-"""Inputs and header fields that mean harm: refused or made harmless, and never more than a line of the log each."""
+"""Malicious inputs and header fields are rejected or made harmless. Each writes at most one log line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.server import Server, serving
 BODY = b'{"input": "hello"}'
 FORGED = "forged-by-a-client"
 POISON = f"x\r\n2026-01-01T00:00:00Z [critical] {FORGED}\x1b[2J\x1b]0;{FORGED}\x07\u2028{FORGED}\x85{FORGED}\u202e"
-"""What would begin lines of its own, or move the cursor, in a log that is written or shown without care."""
+"""Would start new log lines or move the cursor if logged or displayed without escaping."""
 
 
 def ask(connection: Connection, data: bytes) -> Answer:
@@ -58,7 +58,7 @@ def test_no_client_writes_a_line_of_the_log(tmp_path: Path) -> None:
         wait_until(lambda: server.health()["pending"] == 0)
         assert FORGED not in server.log_text(), "what clients send is not in the log"
         connection = server.connect()
-        # Unless the model says it.
+        # Unless the model prints it.
         assert ask(connection, request(json.dumps({"input": f"print {POISON}"}).encode())).status == 200
         assert ask(connection, request(b'{"input": "raise"}')).error == "REJECTED_BY_MODEL"
         wait_until(lambda: FORGED in server.log_text() and "batch failed" in server.log_text())

@@ -1,4 +1,4 @@
-"""The input policy of a running process: every way in, and a real function."""
+"""The input policy of a running process, with a real function, for every API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ name = "judge"
 function = "tests.targets.guard:check"
 deadline_ms = 10000
 """
-"""Its deadline is the longest there may be: a busy machine takes no verdict away."""
+"""Has the longest possible deadline, so that it doesn't time out on a busy machine."""
 HIDDEN = "\uff26OR\u200bbidden"
 
 
@@ -41,7 +41,7 @@ def policy(folder: Path, text: str) -> str:
 
 
 def spellings(way: WayIn, body: bytes) -> list[bytes]:
-    """Body as JSON may spell it: with escapes for what is not ASCII, for letters, and without any."""
+    """Encode a body as JSON with every character escaped, only non-ASCII characters escaped, and nothing escaped."""
     if way in (ways_in.OCTET_STREAM, ways_in.OIP_BINARY):
         return [body]
     plain = json.dumps(json.loads(body), ensure_ascii=False).encode()
@@ -49,7 +49,7 @@ def spellings(way: WayIn, body: bytes) -> list[bytes]:
 
 
 async def call(way: WayIn, port: int, texts: list[str]) -> Told:
-    """Answer of a gRPC way."""
+    """Call a gRPC method."""
     sent, made = way.write(texts), channel(port)
     try:
         if way.wire == "stream":

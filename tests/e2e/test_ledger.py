@@ -1,4 +1,4 @@
-"""The ledger of a running service: what is in it, and what becomes of it when its database or its disk fails."""
+"""The ledger of a running service: what it records, and what happens if its database or disk fails."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.e2e.server import Server, run_cli, serving
 from tests.servers.postgres import PostgresServer
 
 AWAY = {"the ledger is out of reach"}
-"""Log events of a process whose database does not answer in time, as on a disk that is busy."""
+"""Log events of a process whose database is too slow, for example because the disk is busy."""
 COUNT = "SELECT count(*) FROM headway_requests"
 LEAST = 100
-"""Records that wait for a database with `--max-queue` 20."""
+"""Number of records that wait for a database with `--max-queue` 20."""
 OUTCOMES = "SELECT CASE status WHEN 'completed' THEN 'ok' ELSE error END FROM headway_requests"
 
 
@@ -29,7 +29,6 @@ def sqlite(path: Path, query: str) -> list[tuple[str | int, ...]]:
 
 
 def ask_some(server: Server, count: int) -> None:
-    """Ask and be answered, so many times."""
     first = len(server.asked)
     for number in range(first, first + count):
         server.ask(f"number {number}").output()
@@ -37,7 +36,7 @@ def ask_some(server: Server, count: int) -> None:
 
 @contextlib.contextmanager
 def recording(folder: Path, *flags: str, **how: Any) -> Iterator[Server]:
-    """A service with a ledger; it may take its time."""
+    """Run a service with a ledger. It may be slow to write."""
     with serving(folder, *flags, **how) as server:
         server.expected |= AWAY
         yield server
@@ -49,7 +48,7 @@ def dropped(server: Server) -> int:
 
 @pytest.fixture
 def own() -> Iterator[PostgresServer]:
-    """A PostgreSQL to do harm to."""
+    """Run a PostgreSQL server that the test may break."""
     with PostgresServer() as server:
         yield server
 
@@ -92,7 +91,7 @@ def test_a_database_that_is_killed_fails_no_request(tmp_path: Path, own: Postgre
         return int(own.query(COUNT, url=url)[0][0])
 
     def written() -> int:
-        """Rows of the ledger; 0 as long as the service may not know that it has written them."""
+        """Return the number of rows in the ledger, or 0 while the service may not know that they have been written."""
         busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headway' AND state <> 'idle'"
         found = rows()
         return 0 if own.query(busy)[0][0] else found
@@ -117,7 +116,7 @@ def test_a_database_that_is_killed_fails_no_request(tmp_path: Path, own: Postgre
 
 
 def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:
-    """No file may grow beyond a size, and then it may again."""
+    """A limit on the file size makes writes fail, and is then lifted."""
     most, hard = 128 << 10, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def small_disk() -> None:

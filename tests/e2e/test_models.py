@@ -1,4 +1,4 @@
-"""Several models on hosts over Redis, some of them cold."""
+"""Several models on hosts that share Redis. Some of the models are cold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Model:
         return [f"{self.name}:{text}" for text in inputs]
 """
 SOON = {"headway.core.locality.LEAST_RESIDENCE": 1.0}
-"""Shortest stay of a model on a GPU; in the source it is longer."""
+"""Shortens the minimum stay of a model on a GPU."""
 
 
 def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_one_of_them(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_
         assert host.metrics().value("model_load_seconds_count", model="c") == 1
         assert host.metrics().by("model_evictions_total", "reason") == {"cold": 1.0}
         hosts.append(worker("d", "three"))
-        hosts[-1].expected = {"a setting has no effect"}  # It has one model only.
+        hosts[-1].expected = {"a setting has no effect"}  # It has only one model.
         wait_until(lambda: "d" in listed())
         assert answer("3", "d") == "d:3"
         for host in hosts:

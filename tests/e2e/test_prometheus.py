@@ -1,4 +1,4 @@
-"""A real Prometheus over a fleet of six processes: its sums are the truth, and every panel and every rule answers."""
+"""A real Prometheus scrapes a fleet of six processes: its totals are right, and all panels and rules have data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRUTH = {
 
 
 def panels() -> Iterator[tuple[str, str]]:
-    """Title and expression of every target of every panel, for all models and tiers."""
+    """Yield the title and expression of every target of every panel, with all models and tiers selected."""
     board = json.loads((DEPLOY / "grafana" / "headway.json").read_text(encoding="utf-8"))
     chosen = {"$__rate_interval": "30s", "$model": ".*", "$tier": ".*", "$fleet": ".*"}
     for panel in board["panels"]:
@@ -67,7 +67,7 @@ def test_the_sums_of_a_fleet_are_the_truth_and_every_panel_and_rule_answers(tmp_
         wait_until(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()))
         assert len(prometheus.rules()) > 40
         pids = {str(one.process.pid) for one in it.everybody()}
-        bounds = re.compile(r"'le': '[^']*'")  # Numbers of a histogram, which a process's may equal.
+        bounds = re.compile(r"'le': '[^']*'")  # Histogram bounds may equal a process id.
         assert not [text for text in series(prometheus) if pids & set(re.findall(r"\d+", bounds.sub("", text)))]
 
         it.kill(leader)
@@ -77,7 +77,6 @@ def test_the_sums_of_a_fleet_are_the_truth_and_every_panel_and_rule_answers(tmp_
 
 
 def becomes(prometheus: Prometheus, expression: str, truth: float) -> None:
-    """Wait until an expression has a value."""
     with contextlib.suppress(AssertionError):
         wait_until(lambda: prometheus.value(expression) == truth)
     assert (expression, prometheus.value(expression)) == (expression, truth)
@@ -91,7 +90,7 @@ def answers(prometheus: Prometheus, title: str, expression: str) -> None:
 
 
 def series(prometheus: Prometheus) -> list[str]:
-    """Labels of all series of Headway but for the addresses of processes."""
+    """Return the labels of all Headway series except the addresses of the processes."""
     found = prometheus.query('{__name__=~"headway_.*"}')
     return [str({name: value for name, value in labels.items() if name != "instance"}) for labels, _ in found]
 

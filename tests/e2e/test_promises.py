@@ -1,7 +1,7 @@
-"""Many clients do everything at once, faults befall the service, and the checker that knows the promises judges it all.
+"""Many clients send everything at once while faults hit the service. The checker then judges the whole history.
 
-HEADWAY_TEST_PROMISES_SECONDS is how long each service is asked (5), HEADWAY_TEST_PROMISES_SEED the seed of all dice, and
-HEADWAY_TEST_PROMISES_FAULTS the faults, by their names in `tests.promises.faults`, comma-separated.
+HEADWAY_TEST_PROMISES_SECONDS is how long each service is tested (5), HEADWAY_TEST_PROMISES_SEED is the random seed, and
+HEADWAY_TEST_PROMISES_FAULTS lists faults, comma-separated, by their names in `tests.promises.faults`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ FAULTS = os.environ.get(
 RATE, POISON, LARGE = 120.0, 0.01, 0.05
 TARGET, FITTED, NUMBERS = (f"tests.targets.marked:{name}" for name in ("Marked", "Fitted", "Numbers"))
 VALUES = '{"t": 0}', '{"t": 1}', '{"t": 1.0}'
-"""Parameters that a call of Fitted has once; 1 and 1.0 may be in one call."""
+"""Call parameters for Fitted. 1 and 1.0 may share a call."""
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
-"""Requests a second and burst of the last tenant, to the one model that there is; of all models it may have twice as many."""
+"""Requests per second and burst of the last tenant on the only model. The limits for all models are twice as high."""
 SHARED = "--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0", "--result-ttl-s", "3600"
 PATIENT = "--request-timeout-ms", "30000", "--queue-timeout-ms", "30000", "--task-timeout-ms", "30000"
 UNHAPPY = AWAY | {
@@ -59,7 +59,7 @@ def promised(
     ways: Sequence[WayIn] = WAYS_IN,
     parameters: Sequence[str] = (),
 ) -> History:
-    """What came of a crowd that asked at these doors, after all of it was judged."""
+    """Run a crowd of clients against these doors, and check everything. Returns the history."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
 
     async def drive() -> History:
@@ -80,7 +80,7 @@ def promised(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with the tenants' keys."""
+    """Return a working directory with the tenants' keys."""
     rate, burst = CAPPED[0] * 60, CAPPED[1]
     model = f"{{default = {{rate = {rate}, burst = {burst}}}}}"
     limit = f"rate = {2 * rate}\nburst = {2 * burst}\nmodel_limits = {model}\n"
@@ -98,7 +98,7 @@ def test_one_process_keeps_its_promises(folder: Path) -> None:
         server.expected |= {"batch failed"}
         history = promised(folder, [Door("serve", server.port, grpc=port.number)], parameters=VALUES)
         outcomes = Counter(one.status for one in history.operations if not one.lost)
-        assert min(outcomes[status] for status in (200, 202, 404, 422, 429)) > 0  # The rest is chance.
+        assert min(outcomes[status] for status in (200, 202, 404, 422, 429)) > 0  # The other statuses depend on chance.
         assert len({one.way for one in history.operations if one.output is not None} & set(WAYS)) > len(WAYS_IN) // 2
         several = {one.way for one in history.operations if one.inputs}
         assert several <= {way.name for way in WAYS.values() if way.most > 1}

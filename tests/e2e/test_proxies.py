@@ -1,5 +1,5 @@
-"""Envoy, HAProxy and nginx with their files of deploy/, in front of two gateways: every kind of client is served, and notices nothing when
-gateways are restarted, or when idle connections end."""
+"""Envoy, HAProxy and nginx with the files in deploy/, in front of two gateways: all kinds of clients work, and none
+notices when a gateway restarts or an idle connection ends."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from tests.servers.ports import Port
 from tests.servers.redis import RedisServer
 
 LAME_DUCK = 5.0
-"""Seconds for which a gateway serves on, as documented; the balancers see within 1.5, on a busy machine 4.5, that it is not ready, and
-give up idle connections after 4."""
+"""Seconds for which a gateway keeps serving, as documented. Balancers notice within 1.5 s (4.5 s on a busy machine)
+that it isn't ready, and drop idle connections after 4 s."""
 IDLE = 0.5
-"""Seconds after which a balancer lets an idle connection go, where the test says so."""
+"""Seconds after which a balancer closes an idle connection, in tests that set it."""
 KEEP_ALIVE = 6.0
-"""Seconds after which a gateway does: longer than the 4 s of the balancers' files, or a request could cross the end of its connection."""
+"""Seconds after which a gateway closes one: more than the 4 s in the balancers' files, so that no request gets lost."""
 LINES = 40
-"""Connections that are used at once."""
+"""Connections used concurrently."""
 
 
 class Stage:
-    """Two gateways at ports that they keep, and a worker."""
+    """Two gateways on fixed ports, and a worker."""
 
     def __init__(self, it: Fleet, folder: Path) -> None:
         self.fleet = it
@@ -55,25 +55,21 @@ class Stage:
             self.start(port)
 
     def start(self, port: Behind) -> Server:
-        """Start a gateway, and wait until it is ready."""
         flags = ("--port", str(port.http), "--grpc-port", str(port.grpc))
         server = self.fleet.start("gateway", *flags)
         wait_until(lambda: server.get("/readyz").status == 200)
         return server
 
     def restart(self, port: Behind) -> None:
-        """Replace the gateway at a port."""
         self.fleet.end(next(one for one in self.fleet.gateways if one.port == port.http))
         self.start(port)
 
     def close(self) -> None:
-        """Let go of the ports."""
         for pair in self._held:
             for port in pair:
                 port.close()
 
     def balancer(self, kind: str, **how: Any) -> Balancer:
-        """One in front of the gateways."""
         folder = self.folder / f"{kind}-{next(self._names)}"
         return Balancer(kind, folder, self.ports, self.certificates, **how)
 
@@ -93,7 +89,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @contextlib.contextmanager
 def connection(balancer: Balancer, *, known: bool = False) -> Iterator[http.client.HTTPSConnection]:
-    """HTTP/1.1 over TLS."""
     trust = balancer.certificates.context("http/1.1", known=known)
     made = http.client.HTTPSConnection("127.0.0.1", balancer.port, context=trust, timeout=PATIENCE)
     try:
@@ -103,7 +98,6 @@ def connection(balancer: Balancer, *, known: bool = False) -> Iterator[http.clie
 
 
 def post(asked: http.client.HTTPSConnection, path: str, body: Any, **fields: str) -> tuple[int, Any, bytes]:
-    """Status, header and body of an answer."""
     header = {name.replace("_", "-"): value for name, value in fields.items()}
     asked.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), header)
     answer = asked.getresponse()
@@ -121,7 +115,7 @@ def check_http_1_1(balancer: Balancer) -> None:
         assert (status, json.loads(body)["output"]) == (200, "AGAIN")
         assert asked.sock is line
         uuid.UUID(header["x-request-id"].removeprefix("req_"))
-        # As much as a gateway takes, and no more.
+        # The largest body that a gateway accepts.
         most = b"x" * (1_048_576 - 60)
         status, _, body = post(asked, "/v1/predict?model_id=default", most, Content_Type="application/octet-stream")
         assert status == 200, body[:200]
@@ -138,9 +132,9 @@ def check_http_1_1(balancer: Balancer) -> None:
         asked.putheader("content-length", str(1_048_577))
         asked.endheaders(
             b"x" * (1_048_577 if balancer.kind == "envoy" else 1)
-        )  # Envoy counts what comes, not what is announced.
+        )  # Envoy counts the bytes received, not the declared length.
         assert asked.getresponse().status == 413
-    with connection(balancer) as asked:  # A client that takes its time.
+    with connection(balancer) as asked:  # A slow client.
         body = json.dumps({"input": "slowly"}).encode()
         asked.putrequest("POST", "/v1/inference")
         asked.putheader("content-length", str(len(body)))
@@ -173,7 +167,7 @@ def check_grpc(balancer: Balancer) -> None:
 
 
 class Http2:
-    """httpx over HTTP/2, in its environment, for as long as the block runs; `outcomes`: how many requests ended how."""
+    """httpx over HTTP/2 in its own environment, while the block runs. `outcomes` counts requests by how they ended."""
 
     def __init__(self, balancer: Balancer, rate: float) -> None:
         arguments = (balancer.url, str(balancer.certificates.trusted), f"{rate:g}")
@@ -194,7 +188,7 @@ class Http2:
 
 
 def check_who_leaves(balancer: Balancer, it: Fleet) -> None:
-    """Who leaves gives up its place."""
+    """Check that a client that leaves gives up its place."""
 
     def counted(name: str, **labels: str) -> float:
         return sum(gateway.metrics().value(name, **labels) for gateway in it.gateways)
@@ -257,7 +251,8 @@ def test_a_rolling_restart_of_the_gateways_fails_no_request_behind_any_proxy(sta
 
 def test_no_connection_ends_under_a_request_that_uses_it_as_it_would_be_given_up(stage: Stage) -> None:
     async def asked_after(balancer: Balancer, waves: Sequence[float]) -> list[bytes]:
-        """Beginnings of the answers to requests that come together, each by a connection of its own, after such silences in seconds."""
+        """Send waves of concurrent requests on separate connections, with these pauses in seconds before each. Returns
+        the beginnings of the answers."""
         trust = balancer.certificates.context("http/1.1")
         lines = [await asyncio.open_connection("127.0.0.1", balancer.port, ssl=trust) for _ in range(LINES)]
         found = []
@@ -267,7 +262,7 @@ def test_no_connection_ends_under_a_request_that_uses_it_as_it_would_be_given_up
                 writer.write(request(b'{"input": "again"}'))
             found += await asyncio.gather(*(_answer(reader) for reader, _ in lines))
         for _, writer in lines:
-            writer.transport.abort()  # To close TLS takes longer than the loop may last.
+            writer.transport.abort()  # Closing TLS would take longer than the loop may last.
         return found
 
     async def raced(balancers: list[Balancer]) -> list[list[bytes]]:
@@ -282,7 +277,7 @@ def test_no_connection_ends_under_a_request_that_uses_it_as_it_would_be_given_up
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """First line of an answer, which is read to its end."""
+    """Read an answer to its end, and return the first line."""
     head = await reader.readuntil(b"\r\n\r\n")
     await reader.readuntil(b"}}")
     return head.partition(b"\r\n")[0]

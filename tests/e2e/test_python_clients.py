@@ -1,4 +1,4 @@
-"""Both Python clients at a running service, with a connection that is cut."""
+"""Both Python clients with a running service. One of their connections is cut."""
 
 from __future__ import annotations
 

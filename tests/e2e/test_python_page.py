@@ -1,4 +1,4 @@
-"""Every snippet of docs/python.md, and the example of a client, towards a running service."""
+"""Every snippet in docs/python.md, and the client example, with a running service."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ URL = "http://127.0.0.1:8000"
 TARGET = "def upper(inputs: list[str]) -> list[str]:\n    return [text.upper() for text in inputs]\n"
 
 _SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-"""Snippet for Python. They are run one after the other, as in one session."""
+"""A Python snippet. They run one after the other, as in one session."""
 _TOLD = re.compile(r"^(?: *print\(.*\)  )?# (.+)$", re.MULTILINE)
-"""Comments that tell what is printed: behind a print, or on lines of their own."""
+"""Comments that give the expected output: after a print, or on their own lines."""
 
 
 def test_the_snippets_do_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

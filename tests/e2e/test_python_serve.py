@@ -1,4 +1,4 @@
-"""`headway.serve`: from a script as a process of its own, and in a thread of the process that asks."""
+"""`headway.serve` in a script in its own process, and in a thread of the process that sends the requests."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_service_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """Imported by workers though the working directory is another, beside a second one, with this program's log."""
+    """Workers can import the target though their working directory differs. A second service runs beside it."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "shape.py").write_text(VALUES)

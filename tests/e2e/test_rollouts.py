@@ -1,4 +1,4 @@
-"""Versions of a model side by side: each request is answered by its own, and `headway rollout` takes a canary back that fails."""
+"""Versions of a model side by side: each answers its requests, and `headway rollout` rolls back a failing canary."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def marked_4(inputs: list[str]) -> list[str]:
     return [f"4:{text}" for text in new(inputs)]
 """
 CLIENTS = 16
-"""Clients of an open load: what one waits for keeps no other waiting."""
+"""Clients of an open load. None waits for another's answer."""
 
 
 def told(answer: Answer) -> tuple[int, str, str]:
-    """Status, version that ran, and version that an answer tells."""
+    """Return an answer's status, the version that ran, and the version that the answer gives."""
     found = answer.json
     ran = str(found.get("output", "")).partition(":")[0]
     return answer.status, ran, str(found.get("metadata", {}).get("model_version"))
@@ -48,7 +48,7 @@ def told(answer: Answer) -> tuple[int, str, str]:
 
 @contextmanager
 def load(server: Server, rate: float) -> Iterator[Counter[int]]:
-    """Requests at an even rate; their answers by status, as they come."""
+    """Send requests at a steady rate. Yields a live count of answers by status."""
     answers: Counter[int] = Counter()
     ended, begun = threading.Event(), time.monotonic()
 
@@ -158,7 +158,7 @@ def test_two_versions_in_one_process_are_drawn_by_their_weights_which_are_read_a
         config.write_text(TOGETHER.format("3=0,4=1"))
         server.signal(signal.SIGHUP)
         wait_until(lambda: versions(20) == {(200, "4", "4")})
-        # As it ends, the worker of version 4 may leave before the other.
+        # During shutdown, version 4's worker may leave before the other.
         server.expected |= {"versions of a model have a weight but no worker"}
         server.signal()
         server.check_end()

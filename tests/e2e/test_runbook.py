@@ -1,6 +1,6 @@
-"""What docs/runbook.md has its readers type answers, and names what is wrong, in the state that its alert describes.
+"""The commands in docs/runbook.md work, and show what is wrong in the state that the alert describes.
 
-The states are those of the drills of alerts, without a Prometheus; commands are taken out of the page.
+The states are those of the alert drills, without Prometheus. The commands come from the page itself.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ ENTRIES = {
     )
     for entry in (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8").split("\n## ")[1:]
 }
-"""What the page sets as code below "Look at" and "Do", by alert."""
+"""The page's code blocks below "Look at" and "Do", by alert."""
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "headway").rglob("*.py"))
 ELSEWHERE = {
     "…/scale", "LimitNOFILE=", "Pending", "X-Request-Timeout-Ms", "dmesg", "headway", "maxmemory", "nvidia-smi",
     "scrape_configs", "systemctl status",
 }  # fmt: skip
-"""Words and commands of others."""
+"""Words and commands that belong to other programs."""
 RUNS = re.compile(r"headway |/|INFO|SLOWLOG|openssl ")
 FILLED = {"TARGET": TARGET, "MODEL": "m", "R": "2000", "MS": "2", "P95": "1"}
-"""What stands for the words in capitals, besides those that the state gives."""
+"""Values for the placeholders in capitals, in addition to those from the state."""
 
 
 class Shows(NamedTuple):
-    """Answer of a command: a pattern that is in its output, and its exit code."""
+    """What a command should show: a pattern in its output, and its exit code."""
 
     pattern: str
     code: int = 0
@@ -104,7 +104,7 @@ SHOWN: dict[str, dict[str, Shows]] = {
 ALONE = {
     "headway plan --rate R --batch-ms MS --p95 P95": Shows("no request is answered sooner than one batch takes", 3)
 }
-"""What those show that ask no process. A plan that can be takes many seconds; other tests make some."""
+"""What commands that contact no process show. Feasible plans take many seconds; other tests make some."""
 
 
 def test_it_is_said_of_every_command_of_the_runbook_what_it_shows() -> None:
@@ -143,7 +143,7 @@ def test_the_runbook_helps(tmp_path: Path, part: Callable[[Path, Watches], None]
 def reading(
     folder: Path, *servers: Server, certificate: tuple[Path, Path] | None = None, window: str = "", interval: str = ""
 ) -> Iterator[Reader]:
-    """Reader who is called to running processes; they are killed at the end."""
+    """Run a reader of the runbook for these processes. They are killed at the end."""
     try:
         for server in servers:
             server.ready()
@@ -154,7 +154,7 @@ def reading(
 
 
 class Reader:
-    """Reads what the runbook has on alerts instead of waiting for them, and does as it says."""
+    """Follows the runbook's entries for the alerts instead of waiting for the alerts."""
 
     def __init__(self, folder: Path, servers: tuple[Server, ...], certificate: tuple[Path, Path] | None) -> None:
         self._folder = folder
@@ -162,7 +162,7 @@ class Reader:
         self._filled = {**FILLED, "FILE": str(certificate[0]) if certificate else ""}
 
     def fires(self, *alerts: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Do as the page says while the state goes on; each command must show what is wrong."""
+        """Follow the page while the state lasts. Each command must show what is wrong."""
         self._do(meanwhile)
         for alert in alerts:
             for text in ENTRIES[alert]:
@@ -172,11 +172,11 @@ class Reader:
                     self._until(lambda t=text, s=shown: self.shows(t, s), f"{alert}: {text}", meanwhile)  # type: ignore[misc]
 
     def clears(self, *alerts: str, meanwhile: Callable[[], None] = lambda: None, within: float = 0.0) -> None:
-        """What has been staged is over."""
+        """Called once the staged fault is over."""
         self._do(meanwhile)
 
     def scrape(self, nothing: bool = False) -> None:
-        """Nothing is scraped here."""
+        """Does nothing, because nothing is scraped."""
 
     def _do(self, meanwhile: Callable[[], None]) -> None:
         meanwhile()
@@ -194,7 +194,7 @@ class Reader:
         return [one for one in self._servers if one.process.poll() is None and not stands_still(one)]
 
     def _tells(self, names: set[str]) -> bool:
-        """Whether metrics of these names have samples; the first process has most of them."""
+        """Return True if metrics with these names have samples. Most of them come from the first process."""
         left = set(names)
         for server in self._running():
             left -= {re.sub(r"_(bucket|sum|count)$", "", sample.name) for sample in server.metrics().samples}
@@ -203,14 +203,13 @@ class Reader:
         return not left
 
     def shows(self, text: str, shown: Shows) -> tuple[bool, str]:
-        """Whether a command shows that, and what it has shown."""
+        """Return whether a command shows that, and its output."""
         code, output = self._run(" ".join(self._filled.get(word, word) for word in text.split()))
         if found := re.search(r"\b(?:req|batch)_[\w-]+", output):
             self._filled["ID"] = found[0]
         return code == shown.code and bool(re.search(shown.pattern, output)), f"code {code}:\n{output}"
 
     def _run(self, text: str) -> tuple[int, str]:
-        """Exit code and output of a command."""
         if text.startswith("headway "):
             return self._headway(text)
         server = self._running()[0]
@@ -243,5 +242,4 @@ class Reader:
 
 
 def metrics(text: str) -> set[str]:
-    """Names of the metrics in a text."""
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\b(?:headway|process)_[a-z_]+", text)}

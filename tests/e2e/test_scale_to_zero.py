@@ -1,4 +1,4 @@
-"""A model that nobody asks for has no process, and whoever asks for it next is answered all the same."""
+"""A model without requests has no process. The next request for it is still answered."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.servers.redis import RedisServer
 ZERO = "--min-workers", "0", "--scale-to-zero-after-s", "1"
 LOCAL = "--autoscale", "local", "--max-workers", "2"
 SOON = {"headway.controller.autoscaler.SETTLES_AFTER": 1.0}
-"""Time of a leader until which not all hosts may have told of themselves; in the source it is longer."""
+"""Shortens the time in which a new leader waits for all hosts to report."""
 
 
 def at_zero(gateway: Server) -> None:
-    """Wait until the model has no worker, and both its controller and this gateway know."""
+    """Wait until the model has no worker, and both its controller and this gateway know it."""
 
     def is_known() -> bool:
         told: dict[str, Any] = gateway.admin("/internal/scaling").json["models"].get("m", {})

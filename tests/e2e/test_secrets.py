@@ -1,4 +1,4 @@
-"""Secrets are seen nowhere: keys, tokens and inputs are searched in all that a service says and writes."""
+"""Secrets never leak: everything that a service prints and writes is searched for keys, tokens and inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = [f"/internal/{name}" for name in ("health", "workers", "fleet", "dlq")] 
 
 
 def made_tokens(folder: Path) -> dict[str, str]:
-    """Tokens of an issuer whom the service knows: a good one, one that has expired, one that somebody else signed."""
+    """Make tokens from a trusted issuer: a valid one, an expired one, and one signed by another issuer."""
     (folder / "jwks.json").write_bytes(jwks(jwk("RS256")))
     (folder / "issuers.toml").write_text(ISSUERS)
     later = time.time() + 3600

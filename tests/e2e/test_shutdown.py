@@ -1,4 +1,4 @@
-"""Going down, and signals of service managers and operators: no accepted request is failed, and nothing is left behind."""
+"""Shutdown, and signals from service managers and operators: accepted requests succeed, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOES_NOTHING = "{} does nothing; SIGHUP reopens the log and rereads files, SIGTE
 
 
 def all_held(server: Server) -> tuple[Gate, list[Asked]]:
-    """Requests of which one runs and waits at a gate, and the others are queued."""
+    """Send requests until one runs and waits at a gate, and the others are queued."""
     gate = Gate(server.folder)
     held = [server.ask(gate.text())]
     gate.reached()

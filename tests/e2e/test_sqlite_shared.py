@@ -1,4 +1,4 @@
-"""Two services and commands that share one SQLite file, while one service is killed."""
+"""Two services and several commands share one SQLite file, and one service is killed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.e2e.server import Server, launched, serving
 from tests.storage.test_sqlite import descriptors, locks
 
 CONNECTIONS = 4
-"""Connections of a service: its ledger and its keys each read and write."""
+"""Connections of a service: its ledger and its keys each have one for reading and one for writing."""
 WHO = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
 ROWS = "SELECT count(*) FROM headway_requests"
 
 
 def command(*arguments: str) -> str:
-    """`headway keys …` in this process, which has nothing else of the file open."""
+    """Run `headway keys …` in this process, which has no other connection to the file."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert code_of(["keys", *arguments]) == 0
     return out.getvalue().strip()
 
 
 def good(service: Server, key: str) -> bool:
-    """Whether a service answers a request with this key; else it must say that the key is no good."""
+    """Return True if a service accepts this key; otherwise it must report the key as invalid."""
     line = service.asked[-1].connection if service.asked else None
     asked = service.ask("hello", f"Authorization: Bearer {key}", on=line)
     answer = asked.answer()
@@ -45,7 +45,7 @@ def test_nothing_is_lost_while_commands_come_and_go_and_a_service_is_killed(tmp_
             return connection.execute(text).fetchone()[0]
 
     def is_locked(service: Server) -> bool:
-        """Whether a service has SQLite's locks on the file, and no descriptor of it beyond those of its connections."""
+        """Return True if a service holds SQLite's locks on the file, and only its connections have it open."""
         pid = service.process.pid
         return bool(locks(path, pid)) and descriptors(path, pid) <= CONNECTIONS
 

@@ -1,4 +1,4 @@
-"""A start: what is open while the target loads, and what a service manager is told."""
+"""Startup: which ports are open while the target loads, and how a service manager is notified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.targets.gates import SETUP_GATE
 
 @pytest.fixture
 def ports() -> Iterator[tuple[int, int]]:
-    """Two ports that no other test is given."""
+    """Reserve two ports that no other test gets."""
     held = Port(), Port()
     yield held[0].number, held[1].number
     for port in held:
@@ -31,9 +31,7 @@ def refuses(port: int) -> bool:
 
 
 class Manager:
-    """Socket of a service manager, as systemd has it with Type=notify; an abstract one where its address begins with
-    `@`.
-    """
+    """A service manager's socket, as with systemd's Type=notify. Abstract if the address starts with `@`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -42,11 +40,11 @@ class Manager:
         self._sock.bind(address.replace("@", "\0", 1))
 
     def told(self) -> list[str]:
-        """Lines of the next notice."""
+        """Return the lines of the next notification."""
         return self._sock.recv(4096).decode().splitlines()
 
     def quiet(self) -> bool:
-        """Whether there is no notice now."""
+        """Return True if there is no notification now."""
         return not select.select([self._sock], [], [], 0)[0]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A service whose prints and log nobody takes serves on, and ends in order."""
+"""A service keeps running, and exits cleanly, if nothing reads its output and log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.servers.ports import Port
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Port that no other test is given."""
+    """Reserve a port that no other test gets."""
     held = Port()
     yield held.number
     held.close()
 
 
 def serve_through(server: Server, port: int) -> None:
-    """Ask until it serves; have it log more than a pipe holds; end it."""
+    """Wait until it serves, make it log more than a pipe holds, and end it."""
     server.port = port
     wait_until(lambda: listening(port) and server.get("/readyz").status == 200)
     line = server.connect()

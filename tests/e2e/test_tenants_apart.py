@@ -1,6 +1,6 @@
-"""Two tenants who do all they can to reach what is the other's: by the same ids, the same keys, the same words.
+"""Two tenants try everything to reach each other's data, with the same ids, the same keys and the same inputs.
 
-Every output carries a mark of its run. No mark may ever be seen by both.
+Every output carries a mark of its run. No mark may be seen by both tenants.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.servers.redis import RedisServer
 TARGET = "tests.targets.runs:Numbered"
 TENANTS = ("acme", "globex")
 IDS = tuple(f"0192c8a4-5f6e-7d01-9abc-00000000000{number}" for number in range(3))
-"""Both tenants choose their ids among these."""
+"""Both tenants choose their ids from these."""
 SHARED = ("--cache", "--collapse", "--keys", "keys.toml", "--user-rate", "0")
 TOKEN = "hw-operator-canary"
 
@@ -35,28 +35,28 @@ idempotency_keys = st.sampled_from(("", "", "k1", "k2"))
 
 
 def mark_of(answer: Answer) -> str:
-    """The run that an output is of."""
+    """Return the mark of the run that made an output."""
     return str(answer.json["output"]).rpartition("|")[2]
 
 
 @dataclass
 class Stage:
-    """A service, its tenants' keys, and what is known to be whose."""
+    """A service, its tenants' keys, and which tenant saw which run."""
 
     ports: list[int]
     admin_port: int
     keys: dict[str, list[str]]
     marks: dict[str, str] = field(default_factory=dict)
-    """Mark of a run to the tenant who saw it."""
+    """Maps the mark of a run to the tenant that saw it."""
 
     def saw(self, tenant: str, told: Answer) -> str:
-        """Note whose a run is; it must be of one tenant alone."""
+        """Record which tenant saw a run. Only one tenant may see it."""
         assert self.marks.setdefault(mark_of(told), tenant) == tenant
         return mark_of(told)
 
 
 class Adversaries(RuleBasedStateMachine):
-    """Steps of the two tenants. Each history begins with tenants' state left by the one before, so names are fresh."""
+    """Steps of the two tenants. The state persists from one history to the next, so each uses new names."""
 
     stage: Stage
     histories = 0
@@ -66,22 +66,22 @@ class Adversaries(RuleBasedStateMachine):
         Adversaries.histories += 1
         self.suffix = f"{Adversaries.histories}-{id(self)}"
         self.bound: dict[tuple[str, str], tuple[str, str]] = {}
-        """(tenant, idempotency key) to the text it was used for and the mark of its answer."""
+        """Maps (tenant, idempotency key) to the input it was used for and the mark of the answer."""
         self.tasks: dict[str, dict[str, str]] = {tenant: {} for tenant in TENANTS}
-        """Of each tenant: id of a task to its mark, empty as long as that is not known."""
+        """Maps each tenant's task ids to their marks, which are empty while unknown."""
         self.texts: dict[tuple[str, str], str] = {}
-        """(tenant, id of a task) to its text."""
+        """Maps (tenant, task id) to its input."""
         self.turn = 0
 
     def send(self, tenant: str, method: str, path: str, body: bytes = b"", **fields: str) -> Answer:
-        """Send a request by either key of the tenant, through either gateway, in turn."""
+        """Send a request, alternating between the tenant's two keys and between the gateways."""
         stage, self.turn = self.stage, self.turn + 1
         key = stage.keys[tenant][self.turn % 2]
         port = stage.ports[self.turn // 2 % len(stage.ports)]
         return ask_at(port, method, path, body, authorization=f"Bearer {key}", **fields)
 
     def own(self, id: str) -> str:
-        """An id that both tenants use in this history, and in no other."""
+        """Return an id that both tenants use in this history only."""
         return f"{id[:19]}{Adversaries.histories:04x}{id[23:]}"
 
     @rule(tenant=tenants, text=texts, key=idempotency_keys, route=st.sampled_from(("/v1/inference", "/api/inference")))
@@ -112,7 +112,7 @@ class Adversaries(RuleBasedStateMachine):
             assert told.status == 202, told.body
             assert told.json["task_id"] == f"req_{id}"
             self.tasks[tenant][id], self.texts[tenant, id] = "", text
-        elif told.status != 409:  # That is one that is in flight.
+        elif told.status != 409:  # Status 409 means that one is in flight.
             assert told.status == (202 if self.texts[tenant, id] == text else 422), told.body
 
     @rule(tenant=tenants, id=ids, wait=st.sampled_from(("", "?wait=20")))
@@ -166,7 +166,7 @@ class Adversaries(RuleBasedStateMachine):
 
     @invariant()
     def others_keep_what_is_theirs(self) -> None:
-        """Check that one tenant has taken nothing from the other."""
+        """Check that neither tenant has removed anything of the other's."""
         if self.turn % 5 != 0:
             return
         for tenant in TENANTS:
@@ -177,7 +177,7 @@ class Adversaries(RuleBasedStateMachine):
                     assert mark_of(told) == mark
 
     def is_nothing(self, told: Answer) -> None:
-        """The one answer for what is not there and what is not yours."""
+        """Check for the answer that is the same for missing objects and for those of other tenants."""
         assert told.status == 404, told.body
         document = told.json
         assert (document["error"], document["message"]) == (
@@ -187,7 +187,7 @@ class Adversaries(RuleBasedStateMachine):
 
 
 def made_keys(folder: Path) -> dict[str, list[str]]:
-    """Two keys of each tenant, of users of the same names, in keys.toml."""
+    """Write two keys for each tenant to keys.toml. The users have the same names."""
     users = ("ann", "bob")
     rows = [entry(tenant + user, user, tenant) for tenant in TENANTS for user in users]
     (folder / "keys.toml").write_text("".join(rows))
@@ -196,7 +196,7 @@ def made_keys(folder: Path) -> dict[str, list[str]]:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    """Two gateways over Redis."""
+    """Run two gateways that share Redis."""
     keys = made_keys(tmp_path)
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))

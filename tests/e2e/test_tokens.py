@@ -1,4 +1,4 @@
-"""Issuers of JSON Web Tokens, which a running service reads again."""
+"""A running service rereads its issuers of JSON Web Tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of real processes, at a real collector."""
+"""Traces of real processes in a real collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARENT = f"traceparent: 00-{TRACE}-{SPAN}-01"
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """A collector to which processes that are started send what their clients sample."""
+    """Run a collector. Processes started meanwhile send it the traces that their clients sample."""
     with http_collector() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
@@ -69,7 +69,7 @@ def test_a_request_whose_worker_was_killed_has_one_trace_over_all_processes(
 
 
 def own(spans: list[Received]) -> tuple[list[Received], list[Received], list[Received]]:
-    """Spans of the client's trace: SERVER, `send` and `process`."""
+    """Return the SERVER, `send` and `process` spans of the client's trace."""
     mine = [one for one in spans if one.trace == TRACE]
     return tuple([one for one in mine if one.name.startswith(name)] for name in ("POST", "send", "process"))  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""Headway in front of Triton, over HTTP and over gRPC: exact answers. `make triton` installs Triton."""
+"""Headway in front of Triton, over HTTP and gRPC: exact answers. Run `make triton` to install Triton."""
 
 from __future__ import annotations
 

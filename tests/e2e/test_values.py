@@ -1,4 +1,4 @@
-"""A fleet whose inputs and outputs are no texts."""
+"""A fleet whose inputs and outputs are not strings."""
 
 from __future__ import annotations
 

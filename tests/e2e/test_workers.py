@@ -1,4 +1,4 @@
-"""Workers die, hang, leak, take large values and change their code; whoever waits does not notice."""
+"""Workers die, hang, leak memory, take large values and reload changed code without clients noticing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_large_values_come_back_whole_and_workers_that_leak_are_replaced_without
         round_number = 0
 
         def replaced() -> bool:
-            """Ask on, and leak 60 MiB now and then, until each worker was replaced."""
+            """Keep sending requests, some of which leak 60 MiB, until each worker has been replaced."""
             nonlocal round_number
             round_number += 1
             texts = [f"round {round_number}, {place}" for place in range(8)]

@@ -1,4 +1,4 @@
-"""Faults for a fleet under the load of `tests.promises`, one after the other, each noted with what it may cost."""
+"""Faults for a fleet under load from `tests.promises`, one after the other. Each is recorded with what it may cost."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
 STALL = 1.2
-"""Seconds that the server stands still at a time; less than a lease."""
+"""How long the server is paused each time, in seconds; less than a lease."""
 CHILD = b"backends/child.py"
 
 _rest = threading.Event()
 
 
 class Troubles:
-    """Faults that befall a fleet. Writes to its server are on disk before they are answered, and DEBUG is allowed
-    there.
-    """
+    """Faults for a fleet. Its server writes to disk before answering, and allows DEBUG."""
 
     def __init__(
         self, it: Fleet, redis: RedisServer, proxy: ChaosProxy, doors: list[Door], history: History, seed: int
@@ -43,7 +41,7 @@ class Troubles:
         self._rng = random.Random(f"troubles {seed}")
 
     def make(self, names: Sequence[str], seconds: float) -> None:
-        """Make faults one after the other, in order and again, for `seconds`; each is over before the next begins."""
+        """Cause these faults in turn, over and over, for `seconds`. Each is over before the next begins."""
         end = time.monotonic() + seconds
         while True:
             for name in names:

@@ -1,1 +1,1 @@
-"""Additions as docs/architecture.md describes them, tried."""
+"""Additions made as docs/architecture.md describes, and tried."""

@@ -1,4 +1,4 @@
-"""One addition of each kind, made as docs/architecture.md says: whole files that are new, and lines in files that are there."""
+"""One addition of each kind, made as docs/architecture.md says: new files, and lines added to existing files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Addition:
-    """Files and lines that one addition touches.
+    """The files and lines that an addition changes.
 
     Attributes:
-        kind: kind of the addition, as the table names it.
-        files: the new files and their texts.
-        lines: file, a text that is there once, and what takes its place.
-        words: the same for documents and lists in tests.
-        renewed: documents that a program writes from the code.
+        kind: the kind of addition, as in the table.
+        files: the new files and their contents.
+        lines: file, a string that it contains once, and its replacement.
+        words: the same for documents and for lists in tests.
+        renewed: documents that a program generates from the code.
     """
 
     kind: str
@@ -26,7 +26,6 @@ class Addition:
     renewed: Sequence[str] = ()
 
     def make(self, root: Path) -> None:
-        """Make it in a copy of the repository."""
         for name, text in self.files.items():
             path = root / name
             assert not path.exists(), name
@@ -49,7 +48,7 @@ def before(name: str, there: str, more: str) -> tuple[str, str, str]:
 
 
 SETTINGS = ("docs/settings.md", "deploy/helm/headway/values.schema.json")
-"""Documents that are made from the settings."""
+"""Documents generated from the settings."""
 
 POLICY = Addition(
     "policy",
@@ -287,12 +286,10 @@ ERROR = Addition(
     "error",
     {},
     [
-        (
+        before(
             "headway/errors.py",
-            'CANCELLED = "CANCELLED"\n',
-            """TEAPOT = _code("TEAPOT", 418, "A teapot", "Coffee was asked for.", hopeless=True, refusal=True)
-CANCELLED = "CANCELLED"
-""",
+            'CANCELLED = "CANCELLED"',
+            'TEAPOT = _code("TEAPOT", 418, "A teapot", "Coffee was asked for.", hopeless=True, refusal=True)\n',
         ),
         before("headway/client/errors.py", "    errors.REJECTED_BY_MODEL: ", "    errors.TEAPOT: RejectedByModel,\n"),
     ],

@@ -1,4 +1,4 @@
-"""Runs a process of a house with additions, and prints what was seen of each as JSON."""
+"""Runs a process of a copy with additions, and prints as JSON how each of them worked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANYWHERE = {"port": "0", "admin_port": "0", "broker": "kettle://here", "policy":
 
 
 def asked(port: int, path: str, body: dict[str, str] | None = None) -> tuple[int, str]:
-    """Status and text of the answer to a GET, or to a POST of `body`."""
+    """GET a path, or POST `body` to it. Returns the status and text of the answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=20) as answer:
@@ -52,7 +52,7 @@ def refusal(**flags: str) -> str:
 
 
 async def serve(seen: dict[str, Any]) -> None:
-    """Start a process that has all of them, and ask it."""
+    """Start a process with all additions, and call each."""
     process = wiring.build(load(ANYWHERE, {}), Role.SERVE, "kettle://boil")
     await process.service.start()
     try:

@@ -1,6 +1,6 @@
-"""Additions touch what docs/architecture.md says, and nothing else.
+"""Additions touch exactly what docs/architecture.md says.
 
-A copy of the house gets one addition of each kind; then a process of it is started and asked.
+A copy of the repository gets one addition of each kind. Then one of its processes is started and called.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ CHECKS = (
     "tests/test_docs.py::test_every_metric_is_in_its_page_and_no_other",
     "tests/test_docs.py::test_every_policy_and_dialect_is_in_its_pages_table",
 )
-"""Tests that compare lists of what there is; the additions must not need more than the table says to pass them."""
+"""Tests that compare lists with the code; the additions must pass them with only the changes in the table."""
 
 
 def shown(house: Path, *arguments: str) -> str:
-    """What Python prints that runs in a house."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HEADWAY", "MAKE"))}
     command, environment = [sys.executable, *arguments], {**outer, "PYTHONPATH": str(house)}
     done = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -68,7 +67,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows() -> dict[str, tuple[set[str], set[str]]]:
-    """Rows of the table, by kind: places to touch, and places to say so."""
+    """Return the rows of the table by kind: files to change, and files to document it in."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     found = re.findall(r"^\| an? ([A-Za-z ]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
     return {kind: (places(touch), places(say)) for kind, touch, say in found}
@@ -95,7 +94,7 @@ def test_each_addition_is_seen_in_a_running_process(house: Path) -> None:
     assert "Did you mean patient?" in seen["unknown policy"]
     assert "paced|patient|window" in seen["help"]["simulate"]
     assert "20 for patient" in flags
-    # The broker, by the scheme of its URL, the backend, by its kind of target, and the dialect, by its path.
+    # The broker, by its URL's scheme; the backend, by its kind of target; the dialect, by its path.
     assert (seen["broker"], seen["backend"], seen["dialect"]) == ("KettleBroker", "WATER", "KettleList")
     assert "kettle-list" in flags
     # The error reaches the client and the contract.
@@ -108,11 +107,11 @@ def test_each_addition_is_seen_in_a_running_process(house: Path) -> None:
     assert (entry["status"], entry["when"], entry["retry"]) == (418, "Coffee was asked for.", False)
     # The metric is exported, and forgets models that are gone.
     assert seen["metric"] and seen["forgotten"]
-    # The setting has flag, environment and bounds.
+    # The setting has a flag, a variable and bounds.
     assert seen["setting"] == 5.0
     assert "--steep-s = 601.0: must lie between 1 and 600 s" in seen["bounds"]
     assert "--steep-s" in flags
-    # The route is served, and in the contract.
+    # The route is served, and is in the contract.
     assert seen["best route"] == seen["route"] == [200, {"tea": "hot"}]
     assert {"/tea", "/tea/best"} <= set(seen["paths"])
 

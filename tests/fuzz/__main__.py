@@ -31,7 +31,7 @@ SHOWN = 5
 
 
 def fuzz(parser: Parser, cases: int, seed: int) -> int:
-    """Feed one parser. Return how many inputs broke its promise."""
+    """Feed one parser, and return the number of broken promises."""
     broken, slowest, begun = 0, 0.0, time.thread_time()
     done = 0
     for done, data in enumerate(itertools.islice(parser.inputs(seed), cases), start=1):
@@ -54,13 +54,11 @@ def fuzz(parser: Parser, cases: int, seed: int) -> int:
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Returns the exit code."""
     options = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").splitlines()[0])
     options.add_argument("--cases", type=int, default=100_000, help="inputs in all (default %(default)s)")
     options.add_argument("--seed", type=int, help="of the randomness; chosen anew when left out")

@@ -1,4 +1,4 @@
-"""Input of bulk jobs: forms with files, and the lines in these."""
+"""Input for bulk jobs: multipart forms with files, and the lines of those files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORM_WORDS = (
 
 
 def check_form(data: bytes) -> None:
-    """A form has the same parts in whatever pieces it comes, or is refused in each."""
+    """A form has the same parts however its bytes are split, or is always refused."""
     whole, bits = (_parts([data[at : at + size] for at in range(0, len(data), size)]) for size in (1 << 20, 7))
     assert whole == bits
     assert whole is None or len(whole) <= MOST_PARTS
@@ -61,7 +61,7 @@ def _parts(pieces: Sequence[bytes]) -> list[tuple[str, str | None, bytes]] | Non
 
     reading = read()
     try:
-        for _ in range(MOST_PARTS + 1):  # It gives way to others after each part.
+        for _ in range(MOST_PARTS + 1):  # It yields to other tasks after each part.
             reading.send(None)
     except StopIteration as end:
         found: list[tuple[str, str | None, bytes]] = end.value
@@ -85,7 +85,7 @@ LINE_WORDS = (
 
 
 def check_line(data: bytes) -> None:
-    """A line is parts that run, or has its record; whatever comes of them, it has one record in one line."""
+    """A line becomes runnable parts or an error record. Either way it ends up as one record on one line."""
     for (settings, form), endpoint in ((of, path) for of in _LINES for path in READERS):
         job = BulkJob(
             id="batch_1", tenant="t", user="u", endpoint=endpoint, input_file="file-1", created_at=0.0, expires_at=1.0

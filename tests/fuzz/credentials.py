@@ -1,4 +1,4 @@
-"""Authentication: keys, tokens, key sets, and the files that name trusted issuers."""
+"""Authentication: keys, tokens, key sets, and files of trusted issuers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ TOML_WORDS = (
 
 
 def check_key(data: bytes) -> None:
-    """Check that a parsed key has the one form that a key can have."""
+    """Check that a key is only parsed in its one valid form."""
     found = credential.parse(data)
     if found is not None:
         id, secret = found
@@ -120,7 +120,7 @@ def check_key(data: bytes) -> None:
 
 
 def check_token(data: bytes) -> None:
-    """Check that only a genuine token lets anybody in."""
+    """Check that only genuine tokens are accepted."""
     try:
         principal = _EITHER.identify(data)
     except RequestError as exc:
@@ -137,7 +137,7 @@ _EDDSA = jwt.algorithms.get_default_algorithms()["EdDSA"]
 
 
 def check_claims(data: bytes) -> None:
-    """Whatever an issuer signs, a caller that comes of it is sound."""
+    """Check that callers are valid, whatever claims an issuer signs."""
     body = _HEADER + b"." + jwt.utils.base64url_encode(data)
     signature = jwt.utils.base64url_encode(_EDDSA.sign(body, private_key("EdDSA")))
     try:
@@ -155,7 +155,7 @@ def check_claims(data: bytes) -> None:
 
 
 def check_jwks(data: bytes) -> None:
-    """A key set gives keys for the algorithm asked for, or is none."""
+    """A key set has keys for the requested algorithm, or is unreadable."""
     for algorithm in ALGORITHMS:
         try:
             keys = read_keys(data, algorithm)
@@ -170,7 +170,7 @@ LARGEST_FILE = 4096
 
 
 class Files:
-    """Reads each input as a file at a path."""
+    """Checks each input as a file at a path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -200,6 +200,6 @@ class Files:
 
 
 def _whole(key: ApiKey) -> ApiKey:
-    """Without the parts of a microsecond that a file cannot hold."""
+    """Drop fractions of a microsecond, which a file can't hold."""
     end = None if key.expires_at is None else round(key.expires_at)
     return msgspec.structs.replace(key, created_at=round(key.created_at), expires_at=end)

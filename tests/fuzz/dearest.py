@@ -1,7 +1,5 @@
 """The most expensive bodies of each kind: those that take longest to read for their size.
-
-A kind is a route, the model that is asked, and a body that repeats one small piece as often as it fits.
-"""
+A kind is a route, a model, and a body that repeats one small piece as often as it fits."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ MODELS: dict[str, tuple[ValueKind, tuple[TensorSpec, ...]]] = {
 
 
 class Dear(NamedTuple):
-    """One expensive body: what it is made of, its route, and the model that is asked. Binary data follow `length` bytes
-    of JSON.
-    """
+    """An expensive body. `name` says what it contains. If there is binary data, it follows `length` bytes of JSON."""
 
     name: str
     path: str
@@ -52,10 +48,7 @@ class Dear(NamedTuple):
 
 
 def _filled(template: str, piece: str, size: int) -> bytes:
-    """A body of a size: as many pieces as fit in place of `@`, with commas between them, or of `~`, without.
-
-    A `#` in a piece is its number.
-    """
+    """Fill a template up to `size`: `@` with pieces separated by commas, `~` without. A `#` in a piece is its number."""
     between = "," if "@" in template else ""
     room = len(piece.encode()) + len(between) + 4 * piece.count("#")
     count = max((size - len(template)) // room, 1)
@@ -166,7 +159,7 @@ OPEN_INFERENCE = (
 
 
 def _few(size: int) -> Iterator[Dear]:
-    """Bodies of one deep value, and of as many elements as there may be."""
+    """Yield bodies with one deep value, and with the maximum number of elements."""
     deep = "[" * (size // 2) + "]" * (size // 2)
     yield Dear("deep parameters", "/v1/inference", f'{{"input":"a","parameters":{{"a":{deep}}}}}'.encode())
     yield Dear("deep input", "/v1/inference", f'{{"input":{deep}}}'.encode(), "json")
@@ -188,7 +181,7 @@ def _tensor(datatype: str, shape: str, more: str) -> bytes:
 
 
 def _tensors(size: int) -> Iterator[Dear]:
-    """Tensors whose shapes count their elements, or claim to."""
+    """Yield tensors whose shapes match their number of elements, or claim to."""
     for model, datatype, shape, piece in (
         ("FP32", "FP32", "[1,{}]", "0"), ("INT64", "INT64", "[1,{}]", "0"), ("BOOL", "BOOL", "[1,{}]", "true"),
         ("FP16", "FP16", "[1,{}]", "0"), ("BF16", "BF16", "[1,{}]", "0"), ("BYTES", "BYTES", "[1,{}]", '""'),
@@ -210,7 +203,7 @@ def _tensors(size: int) -> Iterator[Dear]:
 
 
 def _behind(size: int) -> Iterator[Dear]:
-    """Tensors whose data are behind the JSON object."""
+    """Yield tensors whose data follows the JSON object."""
     numbers = bytes(size // 4 * 4 - 400)
     for name, model, shape, data in (
         ("texts", "BYTES", "[1,65536]", pack([b""] * 65_536)),
@@ -226,7 +219,7 @@ def _behind(size: int) -> Iterator[Dear]:
 
 
 def bodies(size: int = MOST) -> Iterator[Dear]:
-    """Expensive bodies of all kinds, of about this size."""
+    """Yield expensive bodies of all kinds, of about this size."""
     for model, name, template, piece in NATIVE:
         yield Dear(name, "/v1/inference", _filled(template, piece, size), model)
     for path, name, template, piece in OPENAI:
@@ -245,14 +238,14 @@ MOST_AT_ONCE = 3 * PAGE
 
 
 def steps_of(dear: Dear) -> Steps[Exchange]:
-    """Steps in which its route reads a body."""
+    """Return the steps in which its route reads a long body."""
     asked, models = _asked(dear)
     assert asked.read_long is not None
     return asked.read_long(dear.body, asked.options, models)
 
 
 def at_once(dear: Dear) -> Exchange:
-    """Read a body as its route does a short one."""
+    """Read a body the way its route reads a short one."""
     asked, models = _asked(dear)
     return asked.read(dear.body, asked.options, models)
 

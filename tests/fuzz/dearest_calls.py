@@ -1,7 +1,5 @@
 """The most expensive gRPC messages: those that take longest to read for their size.
-
-Most repeat one small member as often as it fits, at some depth, as a decoder takes longest for many small ones.
-"""
+Most repeat a small member at some depth, as decoders are slowest on many small members."""
 
 from __future__ import annotations
 
@@ -37,11 +35,11 @@ MODELS = (
 
 
 class Taken(Exception):
-    """A message has been read and is taken."""
+    """The message was read and accepted."""
 
 
 class Dear(NamedTuple):
-    """One expensive message: what it is made of, its reader, and whether some model takes it."""
+    """An expensive message. `name` says what it contains, `taken` whether some model accepts it."""
 
     name: str
     method: str
@@ -49,14 +47,14 @@ class Dear(NamedTuple):
     taken: bool = False
 
     def steps(self, model: str) -> Iterator[int]:
-        """Read it for a model in steps. The last one raises Taken or RequestError."""
+        """Read it for a model, in steps. The last step raises Taken or RequestError."""
         read = _READERS[self.method].in_steps
         assert read is not None
         yield from read(self.body, _OPTIONS, MODELS[model])
         raise Taken
 
     def read(self, model: str) -> bool:
-        """Read it for a model. Returns whether that takes it."""
+        """Read it for a model. Returns whether the model accepts it."""
         try:
             for _ in self.steps(model):
                 pass
@@ -69,24 +67,24 @@ class Dear(NamedTuple):
 
 
 def field(number: int, content: bytes = b"") -> bytes:
-    """Member with a length."""
+    """Encode a member with a length prefix."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def tensor(datatype: bytes, shape: Sequence[int], contents: bytes = b"", raw: bytes | None = None) -> bytes:
-    """Message of ModelInfer with one input."""
+    """Encode a ModelInfer request with one input."""
     packed = b"".join(map(varint, shape))
     head = field(1, b"x") + field(2, datatype) + field(3, packed)
     return field(5, head + contents) + (b"" if raw is None else field(7, raw))
 
 
 def typed(datatype: bytes, count: int, number: int, content: bytes, piece: bool = False) -> bytes:
-    """Message with one row of `count` elements in `contents`, packed, or each a member of its own."""
+    """Encode a request with one row of `count` elements, which are packed, or separate members if `piece`."""
     return tensor(datatype, [1, count], field(5, content * count if piece else field(number, content * count)))
 
 
 def _members(size: int) -> Iterator[Dear]:
-    """Messages of members in places where there may be few, or none."""
+    """Yield messages with many members where few or none are allowed."""
     pieces = {"empty": b"", "entry": field(1, b"a"), "entries": field(2), "contents": field(5)}
     for name, piece in pieces.items():
         for number in (2, 5, 7):
@@ -118,7 +116,7 @@ def _shapes(size: int) -> Iterator[Dear]:
 
 
 def _data(size: int) -> Iterator[Dear]:
-    """Tensors of many elements: the datatype, how many, the member that holds them, each of them, and whether each is apart."""
+    """Yield tensors with many elements. `member` holds them, and `apart` makes each a separate member."""
     integers, elements = min(size, 1 << 18), min(size // 5, 1 << 16)
     long = b"\xfd" + b"\xff" * 8 + b"\x01"
     for name, datatype, count, member, content, apart, taken in (
@@ -163,7 +161,7 @@ def _predictions(size: int) -> Iterator[Dear]:
 
 
 def calls(size: int = MOST) -> Iterator[Dear]:
-    """Expensive messages of all kinds, of about this size."""
+    """Yield expensive messages of all kinds, of about this size."""
     yield from _members(size)
     yield from _shapes(size)
     yield from _data(size)
@@ -171,7 +169,7 @@ def calls(size: int = MOST) -> Iterator[Dear]:
 
 
 def draw(rng: random.Random) -> bytes:
-    """Message of ModelInfer drawn at random: a small piece as often as it fits at some depth, behind a good beginning or none."""
+    """Draw a ModelInfer request: a small piece, repeated at some depth, perhaps after a valid start."""
     tag = varint(rng.choice((*range(1, 9), 99)) << 3 | (kind := rng.choice((0, 1, 2, 2, 2, 5))))
     piece = (
         tag + {0: b"\x01", 1: bytes(8), 2: varint(length := rng.randrange(4)) + b"\x0a\0a"[:length], 5: bytes(4)}[kind]
@@ -186,6 +184,6 @@ def draw(rng: random.Random) -> bytes:
 
 
 def check(data: bytes) -> None:
-    """A message is taken or refused by models of all sorts."""
+    """Check that all sorts of models accept or refuse a message."""
     for model in ("unknown", "text", "BYTES", "INT8"):
         Dear("drawn", "infer", data).read(model)

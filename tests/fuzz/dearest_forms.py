@@ -21,7 +21,7 @@ _FIELD = b"content-disposition: form-data"
 
 
 class Dear(NamedTuple):
-    """One expensive form: what it is made of, its boundary, and its body."""
+    """An expensive form. `name` says what it contains."""
 
     name: str
     boundary: str
@@ -29,7 +29,6 @@ class Dear(NamedTuple):
 
 
 def _heads() -> Iterator[tuple[str, bytes]]:
-    """Headers of parts."""
     named = _FIELD + b'; name="a"'
     for name, before, piece in [
         ("fields", b"", _FIELD + b"\r\n"), ("spaces", b"content-disposition:", b" "), ("lines", b"", b"content-disposition: \r\n"),
@@ -42,7 +41,7 @@ def _heads() -> Iterator[tuple[str, bytes]]:
 
 
 def forms(size: int = PIECE) -> Iterator[Dear]:
-    """Expensive forms of about this size: many parts with expensive headers, and one part with expensive content."""
+    """Yield forms of about this size: many parts with expensive headers, or one part with expensive content."""
     for name, head in _heads():
         one = b"--b\r\n" + head + b"\r\n\r\nx\r\n"
         yield Dear(name, "b", one * min(max(size // len(one), 1), MOST_PARTS) + b"--b--")
@@ -55,7 +54,7 @@ def forms(size: int = PIECE) -> Iterator[Dear]:
 
 
 def steps_of(form: Dear) -> Iterator[float]:
-    """Processor seconds of each step in which a form is read."""
+    """Yield the processor seconds of each step of reading a form."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for begin in range(0, len(form.body), PIECE):
@@ -78,7 +77,7 @@ def steps_of(form: Dear) -> Iterator[float]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage meanwhile: that takes the longer, the more objects earlier tests have left."""
+    """Disable garbage collection, which takes longer the more objects earlier tests left."""
     gc.disable()
     try:
         yield
@@ -87,7 +86,7 @@ def uncollected() -> Iterator[None]:
 
 
 def check(data: bytes) -> None:
-    """No step of an expensive form takes long. The first byte selects the form, and the next two its size."""
+    """Check that no step of an expensive form takes long. The first byte picks the form, the next two its size."""
     dear = [*forms(1 + int.from_bytes(data[1:3], "little") * PIECE // (1 << 16))]
     form = dear[int.from_bytes(data[:1], "little") % len(dear)]
     with uncollected():

@@ -1,4 +1,4 @@
-"""Input of OpenAI's clients and of gRPC's, answers of remote APIs, and what templates and policies are made of."""
+"""Input from OpenAI and gRPC clients, answers from remote APIs, chat templates and policy files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OPENAI_WORDS = (
 
 
 def check_openai(data: bytes) -> None:
-    """What is let through is texts and parameters; its answer is JSON or a stream of it, and so is every error."""
+    """Accepted input gives strings and parameters. The answer is JSON or a stream of it, and so is every error."""
     for path, settings, codec, context in _CODECS:
         head = Head(b"POST", path.encode(), "1.1", [])
         head.length = len(data)
@@ -158,7 +158,7 @@ _TYPES = {ValueKind.TEXT: str, ValueKind.BYTES: Octets, ValueKind.TENSORS: Tenso
 
 
 def check_grpc(data: bytes) -> None:
-    """A message is read or refused, by each method of each service; the answer to what is let through can be written."""
+    """Each method of each service reads or refuses a message. An accepted one can be answered."""
     for settings, read, kind, kinds in _READERS:
         try:
             exchange = read(data, _OPTIONS, kinds)
@@ -172,7 +172,7 @@ def check_grpc(data: bytes) -> None:
         assert 0 < exchange.options.timeout <= 4.0
         try:
             exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
-        except BadRequest as exc:  # An output that is not there, of a model of which that was not known.
+        except BadRequest as exc:  # The output doesn't exist, but the model's outputs weren't known before.
             check_error(exc)
     for request in _REQUESTS:
         try:
@@ -208,7 +208,7 @@ _DIALECTS = [
 
 
 def check_answer(data: bytes) -> None:
-    """Whatever a remote API answers becomes as many items as were asked for, or the answer of the batch is none."""
+    """An answer gives the expected number of items, or is refused."""
     for dialect in _DIALECTS:
         for expected, json_bytes in ((1, -1), (3, -1), (3, data.rfind(b"}") + 1)):
             try:
@@ -263,16 +263,14 @@ LARGEST_FILE = 4096
 
 
 class Files:
-    """Reads each input as a file in a folder."""
+    """Checks each input as a file in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._template, self._policy = folder / "template.jinja", folder / "policy.toml"
 
     def check_template(self, data: bytes) -> None:
-        """A template is loaded or named as a wrong setting; it makes a text of messages, or refuses them.
-
-        Each `tojson` doubles the escapes of the one before: with thirty a text fills all memory, which is the operator's own doing.
-        """
+        """A template loads, or is a bad setting. It renders messages or refuses them.
+        Each `tojson` doubles the escapes of the one before. Thirty fill all memory, which is the operator's own doing."""
         if data.count(b"tojson") > MOST_QUOTING:
             return
         self._template.write_bytes(data[:LARGEST_FILE])
@@ -287,7 +285,7 @@ class Files:
             exc.message.encode("utf-8", "backslashreplace")
 
     def check_policy(self, data: bytes) -> None:
-        """A policy is read whole, or its file is named with what is wrong."""
+        """A policy loads, or its file is reported with the reason."""
         self._policy.write_bytes(data[:LARGEST_FILE])
         try:
             policy = read_policy(self._policy, ("enterprise", "paid", "free"), ("chat",))

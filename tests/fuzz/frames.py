@@ -1,4 +1,4 @@
-"""Bytes of HTTP/2 as they come to the gRPC port, in pieces of any size."""
+"""HTTP/2 bytes that reach the gRPC port in pieces of any size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _PIECES = 1, 5, 13
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """One frame."""
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
@@ -46,7 +45,7 @@ FRAME_WORDS = (
 
 
 class _Log:
-    """What a connection hears."""
+    """Records a connection's events."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -56,11 +55,10 @@ class _Log:
         return lambda *what: self.heard.append((name, *what))
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
-        """Keep what is told of a request."""
         self.heard.append((number, tuple(head.headers), head.size, head.illegal, ended))
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Keep data. Those of a large frame are told as they come, and mean the same as all of them together."""
+        """Record data. The parts of a large frame are joined, as their number doesn't matter."""
         name, *what = self.heard[-1] if self.heard else ("",)
         if name == "received" and what[0] == number and not what[3]:
             self.heard.pop()
@@ -69,7 +67,7 @@ class _Log:
 
 
 def check_frames(data: bytes) -> None:
-    """What a connection hears, and says, is the same however the bytes come in pieces."""
+    """Check that events and replies are the same however the bytes are split."""
     known = _read(data, max(1, len(data)))
     assert all(_read(data, size) == known for size in _PIECES)
 

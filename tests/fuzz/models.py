@@ -1,4 +1,4 @@
-"""Models that the parsers of requests ask, and what holds for each refusal."""
+"""Models for the parsers of requests, and a check that every refusal must pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.runtime.counters import GatewayCounts
 
 
 def models_of(takes: ValueKind | None = None, specs: Sequence[TensorSpec] = ()) -> ServedModels:
-    """The model `m`, which takes and gives values of a kind, tensors by specifications; None: nothing is known of it."""
+    """Return a model `m` that takes and gives this kind of value, with these tensor specs. With None, both are unknown."""
     models = ServedModels(["m"])
     if takes is not None:
         kind, tensors = takes.value, tuple(specs)
@@ -28,6 +28,6 @@ def context_of(settings: Settings, models: ServedModels) -> CodecContext:
 
 
 def check_error(exc: RequestError) -> None:
-    """Check that the text of an error fits into one answer."""
+    """Check that an error message fits into an answer."""
     assert len(exc.message) < 1000
     exc.message.encode()

@@ -1,4 +1,4 @@
-"""Damaged variants of good inputs, which a random generator would hardly ever make, but an attacker does."""
+"""Damaged variants of valid inputs, which attackers make but random bytes rarely match."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ _VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Codec:
-    """Codec between trees of values and bytes."""
+    """Converts between bytes and trees of values."""
 
     read: Callable[[bytes], Any]
     write: Callable[[Any], bytes]
 
 
 class Mutator:
-    """Makes inputs of good ones and of words that mean something to the parser, the same ones for the same seed.
-
-    With a codec it reads inputs that are trees of values, so that their values are changed, too.
-    """
+    """Makes inputs from valid ones and from words that the parser knows. The same seed gives the same inputs.
+    With a codec, it also changes values in the decoded trees."""
 
     def __init__(self, seeds: Sequence[bytes], words: Sequence[bytes], seed: str, codec: Codec | None = None) -> None:
         self._random = random.Random(seed)
@@ -51,13 +49,13 @@ class Mutator:
         )  # fmt: skip
 
     def next(self) -> bytes:
-        """One input: a good one after a few changes, rarely without any."""
+        """Return a valid input after a few changes, or rarely none."""
         good = self._random.choice(self._seeds)
         if self._codec is not None and self._random.random() < 0.7:
             tree = self._codec.read(good)
             for _ in range(1 + int(self._random.expovariate(0.7))):
                 tree = self._changed(tree)
-            with contextlib.suppress(TypeError, ValueError, OverflowError):  # It may have no way to write such a value.
+            with contextlib.suppress(TypeError, ValueError, OverflowError):  # Some formats can't hold such a value.
                 good = self._codec.write(tree)
             if self._random.random() < 0.8:
                 return good
@@ -67,7 +65,7 @@ class Mutator:
         return bytes(data[:MOST])
 
     def _changed(self, tree: Any) -> Any:
-        """A tree with another value at one place."""
+        """Return a copy with one value changed."""
         if not isinstance(tree, dict | list) or not tree or self._random.random() < 0.05:
             return self._random.choice(_VALUES)
         changed = tree.copy()
@@ -113,7 +111,7 @@ class Mutator:
         return data
 
     def _repeat(self, data: bytearray) -> bytearray:
-        """Repeat one piece, or one word, many times."""
+        """Repeat a piece or a word many times."""
         begin, end = self._span(data)
         piece = bytes(data[begin:end]) if self._random.random() < 0.5 else self._random.choice(self._words)
         times = 2 ** self._random.randrange(1, 12)

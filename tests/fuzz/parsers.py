@@ -1,8 +1,5 @@
-"""Every parser of input from outside, with what it promises for any bytes: it raises what its documentation says and
-nothing else, and what it lets through is sound.
-
-A parser is a function of bytes that raises AssertionError, or anything else, when its promise is broken.
-"""
+"""Every parser of external input, with its promise: it only raises documented errors, and what it accepts is valid.
+A parser is a function of bytes that raises AssertionError, or anything else, when its promise is broken."""
 
 from __future__ import annotations
 
@@ -20,11 +17,8 @@ from tests.fuzz.mutation import Codec, Mutator
 
 @dataclass(frozen=True)
 class Parser:
-    """Parser that is fuzzed, by a `check` that feeds it one input.
-
-    `weight` is how many inputs it gets, relative to the others; `draw` draws them, instead of damaging good ones;
-    `slow` is the most processor seconds for one.
-    """
+    """A parser to fuzz. `check` feeds it one input.
+    `weight` is its relative number of inputs. `slow` limits the processor seconds for one. `draw` makes new inputs."""
 
     name: str
     check: Callable[[bytes], None]
@@ -36,7 +30,7 @@ class Parser:
     slow: float = 1.0
 
     def inputs(self, seed: int) -> Iterator[bytes]:
-        """Endless inputs, the same ones for the same seed."""
+        """Yield endless inputs, the same for the same seed."""
         if self.draw is not None:
             rng = random.Random(f"{seed} {self.name}")
             while True:
@@ -52,7 +46,7 @@ REPLY = Codec(wire.unpacked_fields, wire.packed_fields)
 
 
 def parsers(folder: Path) -> list[Parser]:
-    """Parsers that are fuzzed; those that read files have them in a folder."""
+    """Return the parsers to fuzz. Those that read files do so in the folder."""
     issuers, keys = credentials.Files(folder / "issuers.toml"), credentials.Files(folder / "keys.toml")
     files = doors.Files(folder)
     return [

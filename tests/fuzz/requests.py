@@ -1,4 +1,4 @@
-"""Input of clients: heads, header values, and bodies."""
+"""Input from clients: heads, header values and bodies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ BODY_WORDS = (
 
 
 def check_head(data: bytes) -> None:
-    """A head is read whole or refused, and no beginning of a good one is suspected."""
+    """A head is read completely or refused, and no prefix of a valid head looks suspect."""
     at = data.find(END)
     raw = data + END if at < 0 else data[: at + len(END)]
     why = suspect(data[: at if at >= 0 else len(data)])
@@ -127,7 +127,7 @@ def check_head(data: bytes) -> None:
 
 
 def check_values(data: bytes) -> None:
-    """The first byte selects the field whose value the others are."""
+    """The first byte picks the header field, the rest is its value."""
     value = data[1:].translate(None, b"\r\n\0").strip(b" \t")
     field = _FIELDS[data[0] % 16 % len(_FIELDS)] if data else b"prefer"
     head = Head(b"POST", b"/", "1.1", [(field, value)])
@@ -163,7 +163,7 @@ def _check_order(order: InferenceHead) -> None:
 
 
 def check_chunks(data: bytes) -> None:
-    """A body is the same however it is cut into pieces, and never larger than allowed."""
+    """A body is the same however it is split, and never larger than allowed."""
     whole = _unwrapped([data])
     step = 1 + len(data) % 7
     pieces = _unwrapped([data[at : at + step] for at in range(0, len(data), step)])
@@ -177,7 +177,7 @@ def check_chunks(data: bytes) -> None:
 
 
 def _unwrapped(pieces: list[bytes]) -> tuple[bytes, bytes, bool] | None:
-    """The content, what is behind it, and whether it was complete; None when it was refused."""
+    """Return the content, what follows it, and whether it was complete; None if it was refused."""
     chunks = Chunks(_MOST, _SLACK)
     content = b""
     for place, piece in enumerate(pieces):
@@ -193,7 +193,7 @@ def _unwrapped(pieces: list[bytes]) -> tuple[bytes, bytes, bool] | None:
 
 
 def check_body(data: bytes) -> None:
-    """An input that is let through is text, and its parameters are what a worker can read."""
+    """Accepted input is a string, with parameters that a worker can read."""
     for codec in _NATIVE:
         try:
             model, text, parameters = codec.read(data)

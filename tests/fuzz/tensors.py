@@ -1,6 +1,4 @@
-"""Input of clients that speak the Open Inference Protocol: bodies with tensors in JSON and in the binary form, and compressed
-ones.
-"""
+"""Input from Open Inference Protocol clients: bodies with tensors, in JSON and in binary form, and compressed bodies."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ COMPRESSED_WORDS = b"\x1f\x8b\x08", b"\x78\x9c", b"\x1f\x8b\x08\x1c", b"\xff\xff
 
 
 def check_tensor(data: bytes) -> None:
-    """What is let through becomes as many values as the shape says, and the answer has as many elements, in this shape."""
+    """Accepted input has as many values as its shape says. The answer has as many elements, in the same shape."""
     left, mark, right = data.partition(_MARK)
     head = Head(b"POST", b"/", "1.1", [])
     head.length = len(data) - len(mark)
@@ -119,7 +117,7 @@ def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | No
         fields, written = exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
         body = written if isinstance(written, bytes) else b"".join(written)
     except RequestError as exc:
-        # Until now it was not known what the model gives, and which outputs can be asked for.
+        # Only now is it known what the model gives and which outputs can be requested.
         assert kind is ValueKind.BYTES or (kind is None and "there is no output" in exc.message), exc.message
         return
     length = next((int(line.split()[1]) for line in fields.split(b"\r\n") if line.startswith(b"inference-")), None)
@@ -133,7 +131,7 @@ def _check_exchange(exchange: Exchange, settings: Settings, kind: ValueKind | No
 
 
 def _check_tensors(exchange: Exchange, value: Tensors) -> None:
-    """Inputs of any datatype are one value of a few rows, whose answer is a JSON object with data in it or behind it."""
+    """Tensors are one value of a few rows. The answer is a JSON object with the data in it or after it."""
     assert 1 <= rows_of(value) <= 32
     assert pack(unpacked(value)).content == value.content
     try:
@@ -150,7 +148,7 @@ def _check_tensors(exchange: Exchange, value: Tensors) -> None:
 
 
 def check_compressed(data: bytes) -> None:
-    """No more than the largest body comes out of what a client sends."""
+    """Unpacking never gives more than the largest body."""
     for coding in CODINGS:
         try:
             unpacker = Unpacker(data, coding, _SETTINGS[0])

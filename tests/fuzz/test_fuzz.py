@@ -1,4 +1,4 @@
-"""Some hundred damaged inputs for every parser, the same ones in every run; `make fuzz` has a million."""
+"""A few hundred damaged inputs for every parser, the same in every run. `make fuzz` runs a million."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_damaged_and_short_inputs_break_no_promise_of_a_parser(name: str, tmp_pa
 
 
 def test_what_is_good_gets_through(tmp_path: Path) -> None:
-    """A parser that refused everything would keep all promises."""
+    """Otherwise a parser that refuses everything would keep all promises."""
     for head in requests.HEADS:
         read_head(head)
     for body in requests.CHUNKED:

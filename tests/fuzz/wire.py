@@ -91,7 +91,7 @@ def _quietly(read: Callable[[bytes], object], data: bytes) -> object:
 
 
 def check_entry(data: bytes) -> None:
-    """An entry or a failure is read whole or not at all."""
+    """An entry or a failure is read completely or not at all."""
     entry = _quietly(lambda data: entry_wire.entry_of(entry_wire.read_payload(data)), data)
     if entry is not None:
         assert isinstance(entry, Entry)
@@ -101,7 +101,6 @@ def check_entry(data: bytes) -> None:
 
 
 def check_letter(data: bytes) -> None:
-    """A dead letter is read whole or not at all."""
     _quietly(read_letter, data)
 
 
@@ -109,7 +108,7 @@ _PACKED = (b"d", b"f", b"p", b"x")
 
 
 def unpacked_fields(data: bytes) -> Any:
-    """The fields of a stream's entry, with what is packed in them unpacked too."""
+    """Decode a stream entry's fields, including the values packed in them."""
     fields = msgspec.msgpack.decode(data)
     return {
         name: msgspec.msgpack.decode(value) if name in _PACKED and value else value for name, value in fields.items()
@@ -117,26 +116,24 @@ def unpacked_fields(data: bytes) -> Any:
 
 
 def packed_fields(tree: Any) -> bytes:
-    """Reverse of `unpacked_fields`."""
+    """Reverse `unpacked_fields`."""
     if isinstance(tree, dict):
         tree = {name: wire.encode(value) if name in _PACKED and value != b"" else value for name, value in tree.items()}
     return wire.encode(tree)
 
 
 def read_reply(data: bytes) -> list[Reply]:
-    """Replies of the fields of a stream's entry, which are packed here. Raises UNREADABLE."""
+    """Read the replies from packed fields of a stream's entry. Raises UNREADABLE."""
     return wire.read_outcomes(msgspec.msgpack.decode(data, type=dict[bytes, bytes]))
 
 
 def check_reply(data: bytes) -> None:
-    """Replies, as a gateway reads them out of its stream."""
     replies = _quietly(read_reply, data)
     for reply in replies if isinstance(replies, list) else ():
         assert reply.failure is None or reply.failure.code in STATUS
 
 
 def check_registry(data: bytes) -> None:
-    """Workers, processes, capacities, and what is known of a model's load."""
     for read in (wire.read_worker, wire.read_member, wire.read_capacity, wire.read_load, wire.read_wakeup):
         _quietly(read, data)
     _quietly(wire.read_numbers, data)

@@ -1,4 +1,4 @@
-"""What tests of this port are played on, where no decorator asks for another."""
+"""The default port for the tests in this folder."""
 
 import pytest
 

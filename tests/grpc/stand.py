@@ -1,10 +1,9 @@
-"""A gRPC port on loopback, over a gateway that only echoes or over a whole service, and clients with gRPC's own stack.
+"""A gRPC port on loopback with real gRPC clients. Behind it is an echo or the whole service.
 
-    served(main)  opens the port, runs the coroutine function `main(stand)`, closes the port, and fails when something was
-                  left open or went wrong unseen.
-    @on_port()    makes such a function a test.
+    served(main)  runs the coroutine function `main(port)` on an open port. Fails on leaks and unnoticed errors.
+    @on_port()    turns such a function into a test.
 
-The event loop is uvloop, as in production. Nothing here waits for time to pass.
+The event loop is uvloop, as in production. Nothing here waits for real time.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ class Client:
         return self.channel.unary_unary(method)(body, metadata=tuple(metadata), timeout=timeout)
 
     def stream(self, method: str, metadata: Metadata = ()) -> Any:
-        """Begin a call with messages both ways, as bytes."""
+        """Start a bidirectional call. Its messages are bytes."""
         return self.channel.stream_stream(method)(metadata=tuple(metadata), timeout=PATIENCE)
 
     async def ask(self, method: str, body: bytes, metadata: Metadata = ()) -> bytes:
@@ -95,7 +94,7 @@ def predicted(body: bytes) -> Any:
 
 @dataclass
 class Port:
-    """Tools that a test works with. `stand` has what the whole service behind has."""
+    """What a test works with. `stand` belongs to the whole service behind the port."""
 
     listener: GrpcListener
     gateway: EchoGateway
@@ -105,7 +104,7 @@ class Port:
     clients: list[Client] = field(default_factory=list)
 
     def client(self, credentials: grpc.ChannelCredentials | None = None, **options: int) -> Client:
-        """A client with a connection of its own, over TLS if it has credentials, which is closed in the end."""
+        """Return a client with its own connection, using TLS if it has credentials. It is closed after the test."""
         client = Client(self.listener.port, credentials, **options)
         self.clients.append(client)
         return client
@@ -113,7 +112,7 @@ class Port:
 
 @dataclass
 class Attended:
-    """Registry whose worker has just sent a heartbeat whenever it is looked at, however long a busy machine has stood still."""
+    """A registry whose worker always has a fresh heartbeat, even after a busy machine has stalled."""
 
     broker: MemoryBroker
     worker: WorkerInfo
@@ -131,22 +130,19 @@ def served(
     certificates: Certificates | None = None,
     **settings: Any,
 ) -> None:
-    """Run `main` against an open port. `whole`: the real gateway is behind it, and one worker, in place of the echo. `now`: the clock of all."""
+    """Run `main` against an open port. `whole` puts the real gateway and a worker behind it. `now` is the clock."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         patch.setattr("headway.grpc.listener.monotonic", now)
         runner.run(_serve(main, keys, whole, now, certificates, settings))
 
 
 def on_port(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function of a port; arguments as those of `served`."""
+    """Turn a coroutine function into a test. Takes the arguments of `served`."""
     return scene(lambda main: served(main, *given, **settings))
 
 
 def _of_a_former_loop(context: Mapping[str, Any]) -> bool:
-    """Whether an exception is of a call that ended after the loop of its test.
-
-    All loops of a process share grpc.aio's completion queue, and the loop that runs is told of what the one before it has left.
-    """
+    """Whether an error is from a call that outlived an earlier test's loop. All loops share grpc.aio's completion queue."""
     return (
         "PollerCompletionQueue._handle_events" in context["message"]
         and str(context.get("exception")) == "Event loop is closed"
@@ -166,7 +162,7 @@ async def _serve(
         lambda loop, context: None if _of_a_former_loop(context) else unseen.append(context)
     )
     longest = changes.get("request_timeout_ms", PATIENCE * 1000)
-    patient = {"request_timeout_ms": longest, "queue_timeout_ms": longest / 2}  # A usual call has the shorter one, too.
+    patient = {"request_timeout_ms": longest, "queue_timeout_ms": longest / 2}  # Queue timeouts are normally shorter.
     settings = Settings(**{"keys": "keys.toml" if keys else "", **patient, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
@@ -183,7 +179,7 @@ async def _serve(
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
     begun = now()
-    real.limiter._clock = lambda: begun  # What limits give back while a busy machine stands still is left out.
+    real.limiter._clock = lambda: begun  # The limits must not refill while a busy machine stalls.
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     refused = RefusalTraces(recorded.recorder, counters.spans_dropped) if traces else None
     entrance = Entrance(real if whole else cast(Any, gateway), identity, lambda: ID.format(next(numbers)), refused)

@@ -1,4 +1,4 @@
-"""What a usual call costs, held to budget.toml, and how calls share the turns of the event loop."""
+"""The cost of an ordinary call, compared with budget.toml, and how calls share turns of the event loop."""
 
 import asyncio
 import functools
@@ -38,7 +38,7 @@ CALLS = {
 
 
 async def batch(port: Port, wire: Wire, numbers: range, kind: str) -> None:
-    """One call that keeps the worker busy, and a full batch that gathers meanwhile."""
+    """Run one call that keeps the worker busy, then a full batch that queues up meanwhile."""
     path, message = CALLS[kind]
     first, *others = [http2.headers(number, path) + http2.message(number, message) for number in numbers]
     runs = len(port.stand.runs)
@@ -55,14 +55,14 @@ async def batch(port: Port, wire: Wire, numbers: range, kind: str) -> None:
 @pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
-    """All messages are taken in at once and their answers are waited for, as turns and reads are timed, and tracing takes time."""
+    """The clock normally limits turns and reads. Tracing would distort that, so all messages are read in one go."""
 
     async def main(port: Port) -> None:
         if kind == "grpc tensor":
             tensors = worker("tensors", inputs=(FOUR,), outputs=(FOUR,))
             await port.stand.broker.heartbeat(tensors)
             port.stand.real.served.learn([tensors])
-        # On a busy machine there are many rounds, whose answers are more than a client takes that gives no room.
+        # A busy machine needs many rounds, whose answers exceed the default window.
         room = http2.frame(WINDOW, 0, 0, (1 << 30).to_bytes(4, "big"))
         wire = await connect(port, http2.PREFACE, http2.frame(SETTINGS, 0, 0), room)
         size = 1 + BATCH
@@ -82,7 +82,7 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
 
 
 async def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find(port: Port) -> None:
-    """Thousands of refused calls with large metadata held their memory, and then the event loop, until it found them."""
+    """Thousands of refused calls with large metadata used to hold memory until a slow garbage collection."""
     client, number = port.client(), 20
     gc.collect()
     gc.disable()
@@ -90,7 +90,7 @@ async def test_calls_leave_no_cycles_that_the_garbage_collector_has_to_find(port
         for _ in range(number):
             await client.ask(PREDICT, predict("a"))
             await client.fail(PREDICT, b"\xff\xff")
-        await port.client().ask(PREDICT, predict("a"))  # The tasks of the last ones have ended, too.
+        await port.client().ask(PREDICT, predict("a"))  # By now the tasks of earlier calls have ended too.
         found = sum(isinstance(one, InferenceCall) for one in gc.get_objects())
     finally:
         gc.enable()
@@ -113,7 +113,7 @@ def calls() -> dict[str, Dear]:
 
 
 def work_of(call: Dear, model: str) -> tuple[int, int]:
-    """Bytecodes, and bytes of objects, that the dearest step of reading a message takes."""
+    """Return the bytecodes and object bytes of the most expensive step of reading a message."""
     steps, most, size = call.steps(model), 0, 0
     while True:
         tracemalloc.start()
@@ -142,7 +142,7 @@ def test_no_message_takes_long_to_read(name: str) -> None:
 
 
 def test_wrong_messages_cost_the_same_however_much_they_say() -> None:
-    """The work of a refusal is bounded by what is looked at, not by what is there."""
+    """Refusing a message costs only what is inspected, not its whole size."""
     short, long = ({call.name: call for call in dearest_calls.calls(size)} for size in (100_000, 400_000))
     for name in ("empty members of 5", "entries members of 2 in 6", "parameters", "axes of FP32", "unknown numbers"):
         with Counts() as few:
@@ -153,7 +153,7 @@ def test_wrong_messages_cost_the_same_however_much_they_say() -> None:
 
 
 class Loop:
-    """Turns of the event loop by number, and a clock that only work moves."""
+    """Turns of the event loop by number, and a clock that only work advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -224,7 +224,7 @@ async def test_waiting_messages_let_other_processes_run_first(loop: Loop, monkey
 
 
 async def test_an_error_holds_nothing_of_its_work_once_its_caller_has_it(loop: Loop) -> None:
-    """Bodies of 1 MB that were wrong stayed until the garbage collector came, thousands of objects later."""
+    """Invalid bodies of 1 MB used to stay in memory until a collection, thousands of objects later."""
 
     class Body:
         pass
@@ -242,7 +242,7 @@ async def test_an_error_holds_nothing_of_its_work_once_its_caller_has_it(loop: L
             with pytest.raises(ValueError, match="no message") as found:
                 await asked.pop()
             del found
-        await asyncio.sleep(0)  # The loop holds the one for which it has waited.
+        await asyncio.sleep(0)  # The loop still references the last task it awaited.
         assert [ref() for ref in left] == [None] * 3
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Calls of inference: credentials, metadata, deadlines, cancellation, sizes, and the status of each error."""
+"""Inference calls: credentials, metadata, deadlines, cancellation, sizes, and the status for each error."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -94,7 +94,7 @@ async def test_wrong_metadata_and_messages_are_an_invalid_argument(port: Port) -
     ids=["many names", "one name", "a long text", "long octets"],
 )
 async def test_a_flood_of_metadata_is_refused_and_spares_its_neighbours(port: Port, metadata: Any) -> None:
-    client = port.client(**{"grpc.enable_retries": 1})  # What the port never looked at is sent again.
+    client = port.client(**{"grpc.enable_retries": 1})  # The client retries calls that the port never processed.
     for _ in range(3):
         refused = await client.fail(PREDICT, predict("flood"), metadata)
         assert refused.status is Status.RESOURCE_EXHAUSTED
@@ -106,7 +106,7 @@ async def test_a_flood_of_metadata_is_refused_and_spares_its_neighbours(port: Po
 async def test_without_a_good_key_a_call_is_unauthenticated_and_its_message_is_not_waited_for(port: Port) -> None:
     client = port.client()
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "secret"),)):
-        refused = await failed(client.channel.stream_unary(PREDICT)(metadata=metadata))  # It sends no message.
+        refused = await failed(client.channel.stream_unary(PREDICT)(metadata=metadata))  # The client sends no message.
         assert (refused.status, refused.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
     assert port.counters.gateway.refusals["unauthenticated", "none", ""] == 3
     assert port.gateway.asked == []

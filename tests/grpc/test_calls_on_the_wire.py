@@ -1,4 +1,4 @@
-"""Calls as they are on the wire: frames that a client writes itself, and what comes back, frame by frame."""
+"""Calls at the wire level: the client writes its own frames and reads the replies frame by frame."""
 
 import gzip
 import zlib
@@ -56,14 +56,11 @@ def output(answer: Answer) -> bytes:
     return bytes(predicted(answer.data[PREFIX:]).output)
 
 
-# Messages.
-
-
 async def test_a_message_comes_in_frames_of_any_size(port: Port, wire: Wire) -> None:
     octets = prefixed(predict("hello"))
     wire.send(http2.headers(0, PREDICT), *[data(0, bytes((octet,))) for octet in octets], data(0, b"", end=True))
     assert output(await wire.ended(0)) == b"HELLO"
-    # With more padding than a stream's window, which is given back.
+    # Now with more padding than a stream's window, which must be given back.
     padded = [http2.frame(DATA, PADDED, 3, b"\xff" + bytes(255))] * 40
     padded += [http2.frame(DATA, PADDED, 3, b"\2" + octets[at : at + 1] + bytes(2)) for at in range(len(octets))]
     wire.send(http2.headers(1, PREDICT), *padded)
@@ -105,13 +102,10 @@ async def test_a_message_may_be_compressed_and_one_that_cannot_be_unpacked_is_an
         wire.send(http2.headers(number, PREDICT, encodings), data(number, prefixed(body, flag), end=True))
         answer = await wire.ended(number)
         assert (number, answer.status) == (number, status)
-        # Compression in gRPC: who is told that a way is unknown is told as well which ones are known.
+        # By the gRPC spec, the error for an unknown compression lists the known ones.
         assert status != "12" or answer.fields["grpc-accept-encoding"] == "identity, deflate, gzip"
         assert status != "0" or output(answer) == b"HELLO"
     assert len(port.gateway.asked) == 3
-
-
-# Windows.
 
 
 @scene(partial(on_the_wire, hello=(http2.hello(),)), tools=2)
@@ -136,9 +130,6 @@ async def test_data_beyond_a_streams_window_end_that_stream_alone(port: Port, wi
     port.gateway.release()
     assert output(await wire.ended(1)) == b"A"
     assert len(port.gateway.abandoned) == 1
-
-
-# Deadlines and metadata.
 
 
 def timed(number: int, timeout: str) -> bytes:
@@ -170,9 +161,6 @@ async def test_binary_metadata_are_ignored(port: Port, wire: Wire) -> None:
     more = [("grpc-trace-bin", "AAAB"), ("x-bin", "AA==,AA"), ("x-bin", "")]
     wire.send(http2.headers(0, PREDICT, more), http2.message(0, predict("a")))
     assert output(await wire.ended(0)) == b"A"
-
-
-# How a call ends.
 
 
 async def test_an_error_is_told_in_one_block_and_nothing_follows_it(port: Port, wire: Wire) -> None:
@@ -240,9 +228,6 @@ async def test_a_call_may_be_cancelled_at_any_point(port: Port, wire: Wire) -> N
     wire.send(http2.reset(answered), http2.reset(answered), http2.headers(late, PREDICT), data(late, whole, end=True))
     assert output(await wire.ended(late)) == b"HELLO"
     assert connection(port).silent
-
-
-# How a connection ends.
 
 
 async def test_a_client_that_leaves_gets_the_answers_that_are_due(port: Port, wire: Wire) -> None:

@@ -1,4 +1,4 @@
-"""Frames that cost much and bring little: what each costs is bounded, and who sends too many is cut off."""
+"""Costly but useless frames: the cost of each is limited, and clients that send too many are disconnected."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ class Deaf:
 
 
 def begun(*frames: bytes, streams: int = 1) -> Http2Reader:
-    """Connection with open streams that has read some frames."""
+    """Return a reader with open streams that has received some frames."""
     it = Http2Reader(Deaf(), Http2Writer(Burden(), lambda: None), 1000, 1 << 13, 1 << 14)
     calls = [http2.headers(number, PREDICT) for number in range(streams)]
     it.receive(b"".join((PREFACE, http2.frame(http2.SETTINGS, 0, 0), *calls, *frames)))
@@ -42,7 +42,7 @@ def begun(*frames: bytes, streams: int = 1) -> Http2Reader:
 
 
 class LoopTurns:
-    """Number of the event loop's turn, from `count` on."""
+    """Counts turns of the event loop once `count` is called."""
 
     number = 0
 
@@ -101,7 +101,7 @@ async def test_a_flood_of_empty_frames_is_cut_off(port: Port, nothing: bytes, mo
 
 
 async def test_calls_in_hand_outlive_a_flood_of_their_neighbours(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind a proxy, which puts the calls of many clients on one connection."""
+    """As behind a proxy that sends many clients' calls over one connection."""
     monkeypatch.setattr(writer, "LIMIT", 100)
     client, _ = await greeted(port)
     port.gateway.hold = True
@@ -131,7 +131,7 @@ async def test_an_answer_taken_byte_by_byte_explains_no_frames(port: Port, monke
     client.send(settings((4, 0)) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 500)))
     for _ in range(120):
         client.send(window(http2.stream_of(1), 1))
-    # The first goodbye, where the frames come in several reads, still lets the call in hand end.
+    # If the frames arrive in several reads, the first GOAWAY still lets the pending call end.
     goodbye = b""
     while not goodbye.endswith(b"too_many_frames"):
         goodbye = await client.next(GOAWAY)
@@ -139,7 +139,7 @@ async def test_an_answer_taken_byte_by_byte_explains_no_frames(port: Port, monke
 
 
 async def test_messages_are_unpacked_in_turns(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kilobyte of gzip is a megabyte, and a client may send hundreds at once."""
+    """A kilobyte of gzip can unpack to a megabyte, and a client may send hundreds together."""
     packed = gzip.compress(bytes(1_000_000))
     unpacked: list[int] = []
     unpack = call_stream._unpacked
@@ -185,7 +185,7 @@ def _calls_kept() -> list[Call | CallConnection]:
     ids=["unsent", "unanswered", "silent stream", "stream", "watch", "reflection"],
 )  # fmt: skip
 async def test_calls_that_are_cut_off_leave_no_cycles(port: Port, call: Callable[[int], bytes]) -> None:
-    """Cycles of cancelled calls were found 300,000 objects at a time, which took 0.3 s of the event loop."""
+    """Collecting 300,000 objects of cancelled calls together used to block the event loop for 0.3 s."""
     port.gateway.hold = True
     _, writer = await asyncio.open_connection("127.0.0.1", port.listener.port)
     connections = port.listener._connections
@@ -194,12 +194,12 @@ async def test_calls_that_are_cut_off_leave_no_cycles(port: Port, call: Callable
     gc.disable()
     try:
         writer.write(http2.hello() + b"".join(map(call, range(10))))
-        while sum(len(one.streams) for one in connections.open) < 10:  # noqa: ASYNC110 - likewise
+        while sum(len(one.streams) for one in connections.open) < 10:  # noqa: ASYNC110 - the port runs in this loop and has no event to await
             await asyncio.sleep(0)
         await port.gateway.until(lambda: True)
         writer.transport.abort()
         await connections.emptied()
-        for turn in range(2_000):  # Calls are ended in turns of the loop, of which a busy machine takes more.
+        for turn in range(2_000):  # Calls are ended over several turns of the loop, more of them on a busy machine.
             await asyncio.sleep(0)
             if turn % 50 == 49 and not (left := _calls_kept()):
                 break
@@ -210,7 +210,7 @@ async def test_calls_that_are_cut_off_leave_no_cycles(port: Port, call: Callable
 
 
 async def test_the_calls_of_a_client_that_left_end_in_turns(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """9,000 calls of connections that were cut at once took 0.3 s of the event loop."""
+    """Ending 9,000 calls of dropped connections in one turn used to block the event loop for 0.3 s."""
     ended: list[int] = []
     cancel, turns = CallStream.cancel, LoopTurns()
 
@@ -221,7 +221,7 @@ async def test_the_calls_of_a_client_that_left_end_in_turns(port: Port, monkeypa
     client, connections = await greeted(port)
     (it,) = connections.open
     client.send(b"".join(http2.headers(number, CHECK) for number in range(1, 201)))
-    while len(it.streams) < 200:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+    while len(it.streams) < 200:  # noqa: ASYNC110 - likewise
         await asyncio.sleep(0)
     monkeypatch.setattr(CallStream, "cancel", noted)
     turns.count()

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: tensors in both forms, streams, parameters, and what is said of the server."""
+"""The Open Inference Protocol over gRPC: tensors in both forms, streams, parameters and server metadata."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ Request = protos.message("inference.ModelInferRequest")
 
 
 def request(*texts: str | bytes, raw: bool = False, **members: Any) -> Any:
-    """A request with one input; in `raw_input_contents` if that is asked for."""
+    """Return a request with one input, which is in `raw_input_contents` if `raw`."""
     data = [text.encode() if isinstance(text, str) else text for text in texts]
     asked = Request(model_name="default", **members)
     tensor = asked.inputs.add(name="text", datatype="BYTES", shape=[len(data)])
@@ -330,7 +330,7 @@ async def test_an_id_that_a_proxy_gave_to_a_stream_is_none_of_its_requests(port:
 
 
 async def held(port: Port) -> Any:
-    """A stream with three requests, which are in hand at the same time."""
+    """Return a stream with three requests in progress."""
     port.gateway.hold = True
     call = port.client().stream(STREAM)
     for number in range(3):
@@ -351,7 +351,7 @@ async def test_a_drain_answers_what_a_stream_has_sent_and_then_ends_it(port: Por
     connections = port.listener._connections
     assert connections is not None
     (connection,) = connections.open
-    while connection.leaving is None:  # noqa: ASYNC110 - it is in this loop, and has nobody to tell
+    while connection.leaving is None:  # noqa: ASYNC110 - the port runs in this loop and has no event to await
         await asyncio.sleep(0)
     port.gateway.release()
     answers = [outputs(streamed(await call.read()).infer_response) for _ in range(3)]
@@ -392,7 +392,7 @@ async def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_
 
     writing = asyncio.ensure_future(write())
     await port.gateway.until(lambda: len(port.gateway.waiting) == 18)
-    await port.client().ask(CHECK, b"")  # The stream has had time to read on, had it wished to.
+    await port.client().ask(CHECK, b"")  # By now the stream could have read more.
     assert len(port.gateway.asked) == 18, "17 within the share, and one in the room that the stream holds for reading"
     port.gateway.hold = False
     port.gateway.release()

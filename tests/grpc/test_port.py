@@ -1,4 +1,4 @@
-"""The port itself: health, reflection, TLS, connections that are told to leave, the drain, and descriptors."""
+"""The port itself: health, reflection, TLS, GOAWAYs, drains and descriptors."""
 
 import asyncio
 import socket
@@ -59,7 +59,7 @@ async def test_watchers_of_health_are_told_before_the_port_closes(port: Port) ->
     good, unknown = watch(about("")), watch(about("nobody"))
     assert status_in(await good.read()) == 1
     assert status_in(await unknown.read()) == 3
-    reading = asyncio.ensure_future(good.read())  # A read that begins after the end of the call gets only the end.
+    reading = asyncio.ensure_future(good.read())  # A read started after the call's end would only get the end.
     await asyncio.sleep(0)
     port.listener.retire()
     assert status_in(await reading) == 2
@@ -121,7 +121,7 @@ def test_the_descriptors_are_those_of_the_files() -> None:
 
 
 def test_other_code_may_register_the_same_names() -> None:
-    """As tritonclient's generated code does, with fields that ours has not."""
+    """tritonclient's generated code registers them, with fields that ours lacks."""
     other = descriptor_pb2.FileDescriptorProto(name="grpc_service.proto", package="inference", syntax="proto3")
     other.message_type.add(name="ModelInferRequest").field.add(name="other", number=99, type=5, label=1)
     other.service.add(name="GRPCInferenceService")
@@ -141,7 +141,7 @@ async def test_a_port_in_use_is_reported_with_its_setting(port: Port) -> None:
 
 
 async def talking(client: Client, ends: Counter[str]) -> None:
-    """Ask again and again until the port is gone, and count how the calls end."""
+    """Repeat calls until the port is gone, and count how they end."""
     while True:
         try:
             await client.ask(PREDICT, predict("a"))
@@ -155,7 +155,7 @@ async def talking(client: Client, ends: Counter[str]) -> None:
 
 async def test_a_drain_under_load_cuts_no_call(port: Port) -> None:
     ends = Counter[str]()
-    # A call that its client has not begun to send when it learns of the GOAWAY is for the client to send elsewhere.
+    # Clients retry calls that they hadn't sent when the GOAWAY arrived.
     clients = [port.client(**{"grpc.enable_retries": 1}) for _ in range(2)]
     asking = [asyncio.ensure_future(talking(client, ends)) for client in clients for _ in range(8)]
     await port.gateway.until(lambda: len(port.gateway.asked) > 50)
@@ -187,7 +187,7 @@ def now() -> list[float]:
 
 @pytest.fixture
 def aging(now: list[float]) -> Played:
-    """A port whose clock shows `now`."""
+    """A port whose clock is `now[0]`."""
     return Played(partial(served, now=lambda: now[0]))
 
 
@@ -244,7 +244,7 @@ async def test_a_client_that_takes_no_answer_is_cut_off(aging: Port, now: list[f
     assert connections is not None
     sock = socket.create_connection(("127.0.0.1", aging.listener.port))
     sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-    while not connections.open:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+    while not connections.open:  # noqa: ASYNC110 - the port runs in this loop and has no event to await
         await asyncio.sleep(0)
     (connection,) = connections.open
     connection.pause_writing()
@@ -329,7 +329,7 @@ async def test_a_client_that_does_not_say_that_it_leaves_is_let_go_after_a_while
 
 def test_a_closed_connection_whose_client_takes_nothing_is_cut() -> None:
     class Stuck(asyncio.Transport):
-        """What was written never leaves."""
+        """Never sends what was written."""
 
         aborted = False
 
@@ -354,7 +354,7 @@ def test_a_closed_connection_whose_client_takes_nothing_is_cut() -> None:
 
 
 async def pinged(client: Wire, times: int) -> bytes:
-    """Ping so many times, each time when the last ping is answered. The server's word for leaving; empty while it has none."""
+    """Ping `times` times, waiting for each answer. Return the reason in the server's GOAWAY, or empty bytes without one."""
     for number in range(times):
         client.send(http2.frame(http2.PING, 0, 0, number.to_bytes(8, "big")))
         kind = flags = -1

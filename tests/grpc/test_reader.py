@@ -1,7 +1,5 @@
-"""HTTP/2 of a connection, rule by rule: what it hears of frames, what it says, and how it ends.
-
-Each case is named by the section of RFC 9113 that it is of, or of RFC 7541 (H), whose rules most are of h2spec too.
-"""
+"""HTTP/2 on one connection, rule by rule: which events it reports, what it sends, and how it ends.
+Cases are named after sections of RFC 9113 or, with an H, RFC 7541. h2spec checks most of these rules too."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -32,7 +30,7 @@ _HEARD = ("oversized", "lost", "received", "was_reset", "settled", "pinged", "po
 
 
 class Log:
-    """What a connection hears."""
+    """Records a connection's events."""
 
     def __init__(self) -> None:
         self.heard: list[Heard] = []
@@ -42,13 +40,12 @@ class Log:
         return lambda *what: self.heard.append((name, *what)) if name in _HEARD else None
 
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
-        """Keep what is told of a request."""
         self.heads.append(head)
         self.heard.append(("requested", number, ended))
 
 
 class Watched(Http2Reader):
-    """Reader that also tells its log of frames that it lets pass."""
+    """A reader that also logs the frames it ignores."""
 
     def _ignore(self) -> None:
         self._events.heard.append(("ignored",))  # type: ignore[attr-defined]
@@ -61,7 +58,7 @@ def connection() -> tuple[Http2Reader, Log]:
 
 
 def begun() -> tuple[Http2Reader, Log]:
-    """A connection whose client has told its settings."""
+    """Return a connection whose client has sent its settings."""
     http2, log = connection()
     receive(http2, PREFACE + frame(SETTINGS))
     http2.writer.take()
@@ -78,7 +75,7 @@ def frames_of(data: bytes) -> list[Sent]:
     return found
 
 
-# Frames of the client.
+# Client frames.
 
 PSEUDO = b"\x83\x86\x84"
 """`POST http /`."""
@@ -117,7 +114,7 @@ def named(name: str, value: str = "v") -> bytes:
     return ask(1, block=HEAD + fields((name, value)))
 
 
-# What is heard and said.
+# Events and replies.
 
 
 def asked(number: int, ended: bool = False) -> Heard:
@@ -159,7 +156,7 @@ MALFORMED = ((passed(),), (resets(1, PROTOCOL),))
 
 
 class Case(NamedTuple):
-    """What a client sends behind its preface, in steps, what the connection hears and sends, and how it ends if it does."""
+    """What a client sends after its preface, in steps, with the expected events, replies and final error, if any."""
 
     name: str
     steps: Sequence[Step]
@@ -190,7 +187,7 @@ CASES = [
     Case("4.3 a block that cannot be read", [ask(1, block=b"\x40")], end=COMPRESSION),
     Case("4.3 such a block of a stream that was ended here", [ask(1), give_up(1), ask(1, end=True, block=b"\x80")], [asked(1)], [GIVEN_UP],
          COMPRESSION),
-    # States of a stream.
+    # Stream states.
     Case("5.1 idle: data", [data(1)], end=PROTOCOL),
     Case("5.1 idle: a reset", [reset(1)], end=PROTOCOL),
     Case("5.1 idle: a window", [window(1, 1)], end=PROTOCOL),
@@ -215,7 +212,7 @@ CASES = [
          [asked(1), ("was_reset", 1)], [GIVEN_UP], CLOSED),
     Case("5.1 answered, and the client sends on", [ask(1), answer(1), data(1, end=True)], [asked(1), came(1, end=True)], [ANSWERED]),
     Case("5.1 answered and ended here", [ask(1), answer(1), give_up(1), data(1)], [asked(1), passed()], [ANSWERED, GIVEN_UP]),
-    # Numbers, and how many.
+    # Stream numbers and limits.
     Case("5.1.1 the number 0", [ask(0)], end=PROTOCOL),
     Case("5.1.1 an even number", [ask(2)], end=PROTOCOL),
     Case("5.1.1 a number that was passed over", [ask(5), ask(3)], [asked(5)], end=CLOSED),
@@ -259,7 +256,7 @@ CASES = [
     Case("6.5.2 too small frames", [settings((5, (1 << 14) - 1))], end=PROTOCOL),
     Case("6.5.2 too large frames", [settings((5, 1 << 24))], end=PROTOCOL),
     Case("6.6 a push", [ask(1), frame(PUSH, WHOLE, 1, bytes((0, 0, 0, 2)) + HEAD)], [asked(1)], end=PROTOCOL),
-    # Pings, and leaving.
+    # Pings and GOAWAYs.
     Case("6.7 a ping is answered", [frame(PING, 0, 0, b"12345678")], [("pinged",)], [(PING, ACK, 0, b"12345678")]),
     Case("6.7 an answer to a ping", [frame(PING, ACK, 0, b"12345678")], [("ponged", b"12345678")]),
     Case("6.7 a ping of a stream", [frame(PING, 0, 1, bytes(8))], end=PROTOCOL),
@@ -284,7 +281,7 @@ CASES = [
     Case("6.9.1 data that nobody wants take of that window", [ask(1), give_up(1), *[data(1, bytes(LARGEST_FRAME))] * 4],
          [asked(1), *[passed()] * 3], [GIVEN_UP], FLOW),
     Case("6.9.2 settings that give a stream more than there may be", [ask(1), window(1, 1), settings((4, LARGEST))], [asked(1)], end=FLOW),
-    # Blocks in several frames.
+    # Blocks split across frames.
     Case("6.10 a block in pieces", [frame(HEADERS, END, 1, HEAD[:3]), frame(CONTINUATION, 0, 1, HEAD[3:9]), frame(CONTINUATION, 0, 1),
          frame(CONTINUATION, WHOLE, 1, HEAD[9:])], [passed(), passed(), passed(), asked(1, True)]),
     Case("6.10 trailers in pieces", [ask(1), frame(HEADERS, END, 1, fields(("a", "b"))[:2]), frame(CONTINUATION, WHOLE, 1, fields(("a", "b"))[2:])],
@@ -318,7 +315,7 @@ CASES = [
     Case("8.5 a tunnel", [ask(1, block=fields((":method", "CONNECT"), (":authority", "a")))], *MALFORMED),
     Case("8.1.1 what follows on a malformed request", [named("A"), data(1), ask(1, end=True, block=b""), ask(3)],
          [passed(), passed(), passed(), asked(3)], [resets(1, PROTOCOL)]),
-    # Blocks that are too large.
+    # Oversized blocks.
     Case("10.5.1 a frame with more fields than are read", [frame(HEADERS, WHOLE, 1, bytes(LARGEST_FRAME + 1)), frame(PING, 0, 0, bytes(8))],
          [("lost", 1), ("oversized", 1, False), ("pinged",)], [(PING, ACK, 0, bytes(8))]),
     Case("10.5.1 such a frame behind another", [frame(HEADERS, 0, 1, HEAD), frame(CONTINUATION, 0, 1, bytes(LARGEST_FRAME + 1)), frame(CONTINUATION, WHOLE, 1, b"x")],
@@ -334,7 +331,7 @@ CASES = [
     Case("10.5.1 behind such a block no stream begins, and the others go on",
          [ask(1), ask(3, end=True, block=HEAD + b"\x84" * 40), data(1), ask(5), data(5), window(5, 1), reset(5), ask(1, end=True, block=b"\xbe")],
          [asked(1), ("lost", 3), ("oversized", 3, True), came(1), passed(), passed(), ("was_reset", 5), passed(), came(1, b"", end=True)]),
-    # Tables of header fields.
+    # Header tables.
     Case("H2.3.3 an index beyond the table", [ask(1, block=HEAD + b"\xbe")], end=COMPRESSION),
     Case("H3.2 a field that was told before", [ask(1, block=HEAD + b"\x40\x01a\x01b"), ask(3, block=HEAD + b"\xbe")], [asked(1), asked(3)]),
     Case("H4.2 a size at the end of a block", [ask(1, block=HEAD + b"\x20")], end=COMPRESSION),
@@ -462,8 +459,6 @@ def test_only_the_latest_streams_that_ended_here_are_kept_in_mind() -> None:
         receive(http2, data(numbers[0]))
 
 
-# Any order of frames.
-
 _WORDS = [step for case in CASES for step in case.steps if isinstance(step, bytes) and len(step) < 200]
 
 
@@ -475,7 +470,7 @@ def test_frames_mean_the_same_however_their_bytes_come(words: list[bytes], cuts:
 
 
 def read_in(pieces: Sequence[bytes]) -> tuple[list[Heard], bytes, ErrorCode | None]:
-    """What comes of bytes that come in pieces."""
+    """Return the events, replies and error for bytes that arrive in pieces."""
     http2, log = connection()
     end = None
     try:

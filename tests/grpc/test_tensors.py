@@ -1,4 +1,4 @@
-"""Tensors over gRPC: typed and raw contents, several inputs and outputs, streams, JSON texts, and random tensors."""
+"""Tensors over gRPC: typed and raw contents, several inputs and outputs, streams, JSON strings and random tensors."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ def asked(given: Mapping[str, tuple[str, Sequence[int], bytes]], **members: Any)
 
 
 def typed(datatype: str, shape: Sequence[int], **contents: Sequence[Any]) -> Any:
-    """A request with one input whose data are in `contents`."""
+    """Return a request with one input whose data is in `contents`."""
     found = Request(model_name="default")
     found.inputs.add(name="x", datatype=datatype, shape=shape, contents=contents)
     return found
@@ -61,7 +61,7 @@ def told(answer: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 @pytest.mark.parametrize("count", [4, (1 << 18) + 1])
 async def test_messages_that_differ_in_their_data_alone_are_each_read_and_answered(port: Port, count: int) -> None:
-    """All but their data is remembered. A large tensor that needs nothing behind it stays where it was received."""
+    """Everything but their data is cached. A large tensor that needs nothing after it isn't copied."""
     spec, client = TensorSpec("x", "UINT8", (-1,)), port.client()
     port.stand.learn("tensors", inputs=(spec,), outputs=(spec,))
     for first in (b"\1", b"\2", b"\3"):
@@ -69,7 +69,7 @@ async def test_messages_that_differ_in_their_data_alone_are_each_read_and_answer
         answer = await client.ask(INFER, asked({"y": ("UINT8", [1, count], data)}).SerializeToString())
         assert told(answered(answer)) == {"x": ("UINT8", (1, count), data)}
         assert arrays(port.gateway.asked[-1].input) == {"x": ("UINT8", (1, count), data)}
-    other = asked({"z": ("UINT8", [1, count], data)}).SerializeToString()  # As long as those before.
+    other = asked({"z": ("UINT8", [1, count], data)}).SerializeToString()  # As long as the earlier ones.
     assert told(answered(await client.ask(INFER, other))) == {"x": ("UINT8", (1, count), data)}
     port.stand.learn("tensors", inputs=(TensorSpec("x", "INT8", (-1,)),))
     assert (await client.fail(INFER, other)).status is Status.INVALID_ARGUMENT
@@ -257,7 +257,7 @@ async def test_predict_writes_a_large_tensor_in_turns_and_says_which_numbers_jso
 
 @on_port({"secret": {"rate": 1000.0, "burst": 10.0}}, whole=True)
 async def test_a_long_message_is_charged_its_reading(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit of a thousand messages of a megabyte would otherwise buy most of a minute of the event loop."""
+    """Otherwise a limit of a thousand 1 MB messages would allow most of a minute of the event loop."""
     port.stand.learn("tensors", inputs=(INTEGERS,))
     charged: list[int] = []
     monkeypatch.setattr(Limiter, "charge_pages", lambda self, limits, pages: charged.append(pages))
@@ -276,7 +276,7 @@ PAGES = predict(json.dumps([1] * 100_000))
 @pytest.mark.parametrize("as_stream", [False, True])
 @on_port({"secret": {"rate": 1.0, "burst": 1.0}}, whole=True)
 async def test_a_long_message_within_the_limit_is_not_refused_for_its_own_pages(port: Port, as_stream: bool) -> None:
-    """The pages are charged behind their request, as over HTTP: else a key of few at once could send no long message at all."""
+    """As over HTTP, pages are charged after their request. Otherwise a small burst would allow no long message."""
     port.stand.learn("tensors", inputs=(INTEGERS,))
     client = port.client()
     if as_stream:
@@ -319,7 +319,7 @@ async def test_a_call_that_ends_while_its_message_is_read_pays_for_the_pages_tha
     await stopped.wait()
     assert not charged
     call.cancel()
-    while not charged:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+    while not charged:  # noqa: ASYNC110 - the port runs in this loop and has no event to await
         await asyncio.sleep(0)
     assert port.gateway.asked == []
 
@@ -339,7 +339,7 @@ READ = infer_reader(Settings()).at_once
 
 
 def message(drawn: list[Drawn], raw: bool, **members: Any) -> bytes:
-    """Message of a request with these inputs, whose data are raw, or typed where they can be."""
+    """Return a request with these inputs. Their data is raw, or typed where possible."""
     asked = Request(model_name="default", **members)
     raw = raw or any(one.tensor.head.datatype not in CONTENTS for one in drawn)
     for one in drawn:
@@ -354,7 +354,7 @@ def message(drawn: list[Drawn], raw: bool, **members: Any) -> bytes:
 
 
 def known_by(drawn: list[Drawn], takes: ValueKind | None, *, free: bool) -> ServedModels:
-    """Models one of which takes and gives tensors such as these, or of which nothing is known. `free`: the sizes of its axes are."""
+    """Return models, one of which takes and gives tensors like these if `takes` is set. `free` leaves their sizes open."""
     known, heads = ServedModels(["default"], Settings()), [one.tensor.head for one in drawn]
     if takes is not None:
         specs = tuple(TensorSpec(one.name, one.datatype, tuple(-1 if free else size for size in one.shape[1:])) for one in heads)  # fmt: skip
@@ -368,7 +368,7 @@ def test_any_tensors_go_in_and_out_byte_for_byte(drawn: list[Drawn], raw: bool, 
     order = data.draw(st.permutations(drawn))
     wanted = order[: data.draw(st.integers(0, len(order)))]
     body = message(drawn, raw, outputs=[{"name": one.tensor.head.name} for one in wanted])
-    if data.draw(st.booleans()):  # As a large one is read; the parameter is for the target.
+    if data.draw(st.booleans()):  # It is read like a large message; the parameter goes to the target.
         pad = Request(model_name="default")
         pad.parameters["pad"].string_param = "x" * (1 << 14)
         body += pad.SerializeToString()
@@ -389,7 +389,7 @@ def test_any_tensors_go_in_and_out_byte_for_byte(drawn: list[Drawn], raw: bool, 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[list[Drawn], bytes]:
-    """Tensors, and a message with them that is damaged in some places."""
+    """Draw tensors, and a message with them that is damaged in a few places."""
     drawn = draw(several())
     body = bytearray(message(drawn, draw(st.booleans()), outputs=[{"name": drawn[0].tensor.head.name}]))
     for _ in range(draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Writer of a connection by itself, without a loop: what it sends, when it asks to be taken from, and how it counts its client's burden."""
+"""A connection's writer on its own, without a loop: what it sends, when it asks for `take`, and its client's burden."""
 
 from headway.grpc.writer import CANCELLED, DEFAULT_WINDOW, LEAST_PING, Burden, Http2Writer
 
@@ -18,7 +18,7 @@ class Waiting:
 
 
 def writer() -> tuple[Http2Writer, list[None]]:
-    """A writer, and how often it has asked to be taken from."""
+    """Return a writer, and a list that grows each time it asks for `take`."""
     woken = list[None]()
     return Http2Writer(Burden(), lambda: woken.append(None)), woken
 

@@ -1,4 +1,4 @@
-"""A client of the gRPC port that writes frames itself, and reads what comes back frame by frame when the test says so."""
+"""A client for the gRPC port that writes its own frames, and reads replies frame by frame when the test asks."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ READ = http2.frame(SETTINGS, ACK, 0)
 
 @dataclass
 class Answer:
-    """What has come on one stream: kinds of frames, header fields, data, and the code of its reset."""
+    """What arrived on one stream. `code` is from its reset."""
 
     kinds: list[str] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
@@ -32,8 +32,7 @@ class Answer:
 
 
 class Wire:
-    """The client: answers by the numbers of calls, room that it was granted by those of streams, and last streams that the server
-    has named."""
+    """A client. `answers` go by call number and `granted` windows by stream number. `goaways` are last stream numbers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -49,13 +48,13 @@ class Wire:
         self.send(*(http2.headers(number, PREDICT) + http2.message(number, predict("a")) for number in numbers))
 
     async def ended(self, number: int) -> Answer:
-        """Answer to a call, once that has ended."""
+        """Wait for a call to end, and return its answer."""
         answer = self.answers.setdefault(number, Answer())
         await self.until(lambda: answer.kinds[-1:] in (["end"], ["reset"]))
         return answer
 
     async def settled(self) -> None:
-        """Return when all that was sent has been read, and what it has caused at once has come."""
+        """Wait until the server has read everything sent and its immediate replies have arrived."""
         for _ in range(2):
             known = self._known
             self.send(http2.frame(SETTINGS, 0, 0))
@@ -72,7 +71,7 @@ class Wire:
                 return payload
 
     async def left(self) -> list[int]:
-        """Last streams that the server has named, once it has closed the connection."""
+        """Wait for the server to close the connection, and return the last stream numbers from its GOAWAYs."""
         while True:
             try:
                 await self.frame()
@@ -80,7 +79,7 @@ class Wire:
                 return self.goaways
 
     async def frame(self) -> tuple[int, int, bytes]:
-        """Read a frame, and note what it tells: its type, flags and payload."""
+        """Read a frame and record it. Return its type, flags and payload."""
         head = await self._reader.readexactly(9)
         payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
@@ -110,7 +109,7 @@ async def connect(port: Port, *hello: bytes) -> Wire:
 
 
 async def greeted(port: Port) -> tuple[Wire, PortConnections]:
-    """A client, of which one call is answered, and the connections."""
+    """Return a client that has had one call answered, and the port's connections."""
     wire = await connect(port, http2.hello())
     wire.ask(0)
     await wire.ended(0)

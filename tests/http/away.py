@@ -1,5 +1,3 @@
-"""A broker that is out of reach for as long as a test wants."""
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -9,7 +7,7 @@ from tests.services.stand import Stand
 
 
 class Away:
-    """A board, and all else of a broker, that is out of reach until it is back: its calls fail at once, or hang."""
+    """A stand's broker, board and dead letters. Until `back` is set, calls fail immediately or, if `hangs`, wait."""
 
     def __init__(self, stand: Stand, hangs: bool = False) -> None:
         self._stand, self._hangs = stand, hangs

@@ -1,4 +1,4 @@
-"""What tests of these ports are played on, where no decorator asks for another."""
+"""Default fixtures for tests without a decorator such as `on_stand`."""
 
 import pytest
 
@@ -15,13 +15,12 @@ def stand() -> Played:
 
 @pytest.fixture
 def port() -> Played:
-    """An admin port, with the stand behind it."""
     return Played(played)
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[FairTurns, str]]:
-    """Lines in which turns are waited for, and the tenants who wait."""
+    """Record each wait for a turn: the line and the tenant."""
     asked, wait = list[tuple[FairTurns, str]](), FairTurns.wait
 
     def note(line: FairTurns, tenant: str, begin: Begin) -> None:

@@ -1,4 +1,4 @@
-"""Requests of ordinary routes, as a connection would make them."""
+"""Builds requests for ordinary routes the way a connection does."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,11 +1,9 @@
-"""A public door on a loopback port, over a gateway that only echoes, and a client that counts every byte.
+"""Runs a public door on a loopback port, in front of a gateway that only echoes, with a client that checks every byte.
 
-    served(main)  opens the door, runs the coroutine function `main(stand)`, closes the door, and fails when
-                  something was left open or went wrong unseen.
-    @on_stand()   makes such a function a test.
+    served(main)  runs the coroutine function `main(stand)` against an open door; fails on leaks and unhandled errors
+    @on_stand()   turns such a function into a test
 
-The event loop is uvloop, as in production. Nothing here waits for time to pass, and none passes for the door and the
-broker: deadlines are tested by sweeping with a later instant.
+The loop is uvloop, as in production. The clock of the door and broker doesn't advance: test deadlines with `Stand.later`.
 """
 
 import asyncio
@@ -68,16 +66,16 @@ from tests.scenes import Scene, scene
 from tests.services.tracing import Recorded
 
 PATIENCE = 120.0
-"""Seconds after which a test that hangs is given up."""
+"""A test that hangs is stopped after this many seconds."""
 INSTANT = 1000.0
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)
-"""Budgets of kept outcomes."""
+"""Byte budgets for kept outcomes."""
 
 Keys = Mapping[str, Mapping[str, Any]]
-"""Principals' data by the text of a key, as `make_principal` takes it; user, tenant and tier may be left out."""
+"""Arguments of `make_principal` by API key. The user, tenant and tier are optional."""
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
 TENANTS: Keys = {"ada": {"rate": 0.0}, "bob": {"tenant": "other", "rate": 0.0}}
-"""Two tenants without limits, `acme` and `other`."""
+"""Two tenants without rate limits: `acme` and `other`."""
 LENGTH = "Inference-Header-Content-Length"
 MEBIBYTE = 1 << 20
 
@@ -93,8 +91,6 @@ class Bearers:
 
 
 class Asked(InferenceRequest, frozen=True, kw_only=True):
-    """One request as the gateway saw it."""
-
     sink: ReplySink
 
     @property
@@ -103,7 +99,7 @@ class Asked(InferenceRequest, frozen=True, kw_only=True):
 
 
 def worker(takes: str = "text", gives: str = "", **known: Any) -> WorkerInfo:
-    """A healthy worker of the default model. It gives what it takes, where nothing else is said."""
+    """Return a healthy worker of the default model. Unless `gives` is set, it returns the kind of value that it takes."""
     usual: dict[str, Any] = {"worker_id": "gpu-0", "model": "default", "status": WorkerStatus.HEALTHY}
     return WorkerInfo(**{**usual, "takes": takes, "gives": gives or takes, **known})
 
@@ -113,11 +109,9 @@ def echo(value: Value) -> Value:
 
 
 class EchoGateway:
-    """Answers every input with itself in capitals, on the next turn of the loop, or when told to by `release` if it is to `hold`.
-
-    `failure` and `output` are answered instead. `abandoned` are the ids of the requests whose clients left, `detached` of those
-    whose clients wait no longer. `versions` are those that run the inputs; others come from no run.
-    """
+    """Returns each input in upper case, on the next turn of the loop or, with `hold` set, when `release` is called.
+    `failure` or `output` replaces the answer. `abandoned` lists requests whose client left, `detached` those whose client stopped
+    waiting. `versions` maps inputs to the version that ran them; answers to other inputs have no run."""
 
     def __init__(self, broker: MemoryBroker, settings: Settings, counters: GatewayCounts) -> None:
         self.broker: Broker = broker
@@ -185,7 +179,7 @@ class EchoGateway:
         self.detached.append((tenant, id))
 
     def admit(self) -> None:
-        """Tell all that waits that it is in the queue."""
+        """Report all waiting tasks as queued."""
         for asked in self.waiting:
             if asked.options.task:
                 asked.sink.admitted()
@@ -201,7 +195,7 @@ class EchoGateway:
             asked.sink.answer(reply)
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Return when `reached()` after some request came or left."""
+        """Wait until `reached()` is true. It is checked whenever a request arrives or leaves."""
         while not reached():
             self._news.clear()
             await self._news.wait()
@@ -219,7 +213,7 @@ class Answer:
 
     @property
     def parts(self) -> tuple[Any, bytes]:
-        """JSON object of an answer by the Open Inference Protocol, and the binary data behind it."""
+        """The JSON object and the binary data of an Open Inference Protocol answer."""
         assert self.status == 200, self.body
         length = self.header.get(LENGTH.lower())
         kind = "application/json" if length is None else "application/octet-stream"
@@ -229,7 +223,7 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """Code of the problem document, which must be complete and consistent."""
+        """The error code. Checks that the problem document is complete and consistent."""
         document = self.json
         assert self.header["content-type"] == "application/problem+json"
         assert document["status"] == self.status
@@ -251,19 +245,18 @@ class Client:
         self.writer = writer
 
     async def send(self, *pieces: bytes) -> None:
-        """Send each piece as a packet of its own."""
+        """Send each piece as a separate packet."""
         for piece in pieces:
             self.writer.write(piece)
             await self.writer.drain()
             await asyncio.sleep(0)
 
     async def ask(self, *pieces: bytes) -> Answer:
-        """The response to a request, where no other is due before it."""
         await self.send(*pieces)
         return await self.answer()
 
     async def answer(self, *, bodiless: bool = False) -> Answer:
-        """The next response; `bodiless` for one to HEAD."""
+        """Return the next response. `bodiless` means that it answers HEAD."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("ascii")
         first, *lines = head[:-4].split("\r\n")
         version, status, phrase = first.split(" ", 2)
@@ -283,11 +276,11 @@ class Client:
         return Answer(int(status), header, await self.reader.readexactly(length))
 
     async def ended(self) -> bool:
-        """True when the server ends the connection without a further byte."""
+        """Return True if the server closes the connection without sending anything more."""
         return await self.reader.read(1) == b""
 
     def listen(self, now: bool = True) -> None:
-        """Read what the system has, or leave it there."""
+        """Resume or pause reading from the socket."""
         transport: Any = self.writer.transport
         (transport.resume_reading if now else transport.pause_reading)()
 
@@ -297,7 +290,7 @@ class Client:
 
 @dataclass
 class Stand:
-    """Tools of a test. `runs`: inputs that reached the worker of a whole service, whose batches wait for `go`."""
+    """A test's tools. With `whole`, `runs` lists the inputs that reached the worker, and its batches wait for `go`."""
 
     door: Listener
     gateway: EchoGateway
@@ -320,7 +313,7 @@ class Stand:
         return client
 
     async def connect_deaf(self) -> Client:
-        """A client for which the system buffers little, and which reads nothing until it is told to."""
+        """Connect a client with a small receive buffer that reads nothing until `listen` is called."""
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
@@ -330,12 +323,12 @@ class Stand:
         return client
 
     async def ask(self, *pieces: bytes) -> Answer:
-        """The first response on a connection of its own."""
+        """Send a request on a new connection, and return the response."""
         client = await self.connect()
         return await client.ask(*pieces)
 
     async def hold(self, *pieces: bytes) -> Client:
-        """A client whose request is with the gateway, which answers it when told to."""
+        """Return a client whose request waits in the gateway for `gateway.release`."""
         self.gateway.hold = True
         client, asked = await self.connect(), len(self.gateway.asked)
         await client.send(*pieces)
@@ -348,7 +341,7 @@ class Stand:
 
     @property
     def bodies(self) -> HeldBytes:
-        """Budget of bodies and answers."""
+        """The byte budget for bodies and answers."""
         held: HeldBytes = self.context.quotas.bytes
         return held
 
@@ -358,22 +351,21 @@ class Stand:
 
     @property
     def connection(self) -> Any:
-        """The only connection that is open."""
         (connection,) = self.door._connections()
         return connection
 
     def learn(self, takes: str, gives: str = "", **known: Any) -> None:
-        """Have the default model take and give values of these kinds."""
+        """Make the default model take and return values of these kinds."""
         for gateway in (self.gateway, self.real):
             gateway.served.learn([worker(takes, gives, **known)])
 
     def later(self, seconds: float) -> None:
-        """Let the door look at its connections as if `seconds` had passed."""
+        """Make the door check its connections as if `seconds` had passed."""
         self.door.sweep(INSTANT + seconds)
 
 
 async def _work(stand: Stand) -> None:
-    """Answer in capitals whatever waits; an input that begins with `bad` is rejected."""
+    """Answer waiting inputs in upper case, and reject those that start with `bad`."""
     slot, policy = Slot("gpu-0", stand.settings.model, 32), policies.build("window", 0.0)
     while True:
         claimed = await stand.broker.claim(slot, policy)
@@ -394,15 +386,14 @@ async def _work(stand: Stand) -> None:
 
 
 async def settled(reached: Callable[[], bool]) -> None:
-    """Return when the door, which shares this event loop, has got as far as `reached()`."""
-    while not reached():  # noqa: ASYNC110 - nothing in the door is there to tell a test
+    """Run the event loop, which the door shares, until `reached()` is true."""
+    while not reached():  # noqa: ASYNC110 - the door has no event to wait for
         await asyncio.sleep(0)
 
 
 def post(
     body: bytes | str, path: str = "/v1/inference", *fields: str, version: str = "1.1", length: int | None = None
 ) -> bytes:
-    """A request with a counted body."""
     content = body.encode() if isinstance(body, str) else body
     count = len(content) if length is None else length
     lines = [f"POST {path} HTTP/{version}", "Host: test", f"Content-Length: {count}", *fields, "", ""]
@@ -410,13 +401,13 @@ def post(
 
 
 def chunked(*pieces: bytes, path: str = "/v1/inference", fields: Sequence[str] = (), end: bytes = b"") -> bytes:
-    """Head of a request with a body in chunks, and these chunks; `end` is what comes after the last one."""
+    """Build a request with a chunked body. `end` follows the chunks."""
     head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: test", "Transfer-Encoding: chunked", *fields, "", ""])
     return head.encode("latin-1") + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
 
 
 LAST = b"0\r\n\r\n"
-"""Chunk that ends a body."""
+"""The chunk that ends a body."""
 
 
 def get(path: str, *fields: str, method: str = "GET") -> bytes:
@@ -430,7 +421,7 @@ def served(
     certificates: Certificates | None = None,
     **settings: Any,
 ) -> None:
-    """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
+    """Run `main` against an open door. If `whole`, the real gateway and one worker replace the echo gateway."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for module in (connection, door, fast_path, request_in_hand):
             assert module.monotonic is monotonic, "a test before has left another clock"
@@ -439,12 +430,12 @@ def served(
 
 
 def on_stand(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function of a stand; arguments as those of `served`."""
+    """Turn a coroutine function that takes a stand into a test. The arguments are those of `served`."""
     return scene(lambda main: served(main, *given, **settings))
 
 
 def recording(settings: Settings, counters: Counters) -> tuple[Recorded, RequestTraces | None]:
-    """Recorder of spans; and the observer of requests that uses it, if the settings ask for traces."""
+    """Return a span recorder and, if the settings enable traces, the request observer that uses it."""
     recorded = Recorded(monotonic)
     traces = RequestTraces(recorded.recorder, settings.tier_names, counters.gateway) if settings.trace else None
     return recorded, traces

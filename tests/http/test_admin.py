@@ -23,7 +23,7 @@ TENANT = Principal("alice", "acme", 0)
 
 
 class Touchy(FakeBackend):
-    """Fails on inputs that contain `poison`, until it is cured."""
+    """Fails on inputs that contain `poison`, until it is `cured`."""
 
     cured = False
 
@@ -47,8 +47,6 @@ class Answer:
 
 
 class Port:
-    """Sends requests to the admin application, as a server would."""
-
     def __init__(self, stand: Stand, role: Role = Role.SERVE, **how: Any) -> None:
         self.app = stand.admin_app(role, **how)
 
@@ -75,7 +73,7 @@ class Port:
 def played(
     scene: Callable[[Stand, Port], Awaitable[None]], *, backend: FakeBackend | None = None, **settings: Any
 ) -> None:
-    """Run a scene against a service on virtual time."""
+    """Run a scene against a service in virtual time."""
 
     async def main(clock: Callable[[], float]) -> None:
         stand = Stand(clock, backend or Touchy(), **settings)
@@ -86,7 +84,7 @@ def played(
 
 
 def on_admin(**how: Any) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function of a stand and its admin port; arguments as those of `played`."""
+    """Turn a coroutine function that takes a stand and its admin port into a test. The arguments are those of `played`."""
     return scene(lambda main: played(main, **how), tools=2)
 
 
@@ -138,7 +136,7 @@ def inference(
 
 
 async def bury(stand: Stand, **how: Any) -> str:
-    """Id of a request that is among the dead letters."""
+    """Make a request that becomes a dead letter, and return its id."""
     id = new_id()
     await stand.gateway.ask(inference(id, "poison", **how))
     return id
@@ -266,7 +264,7 @@ async def test_of_two_tenants_with_one_id_it_is_said_whose_letter_is_meant(stand
 @pytest.mark.parametrize("path", ["/internal/dlq", "/metrics", "/nowhere"])
 @on_admin(admin_token="s3cret,old", admin_names="headway.example")
 async def test_a_service_token_is_asked_for(stand: Stand, port: Port, path: str) -> None:
-    """There are two while it changes."""
+    """Two tokens are valid while the token is being changed."""
     for wrong in (None, "", "Bearer", "Bearer s3cret2", "Basic s3cret", "Bearer s\xe9cret", "Bearer s3cret,old"):
         refused = await port.ask("GET", path, token=wrong)
         assert (refused.status, refused.json["error"]) == (401, "UNAUTHENTICATED"), wrong

@@ -1,4 +1,4 @@
-"""Attacks on the admin port that come through an operator's browser, and the sessions of browsers."""
+"""Attacks on the admin port through an operator's browser, and browser sessions."""
 
 import asyncio
 from typing import Any

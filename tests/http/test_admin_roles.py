@@ -1,4 +1,4 @@
-"""The admin port of each role, and while the broker is away, and orders of operators: rollouts and drains."""
+"""The admin port in each role and during a broker outage, and the operators' rollouts and drains."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tests.scenes import Played
 from tests.services.stand import Stand
 
 LATER = AGE + 0.1
-"""Seconds after which nobody is told of what was before."""
+"""After this many seconds, no cached readiness is used."""
 
 ID = "0189f7a4-1111-7222-8333-444455556666"
 APART = (Role.GATEWAY, Role.WORKER, Role.CONTROLLER)
@@ -93,7 +93,7 @@ async def test_whoever_probes_costs_the_broker_two_looks_a_second(stand: Stand) 
 
 
 async def test_each_role_is_ready_by_the_workers_that_it_needs(stand: Stand) -> None:
-    """A gateway by any in the fleet, a worker by its own, and a controller by none."""
+    """A gateway needs any worker in the fleet, a worker needs its own, and a controller needs none."""
     ports, [backend] = [Port(stand, role) for role in APART], stand.backends
 
     async def ready(elsewhere: WorkerStatus) -> list[tuple[int, str]]:
@@ -183,7 +183,7 @@ async def test_while_the_broker_is_away_the_fleet_is_told_as_it_was(stand: Stand
     broker = Away(stand)
     broker.back.set()
     port = Port(stand, broker=broker)
-    await asyncio.sleep(1.5)  # Until the controller has told the capacities.
+    await asyncio.sleep(1.5)  # Until the controller has published the capacities.
     fresh = (await port.get("/internal/snapshot")).json
     broker.back.clear()
     await asyncio.sleep(7.0)

@@ -1,4 +1,4 @@
-"""Large bodies: their turns, and that none is cut, mixed up or outlives its connection."""
+"""Large bodies take turns, and are never truncated, mixed up or kept after their connection closes."""
 
 import contextlib
 import gzip
@@ -23,12 +23,12 @@ from tests.http.stand import ADA, INSTANT, LAST, TENANTS, Client, Stand, chunked
 from tests.http.test_oip import PATH, infer
 
 BODY = bytes(random.Random(1).randbytes(6 * LARGE)).hex()
-"""Text in which no piece is like another."""
+"""Text without repetitions."""
 
 
 @pytest.fixture
 def receivers(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    """What receivers that took over are called with."""
+    """Record the calls to the receivers that took over a connection."""
     seen = mock.Mock()
     for name in ("begin", "buffer_updated"):
         method = getattr(BodyReceiver, name)
@@ -42,7 +42,7 @@ def asked(text: str) -> bytes:
 
 
 async def begun(stand: Stand, size: int = len(BODY) // 2) -> Client:
-    """Client that has sent the header and a part of its large body, which have arrived."""
+    """Return a client whose header and first part of a large body have arrived."""
     client = await stand.connect()
     request = asked(BODY)
     head = request.index(b"\r\n\r\n") + 4
@@ -57,7 +57,7 @@ async def test_a_body_comes_whole_however_it_is_cut(stand: Stand, receivers: moc
     client, request = await stand.connect(), asked(BODY)
     head = request.index(b"\r\n\r\n") + 4
     cuts = [head + first, *sorted(random.Random(first).sample(range(head + first + 1, len(request)), 9))]
-    for _ in range(2):  # On one connection.
+    for _ in range(2):  # Twice on the same connection.
         await client.send(request[: cuts[0]])
         await client.send(*(request[a:b] for a, b in zip(cuts, [*cuts[1:], len(request)], strict=True)))
         assert (await client.answer()).json["output"] == BODY.upper()
@@ -73,7 +73,7 @@ async def test_a_body_that_does_not_come_to_its_end_in_time_is_refused(stand: St
     answer = await client.answer()
     assert (answer.status, answer.error) == (408, "REQUEST_TIMEOUT")
     before = receivers.buffer_updated.call_count
-    await client.send(b"x" * 1000, asked("not to be read"))  # More than its room, if it had any yet.
+    await client.send(b"x" * 1000, asked("not to be read"))  # More than it would have room for.
     await settled(lambda: receivers.buffer_updated.call_count > before)
     assert await client.ended()
     assert stand.gateway.asked == []
@@ -128,7 +128,7 @@ async def test_a_body_that_trickles_is_given_up_in_the_form_of_its_route(
         client = await stand.connect()
         for end in range(begin, len(whole)):
             await client.send(whole[heard[0] : end])
-            await settled(lambda: heard[0] == end)  # noqa: B023 - awaited at once
+            await settled(lambda: heard[0] == end)  # noqa: B023 - awaited immediately
             now[0] = min(now[0] + 0.5, INSTANT + limit - 1.0)
             stand.door.sweep(now[0])
         connected = stand.connection
@@ -146,7 +146,7 @@ LONG = "l" * LARGE
 
 
 def hold_turns(stand: Stand) -> list[Callable[[], None]]:
-    """Turns of large bodies, which come when the test calls them."""
+    """Collect the turns of large bodies. A turn begins when the test calls it."""
     waiting: list[Callable[[], None]] = []
     stand.context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
     return waiting
@@ -200,7 +200,7 @@ async def test_compressed_bodies_have_no_more_room_than_others(stand: Stand) -> 
 
 @contextlib.contextmanager
 def page_by_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Time of which each step of reading takes up a turn."""
+    """Make each reading step use up a whole turn."""
     ticks = count(INSTANT, 0.6 * MILLISECOND)
     with monkeypatch.context() as patch:
         patch.setattr(request_in_hand, "monotonic", lambda: next(ticks))

@@ -1,4 +1,4 @@
-"""Budget of the common request: the Python calls and bytecodes that it costs, held to the numbers in budget.toml."""
+"""Checks that a typical request needs no more Python calls and bytecodes than budget.toml allows."""
 
 import json
 import sys
@@ -40,15 +40,15 @@ DOORS: dict[str, tuple[str, Any, int]] = {
     ),
     "list of 4": ("/v1/inference", {"inputs": [TEXT + str(number) for number in range(4)]}, 4),
 }
-"""Path, body and inputs of a request at each of the other doors."""
+"""The path, body and number of inputs of a request to each of the other doors."""
 KEPT = {"task": "Prefer: respond-async", "key": "Idempotency-Key: %08d"}
-"""Header field of a request whose outcome is kept. Each has a key of its own."""
+"""The header field that makes a request's outcome be kept. Each request has its own key."""
 FOUR = TensorSpec("x", "FP32", (4,))
-"""What a model of tensors takes and gives."""
+"""What the tensor model takes and returns."""
 
 
 class Counts:
-    """Counts of calls and bytecodes, for as long as it is entered: of the code whose files `counted` tells, or of Headway's."""
+    """Counts calls and bytecodes while it is entered. `counted` selects the files, by default Headway's."""
 
     def __init__(self, counted: Callable[[str], bool] = lambda path: path.startswith(OURS)) -> None:
         self._counted = counted
@@ -75,19 +75,19 @@ class Counts:
 
 
 def share_of(budget: Mapping[str, float], counts: Counts, requests: int) -> float:
-    """Share of the budget that a round with so many requests took, by what took most of its own."""
+    """Return the share of the budget that a round used, in calls or in bytecodes, whichever is larger."""
     calls, bytecodes = counts.calls.total() / requests, counts.bytecodes.total() / requests
     return max(calls / budget["calls"], bytecodes / budget["bytecodes"])
 
 
 def enough(budget: Mapping[str, float], rounds: Sequence[Counts], requests: int, least: int = ROUNDS) -> bool:
-    """Whether no more rounds are needed: a busy machine has timers in most of them, and it takes longer to see a cheap one."""
+    """Return True if no more rounds are needed: timers make most rounds expensive on a busy machine."""
     cheap = any(share_of(budget, counts, requests) <= 1 for counts in rounds)
     return len(rounds) >= least and (cheap or len(rounds) >= MOST_ROUNDS)
 
 
 def within(budget: Mapping[str, float], rounds: Sequence[Counts], requests: int) -> None:
-    """Hold the rounds, each with so many requests, to the budget of one. The cheapest counts: timers fall into the others."""
+    """Check the cheapest round against the budget for one request. Timers fired in the other rounds."""
     counts = min(rounds, key=lambda one: share_of(budget, one, requests))
     found = {"calls": counts.calls.total() / requests, "bytecodes": counts.bytecodes.total() / requests}
     most = "\n".join(f"{spent / requests:8.1f}  {code.co_qualname}" for code, spent in counts.bytecodes.most_common(20))
@@ -97,7 +97,7 @@ def within(budget: Mapping[str, float], rounds: Sequence[Counts], requests: int)
 
 
 async def batch(stand: Stand, asked: Sequence[Client], request: Callable[[], bytes], inputs: int, status: int) -> None:
-    """One request that keeps the worker busy, and a full batch that gathers meanwhile; each has so many inputs."""
+    """Send a request that keeps the worker busy, and a full batch that queues behind it. Each request has `inputs` inputs."""
     runs = len(stand.runs)
     stand.go.clear()
     await asked[0].send(request())
@@ -134,10 +134,10 @@ def test_the_common_request_costs_no_more_than_its_budget(kind: str) -> None:
             stand.real.served.learn([worker])
         await stand.broker.heartbeat(worker)
         asked, status = [await stand.connect() for _ in range(1 + BATCH // inputs)], 202 if kind == "task" else 200
-        for _ in range(2):  # The first on a connection has its head read.
+        for _ in range(2):  # The first request on a connection has its head parsed.
             await batch(stand, asked, request, inputs, status)
         assert stand.door._next_look is not None
-        stand.door._next_look.cancel()  # It comes by the clock: a slow machine has more of it in a round.
+        stand.door._next_look.cancel()  # It runs on a timer, so it would count more often on slow machines.
         rounds, size = list[Counts](), 1 + BATCH // inputs
         while not enough(BUDGET[kind], rounds, size):
             with Counts() as counts:

@@ -1,4 +1,4 @@
-"""Chunked bodies and forms, in whatever pieces they come: content, end, parts, and the price of the wrapping."""
+"""Chunked bodies and forms, split at arbitrary places: content, end, parts, and the cost of the framing."""
 
 import asyncio
 import re
@@ -70,7 +70,7 @@ def test_content_that_looks_like_the_size_of_a_chunk_is_none_and_chunks_may_have
 
 
 def test_wrapping_is_counted_from_the_first_byte_to_the_last() -> None:
-    """Each piece alone is within bounds; and so is each stretch between two empty lines."""
+    """No single piece exceeds the limit, and neither does any stretch between two empty lines."""
     chunks = Chunks(1000, 50)
     assert chunks.feed(b"1;" + b"x" * 30 + b"\r\n.\r\n") == (b".", b"")
     with pytest.raises(RequestError) as caught:
@@ -95,7 +95,7 @@ def test_bytes_are_counted_once_however_they_are_cut() -> None:
     ids=["of one byte", "of an empty line", "of 63 bytes", "with many empty lines"],
 )  # fmt: skip
 def test_refuses_a_body_that_costs_more_than_its_content_pays(piece: bytes, most: int) -> None:
-    """Each piece costs time, whatever its size: a body of tiny ones would keep everybody waiting."""
+    """Each piece takes time regardless of its size, so a body of tiny ones would delay all other requests."""
     chunks = Chunks(1 << 30, 65_536)
     with pytest.raises(RequestError) as caught:
         for _ in range(0, most, 10):
@@ -109,13 +109,13 @@ def test_stops_soon_when_much_comes_at_once() -> None:
     with pytest.raises(RequestError) as caught:
         chunks.feed(b"1\r\na\r\n" * 1_000_000)
     size = int(re.findall(r"[0-9]+", caught.value.message)[0])
-    assert size < 2 * FREE_PIECES  # of a million
+    assert size < 2 * FREE_PIECES  # Out of a million.
 
 
 @pytest.mark.parametrize(("size", "count"), [(1, FREE_PIECES), (PIECE_BYTES, 20_000), (1_448, 10_000), (100_000, 1)])
 def test_takes_what_honest_clients_send(size: int, count: int) -> None:
     raw = wrapped([b"x" * size] * count)
-    packet = PIECE_BYTES if count == 1 else len(raw)  # Large chunks may come in packets of any size.
+    packet = PIECE_BYTES if count == 1 else len(raw)  # Large chunks may arrive in packets of any size.
     chunks = Chunks(1 << 30, 65_536)
     read = sum(len(chunks.feed(raw[start : start + packet])[0]) for start in range(0, len(raw), packet))
     assert (read, chunks.done) == (size * count, True)
@@ -169,10 +169,10 @@ def test_names_of_parts_may_be_quoted_or_percent_encoded() -> None:
 
 
 MANY = [form for form in forms() if b'; name="a"' in form.body]
-"""Forms of many parts, none of which is refused."""
+"""Forms with many parts that are all accepted."""
 
 
 @pytest.mark.parametrize("form", MANY, ids=lambda form: form.name)
 def test_a_form_gives_way_to_others_after_each_part(form: Dear) -> None:
-    """Many parts with dear headers that came at once took 100 ms."""
+    """Many parts with expensive headers once took 100 ms in one go."""
     assert sum(1 for _ in steps_of(form)) > form.body.count(b"--b\r\n") > 30

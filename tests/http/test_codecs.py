@@ -1,5 +1,3 @@
-"""Bodies in, answers and errors out."""
-
 import json
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ CODECS = INFERENCE, PLAIN, PREDICT = [
     codecs(Settings())[path] for path in ("/v1/inference", "/api/inference", "/v1/predict")
 ]
 INPUTS = [(INFERENCE, "input"), (PLAIN, "input"), (PREDICT, "input_data")]
-"""Codecs, each with the member that is the input."""
+"""Each codec with the name of its input member."""
 
 
 def test_bodies_of_all_three_shapes_are_read() -> None:

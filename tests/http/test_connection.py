@@ -1,4 +1,4 @@
-"""Cost of a connection: limits, framing, deadlines, slow and departing clients."""
+"""Limits, framing and deadlines of a connection, and clients that are slow or disconnect."""
 
 import pytest
 import structlog
@@ -150,9 +150,9 @@ async def test_a_client_that_reads_nothing_or_slowly_is_cut_off_in_time_and_asks
     await stand.gateway.until(lambda: bool(stand.gateway.asked))
     connection = stand.connection
     await settled(lambda: bool(connection.unread.since))
-    limit = stand.settings.read_timeout_ms / 1000 + (8_000_000 / 16_384 if slowly else 0)  # By the size of the answer.
+    limit = stand.settings.read_timeout_ms / 1000 + (8_000_000 / 16_384 if slowly else 0)  # By the answer's size.
     for seconds, closing in ((limit - 1, False), (limit + 1, True)):
-        connection.unread._left += slowly  # As if a byte had been taken since the last look.
+        connection.unread._left += slowly  # As if the client had read a byte since the last check.
         stand.later(seconds)
         assert connection.transport.is_closing() is closing
     assert len(stand.gateway.asked) == 1
@@ -204,7 +204,7 @@ async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> 
     for _ in range(3):
         before = len(connection.reader.buffer)
         await client.send(b"X: y\r\n")
-        await settled(lambda: len(connection.reader.buffer) != before)  # noqa: B023 - awaited at once
+        await settled(lambda: len(connection.reader.buffer) != before)  # noqa: B023 - awaited immediately
     assert connection.since == begun
 
 

@@ -1,5 +1,3 @@
-"""The OpenAPI document keeps the specification, and has bulk jobs and the fields of limits where they are served."""
-
 import json
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Turns of an event loop: tenants take them one after the other, and the loop is left time for others."""
+"""Turns on an event loop: tenants alternate, and other work gets time too."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class Loop:
         self.due.append((self.now + pause, callback))
 
     def next(self) -> float:
-        """Call the only callback there is; the instant at which it was due."""
+        """Run the only scheduled callback, and return when it was due."""
         [(self.now, callback)] = self.due
         self.due.clear()
         begun = self.now
@@ -28,7 +28,7 @@ class Loop:
 
 
 class Work:
-    """Pieces of work that take some seconds each, and the names of those that are done."""
+    """Simulated work that takes time on the loop. `done` lists the names of the pieces that ran."""
 
     def __init__(self, budget: float = 0.0, rests: bool = True) -> None:
         self.loop, self.done = Loop(), list[str]()

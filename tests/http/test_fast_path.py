@@ -1,4 +1,4 @@
-"""The native routes on the wire: answers, errors and what they say is meant, ids, deadlines, tiers, and clients that leave."""
+"""The native routes over HTTP: answers, error messages, ids, deadlines, tiers, and clients that disconnect."""
 
 import gzip
 import json
@@ -164,7 +164,7 @@ async def test_a_client_that_leaves_is_told_to_the_gateway_once_and_not_after_it
         await stand.gateway.until(lambda: not stand.gateway.waiting)
     assert stand.gateway.abandoned == [("default", asked.id) for asked in stand.gateway.asked]
     stand.gateway.waiting, stand.gateway.hold = given_up, False
-    stand.gateway.release()  # An answer for a client that has left is dropped.
+    stand.gateway.release()  # An answer to a disconnected client is dropped.
     client = await stand.connect()
     assert (await client.ask(post('{"input": "a"}'))).status == 200
     client.writer.write_eof()
@@ -183,7 +183,7 @@ async def test_an_answer_says_how_many_milliseconds_it_took(stand: Stand) -> Non
 async def test_a_reply_to_an_earlier_request_is_never_written(stand: Stand) -> None:
     stand.gateway.hold = True
     client = await stand.connect()
-    for _ in range(3):  # The head is read, is known, and has an open lane.
+    for _ in range(3):  # First the head is parsed, then it is known, then it has an open lane.
         await client.send(post('{"input": "a"}'))
         await stand.gateway.until(lambda: bool(stand.gateway.waiting))
         (asked,) = stand.gateway.waiting
@@ -235,7 +235,7 @@ OPENAI = post('{"prompt": "a"}', "/v1/completions")
     ids=["head", "line", "long", "late", "length", "chunk", "route", "method"],
 )
 async def test_an_error_without_a_route_is_a_problem_document(stand: Stand, following: bytes, error: str) -> None:
-    """Also on a connection whose last request had another form."""
+    """Even if the route of the connection's previous request has another error format."""
     client = await stand.connect()
     assert (await client.ask(OPENAI)).status == 200
     await client.send(following)

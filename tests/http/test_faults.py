@@ -1,4 +1,4 @@
-"""Exceptions that nobody foresaw: each is answered 500 with a request id, is in the log once, and harms nobody else."""
+"""Unexpected exceptions get 500 with a request id, are logged once, and affect no other request."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def raises(*arguments: object, **named: object) -> Any:
 
 
 def check(answer: Answer, logs: Logs) -> None:
-    """The answer and the log are about the same request, and the log says it once."""
+    """Check that the only log line has the answer's request id."""
     assert (answer.status, answer.error) == (500, "INTERNAL")
     assert "unforeseen" not in answer.json["message"]
     (line,) = logs
@@ -104,6 +104,6 @@ async def test_a_fault_in_the_sweep_hits_one_connection_alone(stand: Stand, monk
 
 @on_door(broken)
 async def test_a_fault_outside_of_the_routes(door: Listener, client: Client) -> None:
-    """Before the router has the request, so that it makes no answer of it."""
+    """It occurs before the router gets the request, so the router can't answer it."""
     with structlog.testing.capture_logs() as logs:
         check(await client.ask(get("/internal/health")), logs)

@@ -1,4 +1,4 @@
-"""Heads: what is accepted, and every shape that two servers could understand differently."""
+"""Heads: what is accepted, and every form that two servers could parse differently."""
 
 import pytest
 from hypothesis import given

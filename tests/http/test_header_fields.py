@@ -1,4 +1,4 @@
-"""Idempotency keys, requests that must be fresh, shared answers that are marked, and what callers hear of their limits."""
+"""Header fields for idempotency keys, fresh answers, shared answers and rate limits."""
 
 from collections.abc import Mapping
 from unittest import mock
@@ -133,7 +133,7 @@ async def test_limited_callers_hear_of_their_limits_on_every_answer(stand: Stand
 
 
 def told(limits: tuple[Limit, ...], **owed: float) -> Mapping[str, str]:
-    """What a caller with these limits hears who owes so much of each, by its name."""
+    """Return the header fields for a caller with these limits. `owed` is the debt for each limit, by name."""
     gateway = mock.Mock(limiter=Limiter(1, lambda: 0.0), counted=lambda limits: limits)
     gateway.broker.rate_limit_debt = lambda limit: owed[limit.name]
     return RateLimitHeaders(gateway).fields(limits)
@@ -187,7 +187,6 @@ def test_a_prefer_header_is_read_as_a_wish_or_ignored(value: bytes, wish: Wish |
 
 
 def handover(wait: float) -> tuple[AsyncHandoff, mock.Mock, mock.Mock]:
-    """A handover with its event loop, and what it calls in the end."""
     loop, hand_over = mock.Mock(), mock.Mock()
     return AsyncHandoff(loop, wait, hand_over), loop, hand_over
 

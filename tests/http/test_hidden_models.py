@@ -1,4 +1,4 @@
-"""A model that a credential may not ask is read like one that is not served: nothing of it shows, whatever the body."""
+"""A model that a credential may not use looks like one that isn't served, whatever the body is."""
 
 import dataclasses
 import itertools
@@ -53,7 +53,7 @@ def http_oip(model: str, body: bytes, version: str | None) -> Exchange:
 
 
 def native(model: str, body: bytes, version: str | None) -> Exchange:
-    """The body's tensors, or what it is, as the input."""
+    """Read a native request. Its input is the body's tensors, or a number if the body isn't JSON."""
     try:
         input: object = json.loads(body).get("inputs")
     except ValueError:
@@ -78,7 +78,7 @@ def grpc_predict(model: str, body: bytes, version: str | None) -> Exchange:
 
 
 def told(read: Callable[[str, bytes, str | None], Exchange], model: str, body: bytes, version: str | None) -> object:
-    """What comes of a request, with the name of its model left out."""
+    """Return the request or error, without the model's name."""
     try:
         found = read(model, body, version)
     except RequestError as exc:

@@ -1,4 +1,4 @@
-"""Requests that take turns on one connection: what came before changes no answer, however short the way of the next is."""
+"""Different requests on one connection: earlier ones never change an answer, not even on the fast path."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ OPENAI = {
     for name, body in OPENAI_BODIES.items()
 }
 PASSING = {"request_id", "task_id", "latency_ms", "id", "created", "metadata"}
-"""Members and fields that differ from answer to answer."""
+"""Members and fields that vary between answers."""
 SHOWN = {"content-type", "ratelimit-policy", "connection"}
 
 
@@ -79,7 +79,7 @@ def lasting(text: bytes) -> dict[str, Any]:
 
 
 def seen(answer: Answer) -> tuple[int, dict[str, str], Any]:
-    """What of an answer is the same each time."""
+    """Return the parts of an answer that don't vary."""
     body: Any = answer.body
     if body[:1] == b"{":
         body = lasting(body)

@@ -1,4 +1,4 @@
-"""Answers with several outputs that are large together: their bound, their room, and their way to the client."""
+"""Answers with several outputs that are large in total: their limit, their memory, and how they are sent."""
 
 import json
 import struct
@@ -190,7 +190,7 @@ async def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
     fields: tuple[str, ...],
     read: Callable[[Answer], str],
 ) -> None:
-    """Whole, it would hold the loop for the time of its bytes: 6 ms for 8 MB."""
+    """Sent in one piece, it would block the loop: 6 ms for 8 MB."""
     monkeypatch.setattr(answer_pieces, "TURN", -1.0)
     pieces, take = list[int](), answer_pieces.LargeAnswer.take
 

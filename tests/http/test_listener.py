@@ -1,5 +1,3 @@
-"""Opening, closing and surviving of a door."""
-
 import asyncio
 import contextlib
 import socket
@@ -32,7 +30,7 @@ def admin_door(app: Handler, **settings: Any) -> Listener:
 
 
 def behind(app: Handler | Route, main: Callable[[Listener, Client], Awaitable[None]]) -> None:
-    """Run `main` with a client of an open admin door that has one route, or an app."""
+    """Run `main` with a client of an admin door that serves an app or a single route."""
 
     async def bounded() -> None:
         door = admin_door(Router([app]) if isinstance(app, Route) else app, admin_host="localhost")
@@ -162,7 +160,7 @@ async def test_drain_answers_who_was_not_accepted_yet(door: Listener, _: Client)
     callers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
     for caller in callers:
         caller.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    # From here on the loop has had no turn in which it could have accepted them.
+    # The loop hasn't run since then, so it can't have accepted them.
     await door.drain()
     for caller in callers:
         caller.settimeout(PATIENCE)
@@ -180,7 +178,7 @@ async def test_a_request_that_came_while_the_process_stood_still_is_answered(
     looked = asyncio.Event()
 
     def wake() -> None:
-        """The request is there, and has not been read, when the door finds out how late it is."""
+        """Send the request just before the door checks how late it is, so that it is still unread."""
         client.writer.write(request)
         door.look_after()
         looked.set()

@@ -1,4 +1,4 @@
-"""Long bodies are read in steps, none of which holds the event loop for long, and nothing nested is built, whatever they hold."""
+"""Long bodies are read in short steps that don't block the event loop, and no nested values are built from them."""
 
 import contextlib
 import functools
@@ -31,18 +31,18 @@ from tests.http.test_budget import Counts
 
 SIZE = 80_000
 MOST_BYTECODES = 100_000
-"""Most bytecodes of one step: some two milliseconds."""
+"""The limit for one step; it takes about 2 ms."""
 SMALL = {f"{one.name} at {one.path}": one for one in bodies(SIZE // 10)}
 
 
 @functools.cache
 def dear_bodies(size: int = SIZE) -> dict[str, Dear]:
-    """Bodies by their names; they are made by the process that reads them."""
+    """Return expensive bodies by name. The process that reads them builds them."""
     return {f"{one.name} at {one.path}": one for one in bodies(size)}
 
 
 def steppings(steps: Steps[Any]) -> tuple[list[int], list[int]]:
-    """Bytecodes of each step of some steps, and the bytes that it read."""
+    """Return how many bytecodes each step took, and how many bytes it read."""
     bytecodes, sizes = list[int](), list[int]()
     with contextlib.suppress(StopIteration, RequestError):
         while True:
@@ -67,12 +67,12 @@ LONG_TEXTS = [
     for name, one in SMALL.items()
     if len(drop_strings(b"", one.body)) < 400 < len(one.body) and one.name != "numbers in a text"
 ]
-"""Bodies of one text each. A text is decoded in one go, but only once in a step."""
+"""Bodies that consist of one long string. A step decodes it in one go, but only once."""
 
 
 @pytest.mark.parametrize("name", LONG_TEXTS)
 def test_no_step_goes_through_a_long_text_twice(name: str) -> None:
-    """Counted by what each step makes: of four bytes for a character beyond the plane, one text and its JSON."""
+    """Peak memory shows it: a step may build one string, at four bytes per character outside the BMP, and its JSON."""
     dear = dear_bodies(200_000)[name]
     steps, most = steps_of(dear), 0
     tracemalloc.start()
@@ -96,7 +96,7 @@ def test_a_long_body_has_the_outcome_that_it_would_have_at_once(name: str) -> No
     try:
         found = finish(steps_of(dear))
     except RequestError:
-        return  # There are bounds for long bodies alone.
+        return  # Some limits apply only to long bodies.
     short = at_once(dear)
     assert (found.model, found.input, found.parameters) == (short.model, short.input, short.parameters)
 
@@ -240,7 +240,7 @@ async def test_json_outside_texts_counts_by_its_pages(stand: Stand) -> None:
 
     assert await left('{"input":"a"}') == 19
     assert await left(b'{"input":"%b"}' % (b"a" * 4 * CHARGED)) == 18
-    await left(_listed('{"input":[', "0", 2 * CHARGED + 99, "]}"))  # It is told before its pages are counted.
+    await left(_listed('{"input":[', "0", 2 * CHARGED + 99, "]}"))  # Its pages are charged only after its answer.
     assert await left('{"input":"a"}') == 18 - 1 - 4 - 1
     deep = "[" * 24 + "]" * 24
     await left(_listed('{"input":"a","parameters":{"a":[', deep, 800, "]}}"))
@@ -249,7 +249,7 @@ async def test_json_outside_texts_counts_by_its_pages(stand: Stand) -> None:
 
 @pytest.mark.parametrize("between", [b" ", b"1", b"x"])
 def test_a_long_text_without_commas_is_given_up_before_it_is_read(between: bytes) -> None:
-    """A megabyte of white space was one page, which took 30 ms."""
+    """A megabyte of white space used to be a single page, which took 30 ms."""
     with pytest.raises(msgspec.DecodeError, match="more than 131072 bytes without a comma"):
         finish(read_in_steps(b"[" + between * 200_000 + b"]"))
     assert finish(read_in_steps(b"[" + b" " * 100_000 + b"]")) == b"[" + b" " * 100_000 + b"]"

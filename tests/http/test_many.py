@@ -1,4 +1,4 @@
-"""Several inputs in one request, on the wire."""
+"""Several inputs in one HTTP request."""
 
 import json
 from typing import Any
@@ -67,7 +67,7 @@ async def test_several_inputs_that_should_become_a_task_are_refused(stand: Stand
         refused = await stand.ask(many(["a", "b"], f"Prefer: {preference}", bearer))
         assert (refused.status, refused.error) == (400, "BAD_REQUEST")
         assert "cannot become a task; send a request for each input" in refused.json["message"]
-        assert f";r={left};" in refused.header["ratelimit"]  # Charged as one wrong request.
+        assert f";r={left};" in refused.header["ratelimit"]  # Charged as one invalid request.
     waited = await stand.ask(many(["a", "b"], "Prefer: wait=20", bearer))
     assert (waited.status, waited.json["outputs"]) == (200, ["A", "B"])
 

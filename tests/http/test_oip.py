@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST, on the wire: inference."""
+"""Inference with the Open Inference Protocol over REST."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def request_of(
     *inputs: Any, fields: Sequence[str] = (), binary: bytes | None = None, length: int | None = None, path: str = PATH,
     **members: Any,
 ) -> bytes:  # fmt: skip
-    """Request with these inputs, and binary data behind the JSON object."""
+    """Build a request with these inputs, and binary data after the JSON object."""
     head = json.dumps({"inputs": inputs, **members}).encode()
     lengths = [] if binary is None else [f"{LENGTH}: {len(head) if length is None else length}"]
     return post(head + (binary or b""), path, *lengths, *fields)

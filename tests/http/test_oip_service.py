@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST, on the wire: all routes but inference."""
+"""The Open Inference Protocol over REST, except inference."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST: models that take or give tensors, on the wire, and random tensors byte for byte."""
+"""The Open Inference Protocol over REST: models with tensors, and round trips of random tensors."""
 
 import json
 import struct
@@ -29,7 +29,7 @@ X, IDS, NAMES = TensorSpec("x", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,))
 def learn(
     stand: Stand, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec] = (), takes: str = "tensors"
 ) -> None:
-    """Have the model take and give tensors; or take values of another kind."""
+    """Make the model return tensors, and also take them unless `takes` says otherwise."""
     stand.learn(takes, "tensors", inputs=tuple(inputs), outputs=tuple(outputs or inputs))
 
 
@@ -159,7 +159,7 @@ async def test_tensors_are_written_as_such_whatever_is_known_of_the_model(stand:
 
 
 async def test_requests_that_differ_in_data_and_wanted_outputs_alone_are_each_read_and_answered(stand: Stand) -> None:
-    """What their JSON object says, and how the answer begins, is remembered."""
+    """The parsed JSON object and the start of the answer are cached."""
     learn(stand, [X, IDS])
     inputs = behind(X, [2, 2], 16), behind(IDS, [2, 1], 16)
     all_: dict[str, Any] = {"parameters": {"binary_data_output": True}}
@@ -182,7 +182,7 @@ async def test_requests_that_differ_in_data_and_wanted_outputs_alone_are_each_re
 
 @pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1, (1 << 18) + 4])
 async def test_a_large_tensor_is_packed_as_any_other(stand: Stand, count: int) -> None:
-    """Where it needs nothing behind it, it stays where it was received."""
+    """One that needs no padding stays in the receive buffer."""
     spec = TensorSpec("x", "UINT8", (-1,))
     learn(stand, [spec])
     for first in (b"\1", b"\2"):
@@ -262,7 +262,7 @@ WAYS = ("nested", "flat", "binary")
 
 
 def model(drawn: list[Drawn], takes: ValueKind | None = ValueKind.TENSORS, *, free: bool = False) -> ServedModel:
-    """Model that takes and gives tensors such as these. `free`: the sizes of its axes are."""
+    """Return a model that takes and returns tensors like these or, if `free`, with any axis sizes."""
     served = ServedModel(SETTINGS, lambda: 0.5, alone=True)
     served.takes = served.gives = takes
     if takes is ValueKind.TENSORS:
@@ -274,7 +274,7 @@ def model(drawn: list[Drawn], takes: ValueKind | None = ValueKind.TENSORS, *, fr
 
 
 def written(asked: TensorsRequest, outputs: list[Value]) -> tuple[int | None, bytes]:
-    """Length of the JSON object of an answer, where there is one, and the answer."""
+    """Return the answer, and the length of its JSON object if binary data follows it."""
     answerer = Answerer("m", asked.shape, asked.wishes.binary, ValueKind.TENSORS, asked.id, asked.wanted)
     fields, body = answerer.write(Outcome("req_1", outputs, 1.0, "1", [None] * len(outputs)))
     length = next((int(line.split()[1]) for line in fields.split(b"\r\n") if line.startswith(b"inference-")), None)

@@ -1,5 +1,3 @@
-"""The OpenAI routes on the wire."""
-
 import base64
 import json
 import struct
@@ -31,7 +29,7 @@ def asked(path: str, *fields: str, **members: Any) -> bytes:
 
 
 def failure(answer: Answer) -> tuple[int, str, str, str | None]:
-    """Status, type, code and param of an error, which must have OpenAI's form."""
+    """Return the status, type, code and param of an error in OpenAI's format."""
     assert answer.header["content-type"] == "application/json"
     error = answer.json["error"]
     assert set(answer.json) == {"error"}
@@ -411,7 +409,7 @@ async def test_fields_of_the_client_are_heeded(stand: Stand) -> None:
 
 
 def named_events(answer: Answer) -> list[tuple[str, Any]]:
-    """Names and data of a stream's events, without the last, which says that it is complete."""
+    """Return the names and data of a stream's events, without the end marker."""
     names = [line.removeprefix("event: ") for line in answer.body.decode().split("\n") if line.startswith("event: ")]
     return list(zip(names, events(answer), strict=True))
 
@@ -479,7 +477,7 @@ REQUIRED = {
     "previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "status", "store", "temperature",
     "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "usage",
 }  # fmt: skip
-"""Members that a response has by the Open Responses specification, 2026-04-24."""
+"""Members required by the Open Responses specification of 2026-04-24."""
 NUMBERS = ("frequency_penalty", "presence_penalty", "temperature", "top_logprobs", "top_p")
 
 

@@ -1,4 +1,4 @@
-"""The ordinary routes of the public port, and pages of other sites."""
+"""The public port's ordinary routes, and requests from other origins."""
 
 import json
 import re
@@ -122,7 +122,7 @@ LOOK = """(() => {
   const torn = [...document.querySelectorAll("td")].filter((one) => /^[A-Za-z]{1,20}$/.test(one.textContent) && lines(one) > 1);
   return [root.scrollWidth - root.clientWidth, [...torn, ...wide].map((one) => one.tagName + " " + one.textContent.slice(0, 30))];
 })()"""
-"""Pixels beyond the window, and what is torn or too wide."""
+"""Returns how many pixels the page exceeds the window by, and elements that are broken across lines or too wide."""
 
 
 @pytest.mark.processes
@@ -163,7 +163,7 @@ def _contract() -> Any:
 
 
 def _answers(contract: dict[str, Any], path: str, answer: Answer) -> tuple[dict[str, Any], set[str]]:
-    """The schema of an answer, and the fields that its header may have beyond those of every answer."""
+    """Return an answer's schema, and the header fields that it may have in addition to the common ones."""
     operations = contract["paths"][path]
     operation = operations.get("post") or operations["get"]
     found = operation["responses"][str(answer.status)]

@@ -1,4 +1,4 @@
-"""Cost of one client for the others: rates that are checked early, bytes of bodies, and connections."""
+"""Limits on what one client costs the others: early rate checks, body bytes, and connections."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ def by(key: str, body: bytes | str = BODY, length: int | None = None) -> bytes:
 
 
 async def gone(stand: Stand) -> None:
-    """All clients leave, and nothing was lost or made of the budgets."""
+    """Disconnect all clients, and check that the budgets are back to their initial values."""
     for client in stand.clients:
         client.writer.transport.abort()
     await settled(lambda: not stand.door._connections())
@@ -97,7 +97,7 @@ async def test_a_body_counts_as_a_request_from_its_beginning_on(stand: Stand, co
 
 
 async def uploading(stand: Stand, key: str, number: int, length: int = MEBIBYTE) -> list[Client]:
-    """Clients that have announced a body and sent a part of it, all of which the door has heard of."""
+    """Return clients that have announced a body and sent part of it."""
     clients = [await stand.connect() for _ in range(number)]
     for client in clients:
         await client.send(by(key, "{", length=length))
@@ -248,7 +248,7 @@ async def test_few_bytes_ahead_are_not_counted_and_many_leave_what_a_body_has_re
 
 
 async def deaf(stand: Stand, key: str) -> Client:
-    """A client that asks for more than the system buffers, and reads nothing until it is told to."""
+    """Return a client whose answer exceeds the socket buffers, and which reads nothing until `listen` is called."""
     client = await stand.connect_deaf()
     asked = len(stand.gateway.asked)
     await client.send(by(key))
@@ -264,7 +264,7 @@ async def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them(st
     mine = [await deaf(stand, ADA) for _ in range(6)]
     await settled(lambda: len(stand.door._connections()) < 7)
     assert held_of(stand) < 0.9 * 48 * MEBIBYTE
-    for client in (first, mine[-1]):  # The other tenant's is kept, though it is older than all that were cut.
+    for client in (first, mine[-1]):  # The other tenant's is kept, although it is older than those that were closed.
         client.listen()
         assert len((await client.answer()).json["output"]) == 12_000_000
     mine[0].listen()
@@ -313,7 +313,7 @@ class Counted:
 
 
 def belonging(shared: Quotas, tenant: str, number: int) -> list[Counted]:
-    """So many connections of a tenant, of which those that are too many wait for their answer, or are cut."""
+    """Open connections for a tenant. Those above its limit wait for their answer or are closed."""
     found = [Counted() for _ in range(number)]
     for one in found:
         assert shared.enter(one, "10.0.0.1")

@@ -1,4 +1,4 @@
-"""Connections that have sent many requests at once: their turns, and clients that leave while nothing is read from them."""
+"""Connections with many pipelined requests: their turns, and clients that leave while their connection isn't being read."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ def answered(stand: Stand) -> int:
 
 
 async def crowd(stand: Stand, request: bytes, connections: int = 1) -> list[Client]:
-    """Clients that have sent many requests each, of which the first few have been begun."""
+    """Return clients that have each sent many requests, the first few of which have started."""
     clients = [await stand.connect() for _ in range(connections)]
     for client in clients:
         client.writer.write(request * MANY)
@@ -49,7 +49,7 @@ async def test_who_asks_once_is_not_behind_those_who_ask_a_thousand_times(stand:
 async def test_a_tenant_that_sends_ahead_is_not_behind_all_connections_of_others(stand: Stand) -> None:
     friend = await stand.connect()
     wrong = post("{", "/v1/inference", ADA)
-    assert (await friend.ask(wrong)).status == 400  # From now on it is known whose connection it is.
+    assert (await friend.ask(wrong)).status == 400  # From now on the connection's tenant is known.
     await crowd(stand, DENIED, 20)
     before = answered(stand)
     friend.writer.write(wrong * 40)
@@ -86,7 +86,7 @@ async def test_every_request_is_answered_in_its_order(stand: Stand) -> None:
 @on_stand(keys=KEYS)
 async def test_little_is_read_from_who_waits_and_all_is_answered(stand: Stand) -> None:
     (client,) = await crowd(stand, DENIED)
-    stand.later(1e6)  # No deadline runs for who waits.
+    stand.later(1e6)  # No deadline applies while waiting.
     for _ in range(4):
         client.writer.write(DENIED * MANY)
     connection = stand.connection
@@ -134,7 +134,7 @@ async def test_who_waits_with_more_than_its_owner_may_hold_is_told(stand: Stand)
 async def test_what_refused_clients_still_send_is_read_by_one_at_a_time(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them together would hold up a turn of the event loop, and so everybody's requests, for milliseconds."""
+    """Reading from all of them in the same turn would block the event loop, and so all requests, for milliseconds."""
     turns, reads, drop, loop = 0, Counter[int](), Connection.drop, asyncio.get_running_loop()
 
     def note(connection: Connection) -> None:
@@ -159,7 +159,7 @@ async def test_what_refused_clients_still_send_is_read_by_one_at_a_time(
 
 @on_stand(keys=KEYS)
 async def test_a_refused_known_tenant_takes_turns_with_others(stand: Stand, turns: list[tuple[FairTurns, str]]) -> None:
-    """Else its answer could be lost: a client that still sends when it is cut off may not see it."""
+    """Otherwise its answer could be lost: a client that is still sending when it is cut off may not see it."""
     friend, other = await stand.connect(), await stand.connect()
     assert (await friend.ask(post(BODY, "/v1/inference", ADA))).json["output"] == "A"
     friend.writer.write(post("u" * 4_000_000, "/v1/inference", ADA))
@@ -175,7 +175,7 @@ AHEAD = post(" " * 100_000 + BODY)
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more is read ahead of an answer than there has to be."""
+    """Limit reading ahead of an answer to the minimum."""
     monkeypatch.setattr(FastPathConnection, "far", MOST_BUFFERED)
 
 
@@ -191,7 +191,7 @@ async def test_a_departure_is_seen_behind_all_that_was_sent(stand: Stand, size: 
 
 
 async def departed(stand: Stand) -> None:
-    """A client has left, of which the gateway is told once, and nothing is left of it."""
+    """Wait until a client has left. The gateway must be notified once, and nothing may remain."""
     await stand.gateway.until(lambda: not stand.gateway.waiting)
     assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
     await settled(lambda: not stand.door._connections())
@@ -209,7 +209,7 @@ async def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(s
         sock = client.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if how == "close behind more":
-        client.writer.write(b" " * 10_000)  # It is not read, and the end comes behind it.
+        client.writer.write(b" " * 10_000)  # This isn't read, and the end of the stream follows it.
     if how == "half":
         client.writer.write_eof()
     else:
@@ -219,7 +219,7 @@ async def test_the_departure_of_a_client_is_seen_while_nothing_is_read_from_it(s
 
 @pytest.mark.parametrize("number", [1, 30, 90])
 async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -> None:
-    """Clients whose input is held, is far ahead, or is not read yet."""
+    """The inputs are held, far ahead, or not read yet."""
     client = await stand.hold(post(BODY))
     texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
     sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))

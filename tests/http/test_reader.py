@@ -1,4 +1,4 @@
-"""Reader of requests by itself: bytes in, heads and pieces of bodies out, however the bytes are cut, and without a loop."""
+"""The request reader without an event loop: bytes in, heads and body pieces out, however the bytes are split."""
 
 import random
 import re
@@ -69,7 +69,7 @@ def test_nothing_of_a_body_is_left_after_it_is_dropped() -> None:
 
 TEXT = st.text(st.sampled_from("aé😀 "), max_size=12)
 Case = tuple[bytes, tuple[int, object], bool]
-"""A request, what its answer says, and whether that has no body."""
+"""A request, the status and content of its answer, and whether the answer has no body."""
 
 
 def hot(text: str, path: str = "/v1/inference", *fields: str) -> Case:

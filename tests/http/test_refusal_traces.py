@@ -1,4 +1,4 @@
-"""Traces at a port, over HTTP and gRPC: the fields `traceparent` and `tracestate`, and spans of what is refused early."""
+"""Traces over HTTP and gRPC: `traceparent`, `tracestate`, and spans for requests that are refused early."""
 
 import json
 

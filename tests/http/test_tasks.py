@@ -1,4 +1,4 @@
-"""Tasks on the wire: handed over, waited for, asked for, forgotten; and nobody else's."""
+"""Tasks over HTTP: submitting, waiting, polling, deleting, and hiding them from other tenants."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ async def test_one_that_is_not_is_handed_over_under_the_same_id(stand: Stand) ->
     assert gateway.detached == [("default", UUID)]
     assert (await client.answer()).json == {"status": "ok"}, "the next request is read"
     client.leave()
-    gateway.release()  # nobody hears
+    gateway.release()  # Nobody receives it.
     assert gateway.abandoned == []
 
 
@@ -233,7 +233,7 @@ async def test_another_tenant_knows_nothing_of_it(stand: Stand) -> None:
     tier_rates="paid=1",
 )
 async def test_polls_are_limited_by_what_their_caller_may_send(stand: Stand) -> None:
-    """What is told of models counts as polls, too."""
+    """Requests about models count as polls, too."""
     client, ada = await stand.connect(), "Authorization: Bearer ada"
     paths = f"/v1/result/{UUID}", f"/v1/result/{UUID}?wait=5", "/v1/models", "/v2/models/default", "/v2/models/stats"
     polls = [*(get(path, ada) for path in paths), post("{}", "/v2/repository/index", ada)]
@@ -254,9 +254,9 @@ async def test_polls_are_limited_by_what_their_caller_may_send(stand: Stand) -> 
 
 @on_stand(whole=True, keys={"ada": {"rate": 1.0, "burst": 1.0}})
 async def test_a_large_outcome_counts_as_several_polls(stand: Stand) -> None:
-    """Each is made and sent anew: polls of 15 MB would buy all of a gateway."""
+    """Each poll builds and sends it again, so polls of 15 MB could occupy a whole gateway."""
     bearer, client = "Authorization: Bearer ada", await stand.connect()
-    long = "\x01" * (CHARGED // 6 + 99)  # Of which each becomes six bytes.
+    long = "\x01" * (CHARGED // 6 + 99)  # Each character becomes six bytes.
     task = await client.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC, bearer))
     poll = get(f"/v1/result/{task_of(task)}?wait=25", bearer)
     for _ in range((POLLS + POLLS_AT_ONCE) // 2):
@@ -269,7 +269,7 @@ async def test_a_large_outcome_counts_as_several_polls(stand: Stand) -> None:
 async def test_a_large_outcome_is_made_and_sent_in_turns(
     stand: Stand, turns: list[tuple[FairTurns, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To put together 15 MB and to write them at once held up the loop for some 15 ms."""
+    """Building and writing 15 MB in one go blocked the loop for about 15 ms."""
     long, piece = '"é' * 1_000 + "x" * 2_500, 1 << 8
     id = task_of(await stand.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC)))
     await stand.ask(get(f"/v1/result/{id}?wait=25"))

@@ -1,4 +1,4 @@
-"""Tensors at the native doors: rows in JSON, objects by name, lists, octets, tasks; and embeddings."""
+"""Tensors on the native routes (JSON rows, named objects, lists, bytes, tasks), and embeddings."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""TLS on a port: handshakes that fail, hang or come in a crowd; certificates of clients; new certificates under load."""
+"""TLS: handshakes that fail, hang or arrive in large numbers; client certificates; new certificates under load."""
 
 import asyncio
 import errno
@@ -23,7 +23,7 @@ BODY = b'{"input": "abc"}'
 
 
 class Issued:
-    """Certificates of a service, the authority behind them, and the context of a client that trusts it."""
+    """A service's certificates, the authority that issued them, and the SSL context of a client that trusts it."""
 
     def __init__(self, folder: Path, client_ca: Path | None = None) -> None:
         self.authority = Authority(folder)
@@ -42,7 +42,7 @@ def issued(tmp_path: Path) -> Issued:
 
 
 def over_tls(**changes: Any) -> Callable[[Scene], Callable[..., None]]:
-    """Make a test of a coroutine function of a stand whose door speaks TLS, and of its certificates."""
+    """Turn a coroutine function that takes a stand with TLS and its certificates into a test."""
 
     def decorate(test: Scene) -> Callable[..., None]:
         def played(issued: Issued, **given: Any) -> None:
@@ -160,7 +160,7 @@ def test_clients_have_to_show_a_certificate(tmp_path: Path) -> None:
                 client = await connected(stand, trust)
                 await client.ask(post(b'{"input": "%b"}' % (b"x" * 200_000)))
             assert issued.certificates.counts.failures["public", reason] == 1
-            if reason == "no_certificate":  # It is read, although to the client's side the handshake was done.
+            if reason == "no_certificate":  # The client reads the alert, although its side of the handshake succeeded.
                 assert re.search("(?i)certificate.required", str(refused.value))
         assert len(stand.gateway.asked) == 1
 
@@ -209,7 +209,7 @@ async def test_a_connection_too_many_is_told_so_in_tls(stand: Stand, issued: Iss
 def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Issued) -> None:
     loop = mock.Mock(time=lambda: 0.0)
     port = TlsPort(issued.certificates, "http/1.1", "public", loop)
-    port.line._clock = lambda: 0.0  # One turn has time for both.
+    port.line._clock = lambda: 0.0  # One turn is long enough for both.
     gone, other = mock.Mock(**{"is_closing.return_value": False}), mock.Mock(**{"is_closing.return_value": False})
     gone.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
     for raw, data, address in ((gone, b"\x16nonsense", "10.0.0.1"), (other, hello(issued.trust), "10.0.0.2")):

@@ -1,4 +1,4 @@
-"""Inputs and outputs that are no texts, on the wire: JSON values, and octets as they are or in base64."""
+"""Inputs and outputs other than text: JSON values, and bytes, raw or in base64."""
 
 import base64
 import json
@@ -87,7 +87,7 @@ def ref(name: str) -> dict[str, str]:
 
 
 def test_the_contract_of_several_models_has_the_union_of_their_kinds() -> None:
-    """Each kind has one name; a text is a JSON value, too."""
+    """Each kind has one name, and text also counts as a JSON value."""
 
     def kinds(*models: Kinds) -> list[Any]:
         schemas = openapi.document(Settings(), *models)["components"]["schemas"]

@@ -1,4 +1,4 @@
-"""An issuer of tokens: real keys, real signatures, and a server that publishes the keys."""
+"""A token issuer with real keys and signatures, and a server that publishes the keys."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ Private = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Privat
 
 
 def private_key(algorithm: str, name: str = "first") -> Private:
-    """A key of its own for each name; but for RS256 the same one in every run."""
+    """Return the key for a name. Except for RS256, it is the same in every run."""
     return _private_key(algorithm, name)
 
 
@@ -68,7 +68,7 @@ def issuer(algorithm: str = "ES256", jwks: str = "https://login.example.com/jwks
 
 
 class Shelf:
-    """A source of key sets that says what it is told to, or why it cannot, and remembers when it was asked."""
+    """A source of key sets that returns or raises what it is told to, and records when it was read."""
 
     every = 300.0
 
@@ -87,7 +87,7 @@ class Shelf:
 
 
 class Publisher:
-    """Server for key sets, with its answer and the paths of all requests; while `gate` is closed, it holds answers back."""
+    """A server for key sets that records the requested paths. While `gate` is closed, responses wait."""
 
     def __init__(self) -> None:
         self.body = jwks()
@@ -119,7 +119,7 @@ def publishing() -> Iterator[Publisher]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that leaves early is no error."""
+            """Ignore clients that disconnect early."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         publisher.url = f"http://127.0.0.1:{server.server_address[1]}/jwks"

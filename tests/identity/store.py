@@ -1,4 +1,4 @@
-"""A store of keys in memory, which a test can put out of reach."""
+"""An in-memory key store that tests can make unavailable."""
 
 import asyncio
 import itertools
@@ -15,16 +15,11 @@ _marks = itertools.count()
 
 
 class StoreInMemory:
-    """See `headway.ports.KeyStore`.
-
-    Arguments:
-        keys: in it at first.
-
-    Attributes:
-        away: each call fails while it is set.
-        stuck: each call takes for ever while it is set.
-        slow_from_start: so does each call that reads from the first key on.
-        opened, closed: how often it was.
+    """See `headway.ports.KeyStore`. Starts with `keys`.
+    away: while set, each call fails.
+    write_blocked: while set, each call hangs.
+    slow_from_start: while set, each call that reads from the first key on hangs.
+    opened, closed: number of times it was.
     """
 
     def __init__(self, *keys: ApiKey) -> None:
@@ -90,7 +85,7 @@ class StoreInMemory:
         del self._keys[id], self._revisions[id]
 
     def restore(self, *keys: ApiKey) -> None:
-        """Be a copy from earlier on, with these keys."""
+        """Go back to an earlier copy that has these keys."""
         self._keys = {key.id: key for key in keys}
         self._revisions = {id: number for number, id in enumerate(self._keys, start=1)}
         self._revision = len(self._keys)

@@ -1,4 +1,4 @@
-"""Keys held in memory: what is known when, and readings of the store, on virtual time."""
+"""The in-memory cache of API keys: what it knows when, and how it reads the store, on virtual time."""
 
 import asyncio
 import hmac
@@ -44,7 +44,7 @@ def bearer(name: str) -> bytes:
 
 
 class Scene:
-    """A ring that beats over a store in memory; its wall clock began at EPOCH."""
+    """A key ring that rereads an in-memory store on each beat. Its wall clock starts at EPOCH."""
 
     def __init__(self, clock: Callable[[], float], *keys: ApiKey) -> None:
         self.clock = clock
@@ -56,7 +56,7 @@ class Scene:
         self._still: dict[str, Callable[[], Principal | None]] = {}
 
     def knows(self, name: str) -> bool:
-        """Whether a key is known. A connection on which it came before is told the same."""
+        """Return whether a key is known. A connection that used it before must get the same answer."""
         still = self._still.get(name)
         told = [still() for still in (still,) if still is not None]
         known = self.ring.identify(bearer(name))
@@ -67,7 +67,7 @@ class Scene:
 
 
 def on_ring(*keys: ApiKey) -> Callable[[scenes.Scene], Callable[..., None]]:
-    """Make a test of a coroutine function of a ring over a store with these keys."""
+    """Turn a coroutine function into a test of a ring, over a store with these keys."""
 
     def play(scene: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
         async def main(clock: Callable[[], float]) -> None:
@@ -256,7 +256,7 @@ async def test_a_revision_that_is_used_again_after_a_failover_is_noticed_with_th
     await asyncio.sleep(BEAT)
     assert stage.knows("lost")
     stage.store.restore(*before)
-    await stage.store.expire(id_of("a"), 0.0)  # It gets the revision that the lost key had.
+    await stage.store.expire(id_of("a"), 0.0)  # This reuses the lost key's revision.
     await asyncio.sleep(BEAT)
     assert not stage.knows("a")
     assert not stage.knows("lost")
@@ -284,7 +284,7 @@ async def test_keys_are_as_old_as_the_last_reading_of_all_that_was_needed(stage:
 
 
 async def test_what_a_bite_says_of_a_key_is_older_than_its_change(clock: Callable[[], float]) -> None:
-    """The bite that is under way was read before the key was revoked, and comes after that was heard."""
+    """A bite that was read before the revocation arrives after it."""
 
     class Store(StoreInMemory):
         held: asyncio.Event | None = None

@@ -1,4 +1,4 @@
-"""Files of issuers: the forms that are accepted, and what a process makes of them."""
+"""Issuer files: the accepted forms, and how a process uses them."""
 
 import sys
 from pathlib import Path

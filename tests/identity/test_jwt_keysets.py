@@ -1,4 +1,4 @@
-"""A key set is fetched within bounds and kept up to date, and what goes wrong with it changes nothing."""
+"""Key sets are fetched within limits and kept up to date. Errors don't change the keys in use."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def settle() -> None:
 
 
 async def opened(clock: Callable[[], float], *names: str) -> tuple[Shelf, KeySet]:
-    """A key set that has read keys with these ids, and where it reads them."""
+    """Open a key set with keys of these ids. Return its source and the key set."""
     shelf = Shelf(jwks(*(jwk("ES256", name) for name in names)), clock)
     keyset = KeySet(issuer(), shelf, clock)
     await keyset.open()
@@ -276,4 +276,4 @@ async def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable
         with pytest.raises(Unreadable, match="cannot be fetched"):
             await UrlSource(f"http://127.0.0.1:{port}/").read()
     with pytest.raises(Unreadable, match="cannot be fetched"):
-        await UrlSource(f"http://127.0.0.1:{port}/").read()  # Nobody listens there any more.
+        await UrlSource(f"http://127.0.0.1:{port}/").read()  # Nothing listens there any more.

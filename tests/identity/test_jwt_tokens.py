@@ -1,4 +1,4 @@
-"""Authentication by token: what is accepted, what is refused, and what becomes of it with time."""
+"""Authentication by token: what is accepted and refused, and how that changes over time."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ SETTINGS = Settings()
 
 
 class World:
-    """Tokens of issuers whose keys are on shelves, and a clock."""
+    """Tokens from issuers whose keys are on a shelf, and a clock."""
 
     def __init__(self, *issuers: Issuer, keys: bytes | str = "down", most: int = 100) -> None:
         self.now = NOW
@@ -102,7 +102,7 @@ def test_a_signature_of_another_key_or_over_another_text_is_not_good(algorithm: 
 
 
 def confusions() -> Iterator[tuple[str, bytes]]:
-    """Tokens that would be good if one were to believe their header."""
+    """Yield tokens that would be valid if their header were trusted."""
     public = private_key("ES256").public_key()
     pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

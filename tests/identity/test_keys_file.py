@@ -1,4 +1,4 @@
-"""API keys as texts, and files of keys: the forms that are accepted, and how they are written."""
+"""API keys as strings and in files: the accepted forms, and how they are written."""
 
 import asyncio
 import fcntl
@@ -34,7 +34,7 @@ instant = itertools.count(1_700_000_000)
 
 
 def written(folder: Path, text: str | bytes) -> KeysFile:
-    """A file of keys, with a modification time of its own, whatever the file system's grain."""
+    """Write a file of keys. Its modification time is new, however coarse the file system's timestamps are."""
     path = folder / "keys.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     os.utime(path, (at := next(instant), at))

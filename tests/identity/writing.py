@@ -1,4 +1,4 @@
-"""API keys for tests: texts that say whose they are, and the file they are in."""
+"""API keys for tests, as strings and as entries of a file."""
 
 import string
 
@@ -8,7 +8,7 @@ _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
 def key_of(name: str) -> str:
-    """The one key called so, letters and digits. Its secret has `canary` in it, and its id has not."""
+    """Return the key for a name of letters and digits. Its secret contains `canary`, its id doesn't."""
     drawn = f"{name:0<12.12}{'canary' + name:0<22.22}"
     number = 0
     for digit in drawn:

@@ -1,4 +1,4 @@
-"""Input policies: their file, their patterns, and their resource in a process."""
+"""Input policies: the file, the patterns, and the resource that holds them in a process."""
 
 import itertools
 import re
@@ -79,9 +79,9 @@ def rule(lines: str) -> str:
 @pytest.mark.parametrize(
     ("text", "where", "value", "reason", "hint"),
     [
-        ("", "rules", "…", "has no rules", "[[rules]]"),
-        ("rules = 3", "rules", "…", "has no rules", "[[rules]]"),
-        ("rules = [1]", "rules", "…", "has no rules", "[[rules]]"),
+        ("", "rules", "…", "must be a non-empty list of tables", "[[rules]]"),
+        ("rules = 3", "rules", "…", "must be a non-empty list of tables", "[[rules]]"),
+        ("rules = [1]", "rules", "…", "must be a non-empty list of tables", "[[rules]]"),
         ("shade = true\n" + WHOLE, "shade", True, "no such key", "shadow"),
         ("shadow = 1\n" + WHOLE, "shadow", 1, "boolean", "true or false"),
         (rule("pattern = ['a']"), "rules[1].pattern", ["a"], "no such key", "Did you mean patterns?"),
@@ -219,12 +219,12 @@ BACKTRACKING = [r"(a+)+$", r"^(a|a)*$", r"^(a|aa)+$", r"(.*a){20}$", r"^(a?){500
 
 @pytest.mark.parametrize("pattern", BACKTRACKING)
 def test_a_pattern_that_would_backtrack_ends_on_a_long_text(pattern: str) -> None:
-    """With 2 ** 100000 steps it would not."""
+    """A search that backtracks would need 2 ** 100000 steps."""
     assert not search_for([pattern])("a" * 100_000 + "b\u00e9")
 
 
 def test_a_pattern_with_many_states_goes_on_when_its_automaton_runs_out_of_memory() -> None:
-    """A set of RE2's would say then that nothing was found."""
+    """A set of RE2 patterns would report no match in that case."""
     search = search_for([r"(?i)x[a-z]{900}y.{900}z", r"[a-q][^u-z]{13}x", "needle"])
     letters = "".join(map("".join, itertools.product("abqxyz", repeat=6)))
     assert search(letters + "needle")

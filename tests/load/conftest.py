@@ -1,5 +1,3 @@
-"""Settings of the tests of the load generator."""
-
 import pytest
 
 from headway.load import connection
@@ -7,6 +5,6 @@ from headway.load import connection
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for some seconds costs no connection."""
+    """Keep connections open even if the machine stalls for a few seconds."""
     for name in ("_CONNECT_WITHIN", "_STALE"):
         monkeypatch.setattr(connection, name, 60.0)

@@ -1,4 +1,4 @@
-"""A server that does to each request what a script says, in the loop of the generator under test."""
+"""A server that handles each request with a script, on the event loop of the generator under test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.load.spec import LoadSpec, Target
 
 
 class Call:
-    """A request as the server got it. Attributes: `head` in lower case, `input`, and what `connection` it came on."""
+    """A request as received. `head` is in lower case, and `connection` is the one that it came on."""
 
     def __init__(self, connection: Exchange, number: int, head: str, body: dict[str, Any]) -> None:
         self.connection, self.number, self.head, self.body = connection, number, head, body
@@ -31,7 +31,7 @@ class Call:
         self.connection.transport.close()
 
     def answer(self, output: str | None = None, status: int = 200, headers: str = "", **members: object) -> None:
-        """An ordinary answer; by default the right one for `--expect upper`."""
+        """Send an answer, by default the right one for `--expect upper`."""
         body = members or {"output": self.input.upper() if output is None else output}
         self.send(response(msgspec.json.encode(body), status, headers))
 
@@ -44,7 +44,7 @@ Script = Callable[[Call], None]
 
 
 class Exchange(asyncio.Protocol):
-    """The server's side of a connection; hands each complete request to the script."""
+    """The server's side of a connection. Passes each complete request to the script."""
 
     def __init__(self, server: Scripted) -> None:
         self.server, self._data = server, b""
@@ -82,11 +82,8 @@ class Scripted:
         self.listening.close()
 
     async def end(self) -> None:
-        """Stop listening, and cut every connection; none outlives the call.
-
-        What is being accepted is waited for first: asyncio drops a socket, open, whose server is closed between its
-        accept and its transport.
-        """
+        """Stop listening and close all connections.
+        First wait for pending accepts: asyncio leaks a socket if its server closes before the transport exists."""
         while accepting := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.gather(*accepting, return_exceptions=True)
         self.stop_listening()
@@ -101,8 +98,7 @@ Start = Callable[[Scripted, Generator], None]
 def load(
     script: Script, *, start: Start | None = None, hang_up: bool = False, **settings: Any
 ) -> tuple[Record, Scripted]:
-    """Run a load test on a scripted server: 50 requests in 50 ms unless `settings` say otherwise. `start` is called before the
-    first connection, and with `hang_up` the server closes every one at once."""
+    """Run a load test (50 requests in 50 ms). `start` is called first; with `hang_up`, the server closes every connection."""
 
     async def drive() -> tuple[Record, Scripted]:
         loop = asyncio.get_running_loop()

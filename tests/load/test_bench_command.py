@@ -1,4 +1,4 @@
-"""`headway bench`, and the search for the highest rate that LoadGen finds valid."""
+"""`headway bench`, and the search for the highest rate that LoadGen considers valid."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def server() -> Iterator[tuple[Scripted, str]]:
 
 
 def bench(*arguments: str) -> int:
-    """Exit code of `headway bench` with a short load, the options of which come first."""
+    """Run `headway bench` with a short load and these arguments, and return the exit code."""
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--rate", "1000", "--duration", "0.05", *arguments])
     return int(ended.value.code or 0)
@@ -170,7 +170,7 @@ LOAD = Load(questions=(), bound_ms=100.0)
 
 
 def carries(most: float, late_ms: float = 0.1, failures: dict[str, int] | None = None) -> Callable[..., Verdict]:
-    """Stands for a run: VALID up to a rate."""
+    """Return a fake run that is VALID up to a rate."""
 
     def run(urls: Sequence[str], load: Load, rate: float, seconds: float, queries: int = 1) -> Verdict:
         result = "VALID" if rate <= most else "INVALID"

@@ -67,8 +67,7 @@ def test_a_stall_is_in_the_latency_of_every_request_that_fell_due_in_it() -> Non
         else:
             asyncio.get_running_loop().call_later(stall, call.answer)
 
-    # With one connection nothing can be sent during the stall; a client that counts from the sending would
-    # report one slow request and forty-nine fast ones.
+    # Latencies measured from sending instead of from the due time would show one slow request and 49 fast ones.
     record, _ = load(stall_once, connections=1)
     assert outcomes(record) == {"ok": ALL}
     assert record.waited >= 1

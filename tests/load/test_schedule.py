@@ -106,7 +106,7 @@ async def test_an_alarm_rings_once_and_not_too_early_is_armed_anew_and_closed(
 
 
 async def ring_after(make: Callable[[Callable[[], None]], Alarm], seconds: float) -> None:
-    """Wait until another alarm, armed now, has rung."""
+    """Arm another alarm, and wait until it rings."""
     rung = asyncio.Event()
     alarm = make(rung.set)
     alarm.arm(seconds)

@@ -1,10 +1,10 @@
-"""A stand-in of NVIDIA's library for machines without a GPU: `pynvml.py` here, and the GPUs that it tells of.
+"""A fake NVIDIA library for machines without a GPU: the module `pynvml.py`, and the made-up GPUs that it reports.
 
     gpus = Gpus(tmp_path)
     gpus.write({"uuid": "GPU-1", "memory": (91, 100)})
     with serving(tmp_path, environ=gpus.environ): ...
 
-A process that has the stand-in on its path imports it as `pynvml`; it reads the file of `gpus` at each call.
+A process with this folder on its path imports the fake as `pynvml`. It rereads the file of `gpus` on each call.
 """
 
 import json
@@ -19,7 +19,7 @@ FILE = "STAND_IN_NVML"
 
 
 class Gpus:
-    """Made-up GPUs of a machine, which the file `path` tells of."""
+    """Made-up GPUs of a machine, described in the file `path`."""
 
     def __init__(self, folder: Path, *gpus: dict[str, Any]) -> None:
         self.folder = folder
@@ -27,13 +27,13 @@ class Gpus:
         self.write(*gpus)
 
     def write(self, *gpus: dict[str, Any], **common: Any) -> None:
-        """Have these GPUs from now on; their members are those that `pynvml.py` reads, as are those in common."""
+        """Replace the GPUs. `pynvml.py` lists their members and the `common` ones."""
         fresh = self.path.with_suffix(".new")
         fresh.write_text(json.dumps({"gpus": gpus, **common}))
         fresh.replace(self.path)
 
     def environ(self, allotted: str) -> dict[str, str]:
-        """Environment of a server that has these GPUs of them. Its machine has device files for eight."""
+        """Return the environment of a server that is allotted some of the GPUs. Its machine has device files for eight."""
         machine = self.folder / "machine" / "dev"
         machine.mkdir(parents=True, exist_ok=True)
         for number in range(8):

@@ -1,9 +1,8 @@
-"""Stand-in of the module `pynvml` of nvidia-ml-py: the functions, numbers and errors that Headway uses, under their names.
-
-What it tells is in the JSON file that `STAND_IN_NVML` names. `gpus` is a list of objects, all of whose members may be
-missing: `uuid`, `name`, `memory` (bytes used, and in all), `gpu` (% of the time), `power` (mW), `temperature`, `ecc`, `xids` (codes, in order),
-`lost` (whether it is), `known` (whether it has a handle all the same), `lacks` (functions that it does not support), `mig` (UUIDs of its parts). `fails` is the number of the error with
-which NVML does not open; `hangs` the path of a FIFO at which each look at a GPU's memory waits.
+"""A fake of the module `pynvml` of nvidia-ml-py, with the functions, constants and errors that Headway uses.
+It reads the JSON file that `STAND_IN_NVML` names. `gpus` is a list of objects with optional members: `uuid`, `name`,
+`memory` (bytes used and total), `gpu` (% busy), `power` (mW), `temperature`, `ecc`, `xids` (codes in order), `lost` (bool),
+`known` (whether a lost GPU keeps its handle), `lacks` (unsupported functions) and `mig` (UUIDs of its parts).
+If NVML fails to open, `fails` is the error number. `hangs` is the path of a FIFO that reads of a GPU's memory wait for.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ nvmlEventTypeXidCriticalError = 8  # noqa: N816
 
 
 class NVMLError(Exception):
-    """Error of NVML; `value` is its number."""
-
     def __init__(self, value: int) -> None:
         super().__init__(value)
         self.value = value
@@ -47,7 +44,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
 
 
 def _told(handle: Any, function: str, member: str) -> Any:
-    """Member of a GPU, unless that does not support the function. A part of a GPU has only its memory."""
+    """Return a member of a GPU, unless it lacks the function. Parts of a GPU only have `memory`."""
     gpu = _gpu(handle)
     if function in gpu.get("lacks", ()) or member not in gpu or (handle[1] and member != "memory"):
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)

@@ -1,4 +1,4 @@
-"""Random tensors: any datatype, any shape, and their data in both forms."""
+"""Random tensors of any datatype and shape, and their data in both forms."""
 
 import json
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 class Drawn(NamedTuple):
-    """Tensor, and its data in JSON as nested lists and as one flat list."""
+    """A tensor, and its JSON data as nested lists and as a flat list."""
 
     tensor: Tensor
     nested: Any
@@ -42,14 +42,14 @@ def tensors(draw: st.DrawFn, rows: int, name: str) -> Drawn:
 
 @st.composite
 def several(draw: st.DrawFn, most: int = 4) -> list[Drawn]:
-    """Tensors of one request, which have as many rows each."""
+    """Draw the tensors of one request. All have the same number of rows."""
     names = draw(st.lists(NAMES, min_size=1, max_size=most, unique=True))
     rows = draw(st.integers(1, 4))
     return [draw(tensors(rows, name)) for name in names]
 
 
 def body_of(drawn: list[Drawn], ways: list[str], **members: Any) -> tuple[bytes, int | None]:
-    """Body of a request with these inputs, each as `nested` or `flat` lists in JSON or in `binary` data, and the length of its JSON."""
+    """Return the body of a request and the length of its JSON. `ways` has "nested", "flat" or "binary" per input."""
     inputs, behind = [], b""
     for one, way in zip(drawn, ways, strict=True):
         head = one.tensor.head
@@ -70,7 +70,7 @@ def _numbers(rng: Any, datatype: str, shape: tuple[int, ...]) -> Any:
         return rng.integers(0, 2, shape).astype(kind)
     if datatype == "BF16":
         bits = rng.integers(0, 1 << 16, shape, dtype=np.uint16)
-        return np.where((bits & 0x7F80) == 0x7F80, np.uint16(0x3F80), bits).astype("<u2")  # Neither NaN nor infinities.
+        return np.where((bits & 0x7F80) == 0x7F80, np.uint16(0x3F80), bits).astype("<u2")  # No NaN or infinities.
     if datatype.startswith("FP"):
         return (rng.normal(size=shape) * 10.0 ** rng.integers(-4, 4)).astype(kind)
     bounds = np.iinfo(kind)

@@ -1,4 +1,4 @@
-"""Inputs and parameters of a request: heads of tensors, the value that they become, and data without a head."""
+"""A request's inputs and parameters: tensor heads, the value they become, and data without a head."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Outputs of a model that gives tensors: which are returned, in which order and form."""
+"""Outputs of a model that returns tensors: which are sent, in what order and form."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ from headway.oip.model_tensors import OutputTensor, WantedOutput, answer_tensors
 
 
 def output(*rows: float) -> Tensors:
-    """Output of one input: rows of one number each, and their sum once for each row."""
+    """Return the output of one input: rows of one number each, and their sum repeated for each row."""
     count, total = len(rows), [sum(rows)] * len(rows)
     return pack(
         [

@@ -1,5 +1,3 @@
-"""Statistics of a model, out of the counters."""
-
 from headway.oip.metadata import BatchStatistics, Duration, InferenceStatistics, statistics_of
 from headway.runtime.counters import GatewayCounts
 
@@ -44,6 +42,6 @@ def test_the_counters_of_one_model_are_added_up_over_its_tiers() -> None:
         (2, Duration(1, SECOND // 2)),
     ]
     alike: list[InferenceStatistics | BatchStatistics] = [stats, *found.batch_stats]
-    for one in alike:  # Else Triton's perf_analyzer ends: its counts "must be the same".
+    for one in alike:  # Otherwise Triton's perf_analyzer exits: its counts "must be the same".
         assert one.compute_input.count == one.compute_infer.count == one.compute_output.count > 0
         assert one.compute_input.ns == one.compute_output.ns == 0

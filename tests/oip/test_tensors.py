@@ -1,4 +1,4 @@
-"""Tensors of BYTES: shapes, names, the binary form, and elements as values by what the model takes and gives."""
+"""BYTES tensors: shapes, names, the binary form, and elements as values of the kind the model takes and returns."""
 
 import json
 

@@ -1,23 +1,23 @@
-"""A checker that knows what every request is promised: tasks, ids used again, idempotency keys, several tenants.
+"""A checker for what the service promises: tasks, reused ids, idempotency keys, and several tenants.
 
     operation.py    plain data: what clients did, what the model function ran, what was done to the service
     faults.py       what each fault may cost
-    search.py       which histories of one object are allowed: a search through all orders of effects
-    ids.py keys.py  the two objects: an id of a tenant, an idempotency key of a tenant
+    search.py       decides whether the history of one object is allowed, by searching all orders of effects
+    ids.py keys.py  the two objects: a tenant's id, and a tenant's idempotency key
     versions.py charges.py bulk.py drains.py parameters.py
-                    laws of one subject each: versions of a model, limits, bulk jobs, workers that are drained, parameters of a call
+                    rules about model versions, limits, bulk jobs, drained workers, and call parameters
     ledger.py counts.py letters.py at_rest.py warnings.py idle.py
-                    laws of what the service itself gives as evidence, one kind each
-    bareness.py     times in which there may be nobody for something
+                    rules about the evidence that the service itself gives, one kind each
+    bareness.py     times when nothing may be available to serve a version
     evidence.py     plain data of that evidence, which `bench/promises/collecting.py` collects
     checker.py      judges a whole history
-    requests.py     how an operation is written as a request
-    ways_in.py      how each way into the service writes a request and tells an answer
-    calls.py        calls to the gRPC port, told as those of HTTP
-    crowd.py        many clients that ask, leave, ask again, poll and delete, and note all of it
-    client.py       one connection of theirs
+    requests.py     writes an operation as a request
+    ways_in.py      how each API writes a request and reads an answer
+    calls.py        gRPC calls, with their answers translated to HTTP
+    crowd.py        many clients that send, disconnect, retry, poll and delete, and record all of it
+    client.py       one of their connections
     look_up.py journal.py
-                    readers of a ledger, of a gateway's statuses, and of what ran
+                    read a ledger, a gateway's statuses, and the journal of what ran
 
-All but crowd, client, calls and the readers are pure: no clock, no dice, no input or output. `bench/promises/chaos.py` uses all of it.
+All but crowd, client, calls and the readers are pure: no clock, randomness or I/O. `bench/promises/chaos.py` uses all.
 """

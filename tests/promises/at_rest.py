@@ -1,7 +1,8 @@
-"""Redis when all is answered: which kinds of keys may be left, with what in them, and for how long at most.
+"""Redis after all requests are answered: which kinds of keys may remain, how much they may hold, and for how long.
 
-A key is the fleet's, of the account of limits and kept outcomes, of the id of a task, or of a queue; `1_state.lua`, `11_limits.lua`, `16_members.lua`,
-`18_kept.lua`, `18_task_ids.lua`, `19_board.lua` and `5_seats.lua`, `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
+A key belongs to the fleet, to limits and kept outcomes, to a task id, or to a queue. `1_state.lua`, `5_seats.lua`,
+`8_outputs.lua`, `11_limits.lua`, `16_members.lua`, `18_kept.lua`, `18_task_ids.lua` and `19_board.lua` explain the
+kinds. Unknown kinds and keys without a time to live are violations.
 """
 
 import re
@@ -12,20 +13,18 @@ from tests.promises.evidence import Key
 from tests.promises.operation import History, Violation
 
 LIFE, MINUTES, KEPT, LETTERS = 3600.0, 120.0, 90_000.0, 7 * 86_400.0
-"""Seconds for which kinds of keys last when nobody renews them: state, what is read soon, accounts, dead letters."""
+"""Times to live of kinds of keys that are not renewed, in seconds: state, what is read soon, accounts, dead letters."""
 OUTPUTS = 240.0
-"""Seconds for which an output stays apart that nothing keeps, and those who have yet to read it."""
+"""Seconds for which a separate output that nothing keeps remains, and the list of those yet to read it."""
 GRACE = 5.0
-"""Seconds by which an end may be later: it is rounded, or belongs to a request that is under way."""
+"""Tolerance for a time to live in seconds: it is rounded, or belongs to a request in progress."""
 NAME = re.compile(r"[^:]+:\{(?P<tag>[^}]+)\}(?P<queue>[^:]*):(?P<kind>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of keys: a pattern of its names, the most seconds until its end, and the most that may be in it; -1: any number.
-
-    Of entries, those with an outcome that a gateway which is gone did not fetch are not counted.
-    """
+    """A kind of key: a pattern for its names, its longest time to live in seconds, and its maximum size or -1. Entries
+    whose outcome a vanished gateway never fetched don't count."""
 
     names: str
     ttl: float
@@ -41,7 +40,7 @@ FLEET = (
 )
 LIMITS = (Kind(r"w", LIFE + 3600.0), Kind(r"kb|kn|kd|ko:.*", KEPT), Kind(r"bq", LIFE))
 OUTPUT, KEPT_OUTPUT = r"R:.*", Kind(r"R:.*", KEPT + OUTPUTS)
-"""Names of outputs apart, and the kind of one beside which its keys are: it stays as long as these."""
+"""Names of separate outputs, and the kind of one that kept keys refer to. It remains as long as they do."""
 QUEUE = (
     Kind(r"q", 3000.0),
     Kind(r"[lat]\d|tw|d|x|y|ys|s|p|b", LIFE, 0),
@@ -62,13 +61,13 @@ QUEUE = (
 )
 IDS = (Kind(r"o", KEPT),)
 SCOPES = {"fleet": FLEET, "limits": LIMITS}
-"""Kinds by the hash tag of a key; a queue's has the model and the shard."""
+"""Kinds by the hash tag of a key. A queue's tag has the model and the shard."""
 OF_ID = re.compile(r"id:[0-9a-f]{32}")
-"""Hash tags of the ids that clients have chosen for tasks."""
+"""Hash tags of task ids chosen by clients."""
 
 
 def at_rest(history: History) -> Iterator[Violation]:
-    """What is wrong with what is left in Redis; nothing where nobody looked."""
+    """Check what is left in Redis, if that was recorded."""
     keys = history.evidence.keys or ()
     keeping = {key.name for key in keys}
     for key in keys:
@@ -86,7 +85,7 @@ def at_rest(history: History) -> Iterator[Violation]:
 
 
 def kind_of(key: Key) -> Kind | None:
-    """Kind of a key; None for one that nobody knows."""
+    """Return the kind of a key, or None if unknown."""
     found = NAME.fullmatch(key.name)
     kinds: tuple[Kind, ...] = ()
     if found is not None:

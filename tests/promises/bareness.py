@@ -1,4 +1,4 @@
-"""Times in which there may be no healthy worker for something that gateways know of, by processes and faults. These spans are wide."""
+"""When gateways may know of no healthy worker for something, by processes and faults. Spans err on the long side."""
 
 import math
 from collections import defaultdict
@@ -10,22 +10,20 @@ from tests.promises.operation import History, Presence
 from tests.promises.spans import Span, common, union
 
 KNOWN_SECONDS = 5.0
-"""Seconds after which all gateways that are not paused go by new weights, and know of workers that have come or recovered, if no
-controller is in trouble meanwhile.
-"""
+"""Seconds until all gateways that are not paused use new weights, and know which workers have started or recovered, if
+no controller has a fault in that time."""
 ALWAYS: list[Span] = [(-math.inf, math.inf)]
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 def bare_times(history: History, names: Callable[[Presence], Iterable[Name]]) -> dict[Name, list[Span]]:
-    """Times in which nobody may have served something, by worker hosts and what they serve; what is not among its keys was never
-    served."""
+    """Return when nothing may have served each name. Names that are missing were never served."""
     watch = [fault for fault in history.faults if fault.what.startswith("controller")]
     trouble = _trouble(history.faults, watch)
     found: dict[Name, list[Span]] = {}
     for host in history.processes:
-        if not host.host or len(host.models) > 1:  # Any of several models may not be loaded now.
+        if not host.host or len(host.models) > 1:  # With several models, any of them may not be loaded now.
             continue
         away = [(-math.inf, known_by(host.up, watch)), *trouble[""], *trouble[host.name]]
         away += [(host.gone, math.inf)] if host.gone is not None else []
@@ -35,7 +33,7 @@ def bare_times(history: History, names: Callable[[Presence], Iterable[Name]]) ->
 
 
 def known_by(began: float, faults: Sequence[Fault]) -> float:
-    """Instant by which all gateways know of what changed, beside faults of those who tell it or should hear it."""
+    """Return when all gateways know of a change, allowing for faults in those that announce or receive it."""
     known = began + KNOWN_SECONDS
     for fault in sorted(faults, key=lambda fault: fault.began):
         if fault.began <= known and (fault.ended is None or fault.ended >= began):
@@ -44,7 +42,7 @@ def known_by(began: float, faults: Sequence[Fault]) -> float:
 
 
 def _trouble(faults: Sequence[Fault], watch: Sequence[Fault]) -> defaultdict[str, list[Span]]:
-    """Times in which a host may not be taken for healthy, by its name; those of all hosts are at ""."""
+    """Return when each host may be considered unhealthy, by name. The key "" holds the times for all hosts."""
     found = defaultdict[str, list[Span]](list)
     for fault in faults:
         role = fault.what.partition(" ")[0]

@@ -1,6 +1,6 @@
-"""Bulk jobs: each ends, and each line of one that is completed has one record, in the file where it belongs.
+"""Bulk jobs: each ends, and each line of a completed job has one record, in the right file.
 
-The texts of their lines are no client's of the crowd, so the runs of either explain no answer of the other.
+No client of the crowd sends the inputs of their lines, so the runs of one never explain answers of the other.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tests.promises.operation import BAD, History, Job, Run, Violation, canonical, mark_of, text_of
 
 ENDS = ("completed", "cancelled")
-"""Statuses in which a job may end; the latter only if its client wished so."""
+"""Final statuses of a job. `cancelled` is allowed only if its client cancelled it."""
 
 
 def bulk(history: History) -> Iterator[Violation]:
@@ -28,7 +28,7 @@ def bulk(history: History) -> Iterator[Violation]:
 
 
 def _records(job: Job) -> Iterator[tuple[str, str]]:
-    """Lines that have no record, or several, and records of no line."""
+    """Find lines with no record or several, and records that belong to no line."""
     found = Counter(custom_id for custom_id, _ in (*job.answers, *job.errors))
     for custom_id in found - Counter(job.lines.keys()):
         yield "a record of no line, or the second one of a line", custom_id
@@ -37,7 +37,7 @@ def _records(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _answers(job: Job, runs: dict[str, tuple[Run, str]], owners: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Answers that are not of a run of that very line, or that another line has, too."""
+    """Find answers that don't come from a run of that line, or that another line has, too."""
     for custom_id, outputs in job.answers:
         texts = job.lines.get(custom_id, ())
         if tuple(map(text_of, outputs)) != tuple(text.upper() for text in texts):
@@ -57,7 +57,7 @@ def _answers(job: Job, runs: dict[str, tuple[Run, str]], owners: dict[str, str])
 
 
 def _errors(job: Job, *, reruns: bool) -> Iterator[tuple[str, str]]:
-    """Errors of lines that have nothing wrong, unless faults have ended each of their batches."""
+    """Find errors of valid lines, unless faults ended each of their batches."""
     for custom_id, code in job.errors:
         is_bad = any(text.startswith(BAD) for text in job.lines.get(custom_id, ()))
         if not is_bad and not (code == "backend_error" and reruns):

@@ -1,4 +1,4 @@
-"""Calls of a client to a gateway's gRPC port, whose answers read like those of HTTP."""
+"""Calls to a gateway's gRPC port, with their answers translated to HTTP."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ STACK = {
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "DEADLINE_EXCEEDED"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (413, "PAYLOAD_TOO_LARGE"),
 }
-"""Statuses of calls that gRPC's own stack ends, as HTTP statuses and codes."""
+"""HTTP statuses and codes for the gRPC statuses of calls that gRPC's own stack ends."""
 FITTING = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, 422),
     grpc.StatusCode.UNAUTHENTICATED: (401,),
@@ -27,20 +27,17 @@ FITTING = {
     grpc.StatusCode.UNAVAILABLE: (503,),
     grpc.StatusCode.DEADLINE_EXCEEDED: (408, 504),
 }
-"""Statuses of calls, and the HTTP statuses of the errors that they stand for."""
+"""The HTTP statuses of errors that each gRPC status may stand for."""
 NOBODY = "failed to connect to all addresses"
-"""What gRPC says when it could not connect."""
+"""gRPC's message if it could not connect."""
 
 Metadata = Sequence[tuple[str, str]]
 
 
 class Answered(NamedTuple):
-    """Answer to a call, or to a request of a stream: the HTTP status that it stands for, 0 without one, and the code of
-    its error.
-
-    `blamed` is the place of the input that an error names, or -1. A request was not `taken` in if a stream that ended
-    in order had not read it.
-    """
+    """The answer to a call or stream request: the matching HTTP status (0 if none) and the error code. `blamed` is the
+    index of the input that an error names, or -1. `taken` is False if a stream ended normally before it had read the
+    request."""
 
     status: int
     code: str
@@ -51,7 +48,7 @@ class Answered(NamedTuple):
 
 
 def channel(port: int) -> Any:
-    """Connection of one client, made when it is first used."""
+    """Open one client's connection. It connects on first use."""
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
 
 
@@ -77,7 +74,7 @@ def _failed(error: grpc.aio.AioRpcError) -> Answered:
 
 
 class Stream:
-    """One call with a stream of requests, answered in their order; `ended` is what its end tells those that are not answered."""
+    """A call with a stream of requests, answered in order. `ended` is the answer for those left when it ends."""
 
     def __init__(self, opened: Any) -> None:
         self._call = opened
@@ -87,14 +84,14 @@ class Stream:
         self.ended: Answered | None = None
 
     async def ask(self, sent: Sent, id: str) -> Answered:
-        """Send a request of this id, and wait for its answer."""
+        """Send a request with this id, and wait for its answer."""
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         async with self._turn:
             if self.ended is not None:
                 return self.ended
             self._waiting.append((id, future))
             writing = asyncio.ensure_future(self._call.write(sent.body))
-            # A write to a call that was cancelled before it had a connection never returns.
+            # A write never returns if the call was cancelled before it had a connection.
             await asyncio.wait((writing, self._reading), return_when=asyncio.FIRST_COMPLETED)
             if not writing.done():
                 writing.cancel()
@@ -102,7 +99,7 @@ class Stream:
         return await future
 
     def cancel(self) -> None:
-        """Break off, and wait for nothing."""
+        """Cancel the call without waiting."""
         self._call.cancel()
 
     async def close(self) -> None:
@@ -142,7 +139,7 @@ def _of_stream(found: Streamed) -> Answered:
 def begin(
     way: WayIn, channel: Any, sent: Sent, metadata: Metadata, id: str, within: float
 ) -> tuple[Awaitable[Answered], Callable[[], object]]:
-    """Begin a call of its own: its answer, and what cancels it. One by a stream has no deadline of its own."""
+    """Begin a unary or stream call. Returns its answer and a function to cancel it. Streams have no deadline."""
     if way.wire == "stream":
         stream = Stream(channel.stream_stream(sent.path)(metadata=metadata))
         return stream.ask(sent, id), stream.cancel

@@ -1,7 +1,8 @@
-"""Limits of tenants, to one model and to all of them: each input of a request counts as a request, at once or not at all.
+"""Tenants' limits on one model or all models: each input counts as a request, and is charged immediately or not at all.
 
-A limit is a rate and a burst (GCRA): in any span of seconds no more is let in than the burst and what was earned meanwhile. What
-was sent is what may have been charged; what was answered, and can have had no answer but one of its own, was charged.
+A limit is a rate and a burst (GCRA): in any span of time, no more requests are accepted than the burst and what was
+earned in the span. Any request that was sent may have been charged. One was certainly charged if it was answered and
+the answer can only be its own.
 """
 
 from collections import Counter
@@ -11,9 +12,9 @@ from tests.promises.operation import ASKS, History, Operation, Violation
 
 
 def charges(history: History) -> Iterator[Violation]:
-    """What was let in beyond a limit, and what was refused within all of its own."""
+    """Find requests accepted beyond a limit, and requests refused although within all limits."""
     if any(fault.cost.loses for fault in history.faults):
-        return  # A limit that is lost is whole again.
+        return  # A lost limit starts again with its full burst.
     asked = Counter(text for one in history.operations if one.kind in ASKS for text in one.texts)
     for limit, (rate, burst) in history.limits.items():
         own = [one for one in history.operations if _counts(one, limit) and one.returned is not None]
@@ -25,13 +26,13 @@ def charges(history: History) -> Iterator[Violation]:
 
 
 def _counts(one: Operation, limit: tuple[str, str | None]) -> bool:
-    """Whether a limit, of a tenant to a model or to all of them, counts a request."""
+    """Return True if a limit (a tenant's, on a model or on all models) counts a request."""
     tenant, model = limit
     return one.kind in ASKS and one.tenant == tenant and model in (None, one.model)
 
 
 def _refused(history: History, one: Operation) -> Iterator[Violation]:
-    """A refusal though all that may have been charged leaves room in each limit."""
+    """Find a refusal although each limit still had room for it, even if everything sent was charged."""
     own = {limit: burst for limit, (_, burst) in history.limits.items() if _counts(one, limit)}
     before = {
         limit: sum(
@@ -47,11 +48,8 @@ def _refused(history: History, one: Operation) -> Iterator[Violation]:
 
 
 def _beyond(let_in: Sequence[Operation], rate: float, burst: float) -> Iterator[Violation]:
-    """The first request after which more had been let in than the limit allows since any before. Each was charged between call
-    and answer."""
-    least = (
-        0.0  # The least of the earned less the charged over all earlier spans, as in a bucket that can be overdrawn.
-    )
+    """Find the first request that exceeds the limit since any earlier one. Each was charged between call and answer."""
+    least = 0.0  # The minimum of earned minus charged over all earlier spans, as in a bucket that can be overdrawn.
     last: Operation | None = None
     slack = rate * max((_returned(one) - one.called for one in let_in), default=0.0)
     for one in let_in:

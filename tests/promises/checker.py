@@ -2,8 +2,8 @@
 
     violations = check(history)
 
-Each object (an id, a key) is judged by the search; what is known of runs and of single answers by the rules here. A rule
-never blames what a fault of the history may cost.
+The search judges each object (an id, a key). The rules in this file judge runs and single answers. A rule never reports
+what a fault in the history may have caused.
 """
 
 from collections import Counter, defaultdict
@@ -28,28 +28,25 @@ from tests.promises.versions import versions
 from tests.promises.warnings import warnings
 
 GRACE = 10.0
-"""Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
+"""Seconds after its deadline by which a task must have its outcome, unless the service was down for longer."""
 DISPATCH = 1.0
-"""Seconds that may pass on a busy machine from the claim of a batch until the model function has it."""
+"""Seconds that may pass on a busy machine between claiming a batch and calling the model function."""
 PATIENT = 2.0
-"""Least seconds that a request must give itself to be judged by when it was late: of a shorter one the next batch alone may take all."""
+"""Timeouts shorter than this (in seconds) are not judged, because the next batch alone may take longer."""
 EARLY = 0.5
-"""Share of its time before which no request can be late: it is once no run would end by its deadline."""
+"""Share of its timeout before which no request can be late. It is late once no run could end by its deadline."""
 SHOWN = 12
-"""Operations of an object's history that are told with a violation."""
+"""Number of operations in an object's history that a violation shows."""
 ALLOWED = "not allowed by its history"
 
 
 def check(history: History) -> list[Violation]:
-    """All violations; none if the history is allowed."""
+    """Return all violations, or an empty list if the history is allowed."""
     return [
         *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
         *charges(history), *versions(history), *ledger(history), *counts(history), *letters(history),
         *at_rest(history), *warnings(history), *idle(history), *bulk(history), *drains(history), *parameters(history),
     ]  # fmt: skip
-
-
-# Single answers.
 
 
 def _answers(history: History) -> Iterator[Violation]:
@@ -68,7 +65,7 @@ def _answers(history: History) -> Iterator[Violation]:
 
 
 def _deadlines(history: History) -> Iterator[Violation]:
-    """No request is late before its time, except who hears by an id what became of the task under it."""
+    """Find requests that timed out too early. Requests that share an id with a task are exempt."""
     tasks = {(one.tenant, one.id) for one in history.operations if one.kind is Kind.TASK}
     for one in history.operations:
         own = one.kind is Kind.ASK and one.status == 504 and (one.tenant, one.id) not in tasks
@@ -78,7 +75,7 @@ def _deadlines(history: History) -> Iterator[Violation]:
 
 
 def _verdicts(history: History) -> Iterator[Violation]:
-    """The model rejects bad inputs, and nothing else is answered as rejected, or fails for the sake of another."""
+    """Find bad inputs that succeeded, good ones that were rejected, and good ones that failed because of others."""
     texts: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in history.operations:
         if one.kind in ASKS:
@@ -97,14 +94,11 @@ def _verdicts(history: History) -> Iterator[Violation]:
 
 
 def _may_rerun(history: History, since: float, until: float) -> bool:
-    """Whether a fault may have made an input run again in this time."""
+    """Return True if a fault may have made an input run again in this time."""
     return any(
         fault.cost.reruns and fault.began <= until and (fault.ended or until) + REDO_SECONDS >= since
         for fault in history.faults
     )
-
-
-# Ids and keys.
 
 
 def _objects(history: History) -> Iterator[Violation]:
@@ -126,13 +120,13 @@ def _objects(history: History) -> Iterator[Violation]:
 
 
 def _within(losses: Sequence[Operation], under: Sequence[Operation]) -> list[Operation]:
-    """Losses that can matter to an object."""
+    """Select the losses that can affect an object."""
     first, last = min(one.called for one in under), max(one.returned or one.called for one in under)
     return [loss for loss in losses if loss.called <= last and (loss.returned is None or loss.returned >= first)]
 
 
 def _losses(history: History) -> list[Operation]:
-    """The times at which state may be lost, as operations of nobody; those that overlap are one."""
+    """Return the times when state may be lost, as operations without a client. Overlapping ones are merged."""
     losses: list[Operation] = []
     for fault in sorted(history.faults, key=lambda fault: fault.began):
         if not fault.cost.loses:
@@ -157,7 +151,7 @@ def _search(search: Search[Standing] | Search[Flight], under: Sequence[Operation
 
 
 def _promise(blamed: Operation, under: Sequence[Operation]) -> str:
-    """Promise that is most likely broken, in its own words."""
+    """Return the promise that was most likely broken."""
     before = [one for one in under if one is not blamed and one.called < (blamed.returned or 0.0)]
     if blamed.turned_down:
         return "turned down in place of what is kept"
@@ -182,18 +176,15 @@ def _story(under: Sequence[Operation], blamed: Operation) -> str:
     return f"{blamed}\n" + "".join(f"    {one}\n" for one in told)
 
 
-# Runs.
-
-
 class _Runs:
-    """Runs, beside the requests and answers."""
+    """The runs, matched with requests and answers."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._marks: dict[str, tuple[Run, str]] = {}
         self._of: dict[str, list[Run]] = defaultdict(list)
         self._ended: dict[str, list[Run]] = defaultdict(list)
-        """Runs of each text that have ended and whose answers count."""
+        """Finished runs of each text whose answers count."""
         in_vain = ran_in_vain(history.runs)
         for run in history.runs:
             for mark, text in run.marks().items():
@@ -203,7 +194,7 @@ class _Runs:
                     self._ended[text].append(run)
         self._groups = Groups(history, shares=history.shares)
         self._owners: dict[str, tuple[Operation, int]] = {}
-        """First operation that was told an output, and the place there, by mark."""
+        """The first operation that got each output, by mark, and its place there."""
         self._forgets = [one for one in history.operations if one.kind is Kind.FORGET and one.lost != "torn"]
 
     def judge(self) -> Iterator[Violation]:
@@ -218,7 +209,7 @@ class _Runs:
         yield from self._departed()
 
     def _output(self, one: Operation, place: int, output: str) -> Iterator[Violation]:
-        """Each output is of a run that can have answered, and of one for those alone who may share it."""
+        """Check that each output comes from a run that may have answered, and is shared only where allowed."""
         mark = mark_of(output)
         run, text = self._marks.get(mark, (None, ""))
         if run is None or text.upper() != text_of(output):
@@ -229,9 +220,9 @@ class _Runs:
         if one.kind in ASKS and run.parameters != one.values:
             yield Violation("answer of a call with other parameters", f"{one}: {run.parameters or 'none'} in its call")
         if one.kind is Kind.POLL and not self._groups.knows(one):
-            return  # A task of another tenant, which its history tells.
+            return  # Another tenant's task, which its own history covers.
         first = self._groups.first_call(one, place)
-        if one.fresh and not (one.key or one.chosen):  # Others may get its answer later; it gets no earlier one.
+        if one.fresh and not (one.key or one.chosen):  # Others may get its answer later, but it gets no earlier one.
             first = one.called
         if run.began > (one.returned or 0.0) or run.began < first:
             yield Violation("output of a run at another time", f"{one}, run {run.began:.3f}–{run.ended}")
@@ -242,7 +233,7 @@ class _Runs:
             yield Violation("answer to another request", f"{one}\n    {owner}")
 
     def _rows(self) -> Iterator[Violation]:
-        """Rows of one request run in one batch, one after the other."""
+        """Check that the rows of a request ran in one batch, in order."""
         for one in self._history.operations:
             marks = [mark_of(output) for output in one.answers] if one.rows else []
             if marks:
@@ -251,7 +242,7 @@ class _Runs:
                     yield Violation("rows of a request that did not run together", f"{one}: {', '.join(marks)}")
 
     def _rejections(self) -> Iterator[Violation]:
-        """Inputs that are answered as rejected and never ran."""
+        """Find inputs that were answered as rejected but never ran."""
         for one in self._history.operations:
             if one.kind not in ASKS or one.code != "REJECTED_BY_MODEL" or one.returned is None:
                 continue
@@ -260,7 +251,7 @@ class _Runs:
                 yield Violation("rejected without any run", str(one))
 
     def _keys(self) -> Iterator[Violation]:
-        """A text that is asked under one key alone runs once for each of its places, and all who are told hear the same."""
+        """Check that an input used under one key only runs once for each of its places."""
         under: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         users: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for one in self._history.operations:
@@ -284,7 +275,7 @@ class _Runs:
                     yield Violation("second run under a key", f"{tenant} {key}: runs {runs}; {story}")
 
     def _once(self) -> Iterator[Violation]:
-        """A text that is asked once runs once, unless its batch failed."""
+        """Check that an input sent once runs once, unless its batch failed."""
         asked = Counter(text for one in self._history.operations if one.kind in ASKS for text in one.texts)
         for one in self._history.operations:
             for text in one.texts if one.kind is Kind.ASK else ():
@@ -295,14 +286,14 @@ class _Runs:
                 yield Violation("second run of a request", f"{one}: {text!r} runs {runs}")
 
     def _deleted(self, asking: Sequence[Operation], before: float) -> list[Operation]:
-        """Operations that may have deleted tasks of these. While a task is under way, its key is forgotten with it."""
+        """Return operations that may have deleted tasks of these. Deleting a task in progress also frees its key."""
         tasks = {(one.tenant, one.id) for one in asking if one.kind is Kind.TASK and one.id}
         return [
             one for one in self._forgets if (one.tenant, one.id) in tasks and one.status != 404 and one.called < before
         ]
 
     def _departed(self) -> Iterator[Violation]:
-        """Runs of requests that were not sent whole, or that were deleted in time."""
+        """Find runs of requests that were not sent completely, or that were deleted in time."""
         texts = Counter(text for one in self._history.operations if one.kind in ASKS for text in one.texts)
         deleted: dict[tuple[str, str], list[Operation]] = defaultdict(list)
         for one in self._history.operations:
@@ -322,15 +313,11 @@ class _Runs:
                     yield Violation("run of a deleted task", f"{one}\n    {forget}, run at {first:.3f}")
 
     def _excused(self, since: float, until: float) -> bool:
-        """Whether something may have made an input run again."""
         return _may_rerun(self._history, since, until)
 
 
-# Ends.
-
-
 def _ends(history: History) -> Iterator[Violation]:
-    """A task does not pend for ever."""
+    """Find tasks that stay pending forever."""
     admitted: dict[tuple[str, str], Operation] = {}
     for one in history.operations:
         if one.kind is Kind.TASK and one.status == 202:

@@ -1,4 +1,4 @@
-"""One connection of a client, which keeps every byte, and how clients leave."""
+"""A client's connection, which keeps every byte, and the ways in which clients leave."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,15 @@ from enum import Enum
 from typing import Any, NamedTuple, cast
 
 PATIENCE = 45.0
-"""Seconds after which an answer counts as never given; longer than any deadline."""
+"""Seconds until an answer counts as missing; longer than any deadline."""
 IDLE_SECONDS = 5.0
-"""Age at which an unused connection is not used again; well before the service would close it."""
+"""Age at which an idle connection is no longer used, well before the service would close it."""
 
 _RESET = struct.pack("ii", 1, 0)
 
 
 class Standing(Enum):
-    """State of a gateway, in the eyes of its clients."""
+    """The state of a gateway as its clients see it."""
 
     OPEN = "open"
     ENDING = "ending"
@@ -28,11 +28,9 @@ class Standing(Enum):
 
 
 class Door:
-    """A gateway, and the connections to it that are free. A port of 0: it has none, or is not asked.
-
-    `standing`: whoever kills it or tells it to end says so here first. `channel` is for gRPC calls of all who do not
-    close theirs, with `streams` by their metadata. It was not open any more from the instant `shut`.
-    """
+    """A gateway and its idle connections. A port of 0 means that it has no such port, or that it isn't used. Set
+    `standing` before killing or ending the gateway. `channel` is for the gRPC calls of clients that don't close theirs,
+    and `streams` holds its streams by metadata. `shut` is when the gateway stopped being open."""
 
     def __init__(self, name: str, port: int, host: str = "127.0.0.1", grpc: int = 0, admin: int = 0) -> None:
         self.name, self.host, self.port, self.grpc, self.admin = name, host, port, grpc, admin
@@ -55,7 +53,7 @@ class Door:
 
 
 class Point(Enum):
-    """Points of a request at which a client leaves."""
+    """When a client leaves."""
 
     HEAD = "within the head"
     BODY = "within the body"
@@ -66,9 +64,7 @@ class Point(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Departure of a client: its point, and its way, by closing (`close`), a reset (`reset`), or ending its side
-    (`half`).
-    """
+    """When and how a client leaves: by closing (`close`), a reset (`reset`), or shutting down its side (`half`)."""
 
     point: Point = Point.END
     way: str = "close"
@@ -86,14 +82,14 @@ def some_departure(rng: random.Random) -> Departure:
 
 
 class Head(NamedTuple):
-    """Status and fields of an answer, names in lower case."""
+    """The status and header fields of an answer, with lowercase names."""
 
     status: int
     fields: dict[str, str]
 
 
 class Connection(asyncio.Protocol):
-    """A connection with at most one request on it; `unasked` is what came when no answer was due."""
+    """A connection with at most one request in progress. `unasked` is what arrived when no answer was due."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -107,7 +103,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Whether it can take a request."""
         return (
             self._transport is not None
             and not self._left
@@ -129,12 +124,12 @@ class Connection(asyncio.Protocol):
             self.connection_lost(None)
 
     def leave(self, way: str) -> None:
-        """Leave, without having read to the end."""
+        """Leave before the answer is complete."""
         transport, self._left = self._transport, True
         if transport is None:
             return
         if way == "half" and transport.can_write_eof():
-            with contextlib.suppress(OSError):  # The other side has ended it just now.
+            with contextlib.suppress(OSError):  # The other side has just closed it.
                 transport.write_eof()
             self._loop.call_later(0.05, transport.abort)
             return
@@ -163,7 +158,7 @@ class Connection(asyncio.Protocol):
             return
         if not self.head.done():
             self.head.set_result(_head(self._held[:end]))
-            # The service may end a connection of which it has not read all; nothing may follow on it then.
+            # The service may close a connection before reading everything. Nothing may follow on it then.
             self._ends = self.head.result().fields.get("connection") == "close"
         status, fields = self.head.result()
         length = 0 if status == 204 else int(fields["content-length"])
@@ -181,7 +176,7 @@ def _head(data: bytes) -> Head:
 
 
 async def connect(door: Door) -> Connection:
-    """A connection to a gateway: a free one, or a new one."""
+    """Return a connection to a gateway: an idle one, or a new one."""
     while door.free:
         connection = door.free.pop()
         if connection.fresh:

@@ -1,11 +1,11 @@
-"""What gateways have counted (`headway_requests_total`), against what their clients were told.
+"""Compares the gateways' counts (`headway_requests_total`) with the answers that their clients got.
 
-Each input is a request, and so are all rows of a tensor together.
+Each input is a request, but all rows of a tensor together are only one.
 
-    told by clients ≤ counted ≤ told by clients + those of whom clients know nothing
+    clients' answers ≤ counted ≤ clients' answers + requests whose outcome clients don't know
 
-Clients know nothing of those who left or were cut off, of the other inputs of a list that failed, and of a task that was
-taken in: its outcome is counted where it was taken in. Only gateways that are there in the end can be asked.
+Clients don't know the outcome if they left or were cut off, for the other inputs of a list that failed, or for a task:
+its outcome is counted where it was accepted. Only gateways that are still running at the end can be checked.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ from headway.errors import SHOWN
 from tests.promises.operation import ASKS, History, Kind, Violation
 
 UNCOUNTED = ("NOT_FOUND", "PAYLOAD_TOO_LARGE", "BAD_REQUEST", "REQUEST_TIMEOUT")
-"""Codes of refusals that some ways in give before there is a request; they are counted as refusals alone."""
+"""Codes of refusals that some APIs return before there is a request. They are only counted as refusals."""
 
 
 def counts(history: History) -> Iterator[Violation]:
     for gateway, found in history.evidence.counted.items():
         counted = Counter[str]()
-        for outcome, times in found.items():  # Clients read two codes as one.
+        for outcome, times in found.items():  # Clients report two codes as one.
             counted[SHOWN.get(outcome.upper(), outcome).lower()] += times
         told, unsure, open_ = Counter[str](), Counter[str](), 0
         for one in history.operations:
@@ -32,8 +32,8 @@ def counts(history: History) -> Iterator[Violation]:
             elif one.output is not None:
                 told["ok"] += one.entries
             else:
-                by_stack = one.way.startswith("gRPC") and one.status == 504  # It may be the client's own clock's.
-                unknown = one.code == "NO_WORKERS" and bool(one.wanted or one.model)  # Not found, or not found yet.
+                by_stack = one.way.startswith("gRPC") and one.status == 504  # The client's timer may have.
+                unknown = one.code == "NO_WORKERS" and bool(one.wanted or one.model)  # Not found, or not yet.
                 sure = one.code not in UNCOUNTED and not by_stack and not unknown
                 (told if sure else unsure)[one.code.lower()] += 1
                 open_ += one.entries - 1

@@ -1,14 +1,14 @@
-"""Many clients of several tenants, who do everything at once, at random, and note what they did and what came.
+"""Many clients of several tenants that do everything at random and concurrently, and record what they did and got.
 
     crowd = Crowd(doors, {"acme": "Bearer …", "globex": "Bearer …"}, rate=200.0, seed=1)
     await crowd.run(10.0)
     await crowd.audit()
     violations = check(crowd.history)
 
-Requests come open-loop. They are synchronous or tasks, with an id of their own or not, under an idempotency key or not, with
-a text of their own or one that others of the tenant and of other tenants ask, too, or with several texts, by any way over
-HTTP, and by calls and streams over gRPC. Ids and keys are used again, at any gateway, while the first is under way and later, with the same
-texts and with others. Some texts the model rejects: alone, or with all that ride with them. Clients leave at every point.
+The load is open-loop. Requests are synchronous or tasks, with or without their own id or an idempotency key. They have
+one input, which may be unique or shared with other clients and tenants, or several. They use any API over HTTP, and
+gRPC calls and streams. Ids and keys are reused on any gateway, during the first request and later, with the same inputs
+and with others. The model rejects some inputs: alone, or with everything in their batch. Clients leave at every point.
 """
 
 import asyncio
@@ -50,38 +50,38 @@ WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
     "foreign": 3, "knock": 1,
 }  # fmt: skip
-"""Weights of the clients' operations, relative to each other."""
+"""Relative weights of the clients' operations."""
 RECENT = 60
-"""Most ids and keys of each tenant that may be used again."""
+"""Maximum number of reusable ids and keys per tenant."""
 KEYED_POISON = 8.0
-"""Texts under keys are so many times as often poisonous: their verdicts are asked for again."""
+"""How much more often inputs with a key are poison, because their outcomes are asked for again."""
 COMMON_SECONDS = 2.0
-"""Time for which identical texts are asked, until others are."""
+"""Seconds until the shared inputs change."""
 UNSENT_SECONDS = 0.25
-"""Seconds before a gateway is told to end at which a call may not have been sent yet."""
+"""If a gateway is told to end this many seconds after a call began, the call may not have been sent yet."""
 NAMED, LOOKED_UP, OTHERS = 0.25, 0.1, 0.4
-"""Shares: of requests that name a version, of answers whose status is looked up, of requests for other models; where there are some."""
+"""Shares of requests that name a version, of answers whose status is looked up, and of requests for other models."""
 ABSENT = "9"
-"""Version that nobody runs."""
+"""A version that no worker runs."""
 TASK_SECONDS, ASK_SECONDS = 30.0, 30.0
-"""Longest time that the service gives a task, and another request."""
+"""The service's longest timeouts for a task and for other requests."""
 SAID = "text", "inputs", "words", "way", "wanted", "model", "parameters", "rows"
-"""Fields that an operation has in common with another one that says the same."""
+"""Fields that are the same in two operations that ask for the same thing."""
 
 
 class Crowd:
-    """All clients. Build it in a running loop.
+    """All clients. Create it in a running event loop.
 
     Arguments:
-        doors: the gateways there are; change the list as they come and go.
-        tenants: name to the value of `Authorization`.
+        doors: the gateways; change the list as they come and go.
+        tenants: maps names to the value of `Authorization`.
         rate: mean operations per second, Poisson.
-        poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
-        large: share of the texts that are large, and their outputs with them.
-        ways: ways in that requests take; those of a model that takes tensors send several inputs as its rows.
-        versions, models: that some requests name; the others name none.
-        parameters: parameters of a call that requests for the default model have; some have none.
-        spread: most characters that a text has more than others.
+        poison: share of inputs that make their batch raise. If not zero, clients share some of them.
+        large: share of inputs that are large, and so are their outputs.
+        ways: APIs that requests use. Those for a model that takes tensors send several inputs as its rows.
+        versions, models: named by some requests; the others name none.
+        parameters: call parameters of some of the requests for the default model.
+        spread: maximum number of extra characters in an input.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Crowd:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def run(self, seconds: float) -> None:
-        """Ask for so long; returns when each operation has its end."""
+        """Send requests for `seconds`, then wait until each operation has ended."""
         loop = asyncio.get_running_loop()
         due, end = loop.time(), loop.time() + seconds
         try:
@@ -134,7 +134,7 @@ class Crowd:
             await self._close()
 
     async def audit(self, most: int = 20_000) -> None:
-        """Ask for what the service must still know: tasks, and what is kept under keys; at most so many of each."""
+        """Look up what the service must still know, tasks and outcomes kept under keys: at most `most` of each."""
         tasks = {(one.tenant, one.id) for one in self.history.operations if one.kind is Kind.TASK and one.status == 202}
         keys = {
             (one.tenant, one.key): one
@@ -157,8 +157,6 @@ class Crowd:
             await asyncio.gather(*looks)
         finally:
             await self._close()
-
-    # What a client does.
 
     async def _act(self) -> None:
         rng = self._rng
@@ -222,7 +220,7 @@ class Crowd:
         ways = [way for way in self._ways if self._fits(way, words, kind, plain)]
         ways = [way for way in ways if (way.versions or not wanted) and (way.models or not model)]
         ways = [way for way in ways if way.members_of or not parameters]
-        [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
+        [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few inputs have numeric outputs.
         texts = tuple(map(way.input_of, words))
         asked = self._note(
             kind,
@@ -251,9 +249,9 @@ class Crowd:
             await self._look_up(asked)
 
     def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind, plain: bool) -> bool:
-        """Whether a request can come by this way. A plain one wants nothing that the others of a stream do not want."""
+        """Return True if a request can use this API. A `plain` one could share a stream with others."""
         if way in (LIST, *numbers_in.LISTS) and len(words) == 1:
-            return False  # Under a key, a list of one is another request than its input alone.
+            return False  # Under a key, a list of one input is a different request from the input alone.
         if len(words) > way.most or (kind is Kind.TASK and not way.tasks):
             return False
         if way.wire != "http" and not any(door.grpc for door in self.doors):
@@ -270,11 +268,11 @@ class Crowd:
         return self._rng.choice(self._models) if self._models and self._rng.random() < OTHERS else ""
 
     def _values(self, model: str) -> str:
-        """Parameters of a request for a model; only the default one is sent any."""
+        """Return the parameters of a request for a model. Only the default model gets any."""
         return self._rng.choice(("", *self._parameters)) if self._parameters and not model else ""
 
     async def _look_up(self, asked: Operation) -> None:
-        """Look up, now and then, what the gateway that has answered tells of the version."""
+        """Occasionally ask the gateway that answered which version it recorded."""
         door = next((door for door in self.doors if door.name == asked.gateway and door.is_open()), None)
         if door is not None and door.admin and self._rng.random() < LOOKED_UP:
             found = await look_up(door, asked.tenant, asked.id)
@@ -282,15 +280,13 @@ class Crowd:
                 self.history.tellings.append(found)
 
     async def _knock(self) -> None:
-        """Come, say nothing or half a line, and go."""
+        """Connect, send nothing or half a line, and disconnect."""
         door = self._door()
         if door is not None:
             with contextlib.suppress(OSError):
                 connection = await connect(door)
                 connection.send(self._rng.choice((b"", b"POST /v1/inf")))
                 connection.leave(self._rng.choice(DEPARTURES))
-
-    # How it is done.
 
     def _note(self, kind: Kind, tenant: str, **what: Any) -> Operation:
         operation = Operation(len(self.history.operations), kind, tenant, "", time.monotonic(), **what)
@@ -316,7 +312,7 @@ class Crowd:
                 break
             connection.leave("close")
         else:
-            operation.lost = "torn"  # There was nobody to ask.
+            operation.lost = "torn"  # There was no gateway to ask.
             return
         request = request_of(operation, self._tenants[operation.tenant], wait)
         try:
@@ -331,7 +327,7 @@ class Crowd:
             self._put_back(door, connection, operation)
 
     async def _call(self, operation: Operation, departure: Departure) -> None:
-        """One call over gRPC, or one request of a stream. Whoever leaves cancels it, or closes the connection."""
+        """Make a gRPC call, or send a request on a stream. Leaving cancels it or closes the connection."""
         door = self._door()
         if door is None:
             operation.lost = "torn"
@@ -370,7 +366,7 @@ class Crowd:
                 await asyncio.gather(answer, return_exceptions=True)
 
     def _stream(self, door: Door, metadata: tuple[tuple[str, str], ...], method: str) -> Stream:
-        """Stream of all who ask with the same metadata and stay."""
+        """Return the stream that clients with the same metadata share if they don't leave."""
         found = door.streams.get(metadata)
         if found is None or found.ended is not None:
             found = door.streams[metadata] = Stream(door.channel.stream_stream(method)(metadata=metadata))
@@ -425,7 +421,7 @@ class Crowd:
         if departure.point is Point.ANSWER:
             connection.leave(departure.way)
             operation.lost = "left"
-            if head.status == 202:  # Its id is in the head: it is a task.
+            if head.status == 202:  # It is a task, and its id is in the header.
                 self._take(operation, head, b"{}")
             return
         self._take(operation, head, await connection.body)

@@ -1,7 +1,7 @@
-"""Drains: a worker that has told that it is drained claims nothing until it is undrained, and works again after that.
+"""Drains: a worker that has reported itself drained claims nothing until it is undrained, and then works again.
 
-That no request fails by it, and that what such a worker runs is answered, needs no law here: a drain costs nothing that a fault
-may cost (`tests.promises.faults.COSTS`), so it excuses no failure and no second run.
+Failed requests need no rule here: a drain costs nothing (`tests.promises.faults.COSTS`), so it excuses no failure and
+no second run.
 """
 
 import math
@@ -11,16 +11,16 @@ from tests.promises.faults import Drained
 from tests.promises.operation import History, Run, Violation
 
 SETTLED = 5.0
-"""Seconds after a trouble in which an order may still not have been heard of."""
+"""Seconds after a fault in which an order may not have arrived yet."""
 SHARED = ("redis", "connections", "service")
-"""Roles whose troubles keep an order from any worker."""
+"""Roles whose faults keep an order from reaching any worker."""
 
 
 def drains(history: History) -> Iterator[Violation]:
     found = [one for one in history.faults if isinstance(one, Drained)]
     asked = {text for one in history.operations for text in one.texts} if found else set()
     asked.update(text for job in history.jobs for texts in job.lines.values() for text in texts)
-    runs = [run for run in history.runs if not asked.isdisjoint(run.inputs)]  # Not those by which a backend warms up.
+    runs = [run for run in history.runs if not asked.isdisjoint(run.inputs)]  # Without the backend's warm-up runs.
     for one in found:
         yield from _Judge(history, one, runs).judge()
 
@@ -50,7 +50,7 @@ class _Judge:
             )
 
     def _claims(self, told: float, until: float) -> Iterator[Violation]:
-        """Whatever ran, or was healthy, while it was drained."""
+        """Find anything that ran, or was healthy, while it was drained."""
         pid, host = self._drain.pid, self._drain.whom
         for run in self._runs:
             if told < run.began < until and run.host == host and pid in (0, run.pid):
@@ -63,12 +63,12 @@ class _Judge:
                 return
 
     def _lost_after(self, told: float) -> float:
-        """First instant from which the drain itself may be lost."""
+        """Return the earliest time at which the drain itself may be lost."""
         losses = (one for one in self._history.faults if one.cost.loses)
         return min((max(one.began, told) for one in losses if (one.ended or math.inf) >= told), default=math.inf)
 
     def _calm(self, since: float, until: float) -> bool:
-        """Whether nothing befell the process, or what all share, shortly before and in a time."""
+        """Return True if there was no fault in the process, or in anything shared, in this time or shortly before."""
         return not any(
             (one.whom == self._drain.whom or one.what.startswith(SHARED))
             and not isinstance(one, Drained)

@@ -1,6 +1,6 @@
-"""Evidence that the service itself gives of a history: rows of its ledger, its counts, dead letters, keys in Redis, log lines, slots.
+"""Evidence from the service itself: ledger rows, counts, dead letters, keys in Redis, log lines, slots.
 
-Plain data. Each kind has its laws in a file of its own; None stands for evidence that nobody has collected.
+Plain data. Each kind has its rules in its own file. None means that the evidence was not collected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from tests.promises.ways_in import text_of_codes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the ledger, with the columns' names. `input` and `output` are None where the ledger does not keep them."""
+    """A ledger row, with the names of its columns. `input` and `output` are None if the ledger doesn't store them."""
 
     tenant: str
     id: str
@@ -27,10 +27,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter; the input of one that is listed and cannot be shown is None, and `refused` says what came instead.
-
-    An input of several rows is a list of them. One of numbers is a list of octets, or an object that has such, or of rows.
-    """
+    """A dead letter. If it was listed but can't be shown, `input` is None and `refused` is the answer. An input with
+    several rows is a list of rows. One with numbers is a list of octets, or an object with octets or rows."""
 
     tenant: str
     id: str
@@ -41,7 +39,7 @@ class Letter:
 
     @property
     def texts(self) -> Sequence[str]:
-        """Its rows; the input alone where it has none."""
+        """Return its rows, or the input alone if it has none."""
         found: Any = self.input["codes"] if isinstance(self.input, Mapping) else self.input
         if found is None or isinstance(found, str):
             return [] if found is None else [found]
@@ -51,7 +49,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key that is left in Redis: its name, its type, its elements or bytes, and seconds until its end; -1: none."""
+    """A key left in Redis: its name, type, elements or bytes, and time to live in seconds (-1: none)."""
 
     name: str
     type: str
@@ -61,7 +59,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One warning or error in the log of a process, at an instant of the monotonic clock."""
+    """A warning or error in a process's log, at a time of the monotonic clock."""
 
     process: str
     at: float
@@ -71,10 +69,8 @@ class Line:
 
 
 class Slot(NamedTuple):
-    """One slot of the registry: its place, its host, the process that runs its function, and what it runs where.
-
-    A place is the slot itself, or the GPU that it shares with others. The default model has no name.
-    """
+    """A slot in the registry: its place, its host, its function's process, its version and its model. A place is the
+    slot itself, or the GPU that it shares. The default model has no name."""
 
     place: str
     host: str
@@ -85,7 +81,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One look at the registry: the slots that were healthy then."""
+    """The healthy slots at one look at the registry."""
 
     at: float
     healthy: Sequence[Slot]
@@ -93,10 +89,8 @@ class Sighting:
 
 @dataclass(slots=True)
 class Evidence:
-    """All evidence of a history: the ledger's rows, requests that each gateway has counted since it started, dead
-    letters that are left, keys in Redis when all is answered, warnings and errors in logs, and looks at the registry in
-    their order.
-    """
+    """All evidence of a history: ledger rows, each gateway's request counts since its start, dead letters, keys left in
+    Redis after all answers, warnings and errors in logs, and looks at the registry in order."""
 
     rows: list[Row] | None = None
     dropped: int = 0

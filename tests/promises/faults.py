@@ -1,4 +1,4 @@
-"""Costs of each fault. A promise that no cost excuses holds in spite of the fault.
+"""What each fault may cost. A promise that no cost excuses must hold in spite of the fault.
 
 A fault never excuses an answer that belongs to another request or another tenant.
 """
@@ -6,17 +6,14 @@ A fault never excuses an answer that belongs to another request or another tenan
 from dataclasses import dataclass
 
 REDO_SECONDS = 5.0
-"""Within this time after a broker is back, gateways have offered again what they hold."""
+"""Seconds after a broker returns within which gateways have resubmitted what they hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a fault, with a reason for people.
-
-    Where it `loses` acknowledged state, a task may be unknown (404) or pending once more, a key or a kept answer be
-    forgotten, a deleted task be back if a gateway still held it. Where it `reruns`, an input that ran may run again,
-    also under an idempotency key.
-    """
+    """What a fault may cost, with an explanation. If it `loses` acknowledged state, a task may become unknown (404) or
+    pending again, a key or kept answer may be forgotten, and a deleted task may reappear if a gateway still held it. If
+    it `reruns`, an input that ran may run again, even under an idempotency key."""
 
     loses: bool
     reruns: bool
@@ -56,7 +53,7 @@ COSTS = {
 
 @dataclass(slots=True)
 class Fault:
-    """Fault of the service, one of COSTS, with its span, which may not be over yet, and the name of the process."""
+    """A fault (one of COSTS), its time span, which may still be open, and the name of the process."""
 
     what: str
     began: float
@@ -70,12 +67,11 @@ class Fault:
 
 @dataclass(slots=True)
 class Drained(Fault):
-    """Drain of a process, or of one worker there, by an operator: no fault, but what has to do with faults has to do
-    with it.
+    """A drain of a process, or of one of its workers, by an operator. Not a fault, but code for faults must handle it.
 
-    `pid` is the process of the one worker's function; 0: all are drained. `told` is when all that were drained had told
-    so and ran nothing, `undrained` when the end was ordered, and `back` when all were healthy again, or gone; None: not
-    yet, or not in time.
+    `pid` is the process of the one worker's function, or 0 if all are drained. `told` is when all drained workers had
+    reported it and ran nothing, `undrained` is when undraining was ordered, and `back` is when all were healthy again
+    or gone. None means not yet, or not in time.
     """
 
     pid: int = 0

@@ -1,11 +1,9 @@
-"""Groups of requests that one run may answer."""
+"""Groups requests that one run may answer: with the same id or key, or identical ones if the history `shares`."""
 
 from tests.promises.operation import ASKS, History, Operation
 
 
 class Groups:
-    """Groups of requests that one run may answer: one id, one key, or identical requests where a history `shares` them."""
-
     def __init__(self, history: History, *, shares: bool) -> None:
         self._parents: dict[object, object] = {}
         self._first: dict[object, float] = {}
@@ -21,14 +19,14 @@ class Groups:
                     self._join(names[0], name, one.called)
 
     def together(self, one: tuple[Operation, int], other: tuple[Operation, int]) -> bool:
-        """Whether inputs of two requests may have one answer."""
+        """Return True if one run may have answered these inputs of two requests."""
         return self._root(_name(*one)) == self._root(_name(*other))
 
     def knows(self, one: Operation) -> bool:
         return _name(one) in self._parents
 
     def first_call(self, one: Operation, place: int = 0) -> float:
-        """Instant of the first request that may share this answer of `one`."""
+        """Return the time of the first request that may share this answer of `one`."""
         return self._first[self.of(one, place)]
 
     def of(self, one: Operation, place: int = 0) -> object:

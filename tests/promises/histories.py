@@ -1,4 +1,4 @@
-"""Histories made by hand, in few words."""
+"""Histories written by hand in a short notation."""
 
 import uuid
 from typing import Any
@@ -26,28 +26,26 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "torn": {"lost": "torn"},
     "cut": {"lost": "cut"},
 }
-"""Answers by the words that stand for them."""
+"""Answers by the words that the notation uses for them."""
 KINDS = {"ask": Kind.ASK, "task": Kind.TASK, "poll": Kind.POLL, "forget": Kind.FORGET}
 TYPES = {"timeout": float, "blamed": int, "fresh": bool, "rows": bool}
 
 
 class Scribe:
-    """Writes a history down."""
-
     def __init__(self, story: str = "", *, shares: bool = False) -> None:
         self.history = History(shares=shares)
         self.write(story)
 
     def write(self, story: str) -> None:
-        """Write sentences that stand between semicolons: when, what, with which inputs and options, and the answer.
+        """Write sentences separated by semicolons: when, what, with which inputs and options, and the answer.
 
         1-2 run a b                  a run of two inputs; it is `run0`, and `run0.1` is its output for b
-        0-3 ask a key=k: run0.0      a request that is answered with an output
+        0-3 ask a key=k: run0.0      a request that gets an output
         0- ask a b: left             one with two inputs, whose client left
         0-1 task poison_c id=t: accepted; 2-3 poll t: pending; 4-5 forget t: forgotten
         4-5 fault gpu killed of=worker-1
 
-        A space in an input is an underscore. The parameter of a call is `t`.
+        Write a space in an input as an underscore. The call parameter is `t`.
         """
         for sentence in filter(None, map(str.strip, story.split(";"))):
             asked, _, answer = sentence.partition(": ")
@@ -85,7 +83,6 @@ class Scribe:
 
     @property
     def broken(self) -> set[str]:
-        """Promises that the history breaks."""
         return {violation.promise for violation in check(self.history)}
 
     def run(
@@ -102,7 +99,7 @@ class Scribe:
         return [f"{text.upper()}|{mark}" for mark, text in run.marks().items()]
 
     def weigh(self, at: float = -99.0, **weights: float) -> None:
-        """Weights from an instant on, by version; `v3` stands for 3."""
+        """Set version weights from a time on. `v3` means version 3."""
         named = {version.removeprefix("v"): weight for version, weight in weights.items()}
         self.history.weighings.append(Weighing(named, at))
 
@@ -122,7 +119,7 @@ class Scribe:
         tenant: str = "acme",
         **told: Any,
     ) -> None:
-        """An operation that was called, and returned unless it did not, at these instants."""
+        """Record an operation called at the first time. It returned at the second, unless that is None."""
         chosen, timeout = bool(id), told.pop("timeout", 30.0)
         if told.get("output") is not None:
             told.setdefault("status", 200)

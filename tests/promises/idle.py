@@ -1,7 +1,7 @@
-"""A healthy slot runs something when there is load: it does not count as capacity that is never used.
+"""Find capacity that is never used: a healthy slot must run something under load.
 
-A place is a slot, or a GPU that several models share. One that was healthy, and in no trouble, for a while is idle when nothing ran
-there although others that run the same were busy meanwhile, or requests for just that were refused or late.
+A place is a slot, or a GPU that several models share. It is idle if it was healthy and undisturbed for a while, but ran
+nothing although others with the same model were busy, or requests for it were refused or late.
 """
 
 from collections import defaultdict
@@ -14,21 +14,21 @@ from tests.promises.operation import ASKS, BAD, History, Operation, Run, Violati
 WINDOW = 10.0
 """Seconds in which a place must run something."""
 SETTLED = 5.0
-"""Seconds after which a place that has come, or whose trouble is over, is used."""
+"""Seconds until a new or recovered place is in use."""
 GAP = 3.0
-"""Longest time between two looks at the registry that are taken for one after the other, in seconds."""
+"""Maximum seconds between two looks at the registry that count as consecutive."""
 BUSY = 0.3
-"""Share of the time that others are busy, on average, under load."""
+"""Share of time for which the others are busy, on average, under load."""
 REFUSED = 5
-"""Refused or late requests that are load, too."""
+"""Number of refused or late requests that also count as load."""
 WANTING = ("SERVICE_OVERLOADED", "NO_WORKERS", "DEADLINE_EXCEEDED")
-"""Codes of requests for which capacity was wanting."""
+"""Codes of requests that failed for lack of capacity."""
 
 Looks = list[tuple[float, list[Slot]]]
 
 
 def idle(history: History) -> Iterator[Violation]:
-    """Healthy places that run nothing under load; nothing where nobody looked at the registry."""
+    """Find healthy places that run nothing under load, if the registry was recorded."""
     yield from _Judge(history).judge()
 
 
@@ -58,7 +58,7 @@ class _Judge:
                         yield Violation("a healthy slot that runs nothing under load", story)
 
     def _windows(self, looks: Looks) -> Iterator[tuple[float, list[Slot]]]:
-        """Windows in which a place was healthy all the time, with its slots."""
+        """Yield windows in which a place was healthy throughout, with its slots."""
         since, last = looks[0][0] + SETTLED, looks[0][0]
         seen: set[Slot] = set()
         for at, slots in looks:
@@ -71,7 +71,7 @@ class _Judge:
                 since, seen = at, set()
 
     def _calm(self, slots: Sequence[Slot], since: float, until: float) -> bool:
-        """Whether nothing befell a place of these slots, its host, or what all share, shortly before and in a window."""
+        """Return True if no fault hit the place, its host, or anything shared, in a window or shortly before."""
         host, pids = slots[0].host, {0, *(slot.pid for slot in slots)}
         return not any(
             (
@@ -84,14 +84,14 @@ class _Judge:
         )
 
     def _busy(self, slots: Sequence[Slot], since: float, until: float) -> float:
-        """Seconds of a window in which the slots of a place ran something. A run that raised has no end in the journal: it counts as none."""
+        """Return how many seconds of a window the slots were running. Runs that raised have no end and don't count."""
         runs = [run for pid in {slot.pid for slot in slots} for run in self._runs[pid]]
         runs = [run for run in runs if run.ended or not any(text.startswith(BAD[1]) for text in run.inputs)]
         spans = [(max(run.began, since), min(run.ended or until, until)) for run in runs]
         return sum(max(0.0, end - begin) for begin, end in spans)
 
     def _load(self, place: str, slots: Sequence[Slot], since: float, until: float) -> str:
-        """Load that a place could have had in a window, in words; empty for none."""
+        """Describe the load that a place could have had in a window, or return an empty string."""
         queues = {(slot.model, slot.version) for slot in slots}
         shares = []
         for other, looks in self._places.items():
@@ -105,5 +105,5 @@ class _Judge:
 
 
 def _fits(one: Operation, slots: Sequence[Slot]) -> bool:
-    """Whether a request names what one of these slots runs, and had time to be run."""
+    """Return True if a request names something that one of these slots runs, and had time to run."""
     return one.timeout >= 1.0 and any(one.model == slot.model and one.wanted == slot.version for slot in slots)

@@ -1,4 +1,4 @@
-"""One id of one tenant: what requests, tasks, polls and deletions under it may be told.
+"""A tenant's id: the answers allowed for requests, tasks, polls and deletions that use it.
 
     absent ──submit──▶ live ──the run ends──▶ kept            a task
       ▲ ▲               │ │                    │
@@ -6,9 +6,9 @@
       │                   │
       └── answered ◀── held ◀── the run ends                  a request whose client waits
 
-While it is live, every other submission is a conflict. While a task's outcome is kept, the same text gets that outcome, and
-another one is misuse. A submission without a definite answer may vanish at any time while it is live; a task with its 202
-may not.
+While it is live, every other submission is a conflict. While a task's outcome is kept, the same input gets that
+outcome, and any other input is misuse. A live submission without a definite answer may vanish at any time, but a task
+that returned 202 may not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,11 +21,9 @@ SUBMITTED, ENDED, SEEN = "submitted", "ended", "seen"
 
 
 class Standing(NamedTuple):
-    """State of an id: `absent`, `live`, `held` (the run has ended, and its gateway has not answered yet), or `kept`.
-
-    `owner` is the number of the submission that may vanish, 0 for none. The outcome that is kept is empty as long as
-    nobody was told. It is `settled` once the gateway of a task knows that it has ended.
-    """
+    """State of an id: `absent`, `live`, `held` (the run has ended, but its gateway has not answered yet), or `kept`.
+    `owner` is the number of the submission that may vanish, or 0. `outcome` is empty until a client has got it. It is
+    `settled` once the task's gateway knows that the task has ended."""
 
     stage: str
     owner: int = 0
@@ -39,16 +37,14 @@ ABSENT = Standing("absent")
 
 
 class Id:
-    """See Object."""
-
     initial = ABSENT
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         asked = [one for one in operations if one.kind in (Kind.ASK, Kind.TASK)]
         self._texts = sorted({one.what for one in asked if one.kind is Kind.TASK})
         self._doubtful = {one.number for one in operations if any(_held(other, one) for other in asked)}
-        """Operations at a gateway that has another submission at hand and does not know yet what becomes of it: it is in the
-        way of others until then, and pends if it is a task."""
+        """Operations at a gateway that has another submission and doesn't yet know its fate. Until then that submission
+        blocks others, and is pending if it is a task."""
 
     def turns(self, state: Standing) -> Iterator[Standing]:
         if state.stage == "live" and state.task:
@@ -89,7 +85,7 @@ class Id:
             yield state._replace(outcome=poll.outcome), DONE
 
     def _forget(self, state: Standing, forget: Operation, progress: str) -> Iterator[Step[Standing]]:
-        """Deleting looks first, and acts then."""
+        """Deleting checks first, then acts."""
         known = state.task and state.stage in ("live", "kept")
         open_ = forget.ends is None
         if progress == CALLED:
@@ -98,19 +94,19 @@ class Id:
             if (not known and forget.status == 404) or forget.status not in (200, 204, 404):
                 yield state, DONE
             elif forget.status == 204 and forget.number in self._doubtful:
-                yield state, DONE  # It took back what was about to be refused.
+                yield state, DONE  # It took back a submission that was about to be refused.
         else:
             yield ABSENT if known else state, DONE
 
     def _submit(self, state: Standing, asked: Operation) -> Iterator[Step[Standing]]:
-        """Steps of a submission at its arrival."""
+        """Yield the steps of a submission when it arrives."""
         status, open_ = asked.status, asked.ends is None
         if open_ or (400 <= status < 500 and status not in (404, 409, 422)):
             yield state, DONE  # It was refused, or never arrived.
         if status == 404 and (asked.wanted or asked.model):
-            yield state, DONE  # Its version, or its model, is not there.
+            yield state, DONE  # Its version or model doesn't exist.
         if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT" and asked.key:
-            yield state, DONE  # The key's history tells whether that is right.
+            yield state, DONE  # The key's history decides whether that is right.
         if status == 409 and asked.number in self._doubtful:
             yield state, DONE
         if state.stage in ("absent", "held"):
@@ -127,12 +123,12 @@ class Id:
             if status == 422 and asked.code == "IDEMPOTENCY_CONFLICT":
                 yield state, DONE
         elif asked.kind is Kind.TASK and status == 202:
-            yield state._replace(settled=False), DONE  # Its own gateway has yet to hear the outcome.
+            yield state._replace(settled=False), DONE  # Its own gateway doesn't know the outcome yet.
         elif asked.outcome and not asked.turned_down and state.outcome in ("", asked.outcome):
             yield state._replace(outcome=asked.outcome), DONE
 
     def _wait(self, state: Standing, asked: Operation, progress: str) -> Iterator[Step[Standing]]:
-        """Steps of a submission that is or was the id's."""
+        """Yield the steps of a submission that owns, or owned, the id."""
         own = state.owner == asked.number
         if asked.kind is Kind.ASK:
             yield from self._wait_for_answer(state, asked, progress, own)
@@ -145,12 +141,12 @@ class Id:
             if state.stage == "kept" and state.text == asked.what and state.outcome in ("", asked.outcome):
                 yield state._replace(outcome=asked.outcome), DONE
         else:
-            yield state, DONE  # It has ended, was deleted or was lost; whoever waited for it heard what it heard.
+            yield state, DONE  # It has ended, was deleted or was lost; waiting clients may have got any answer.
 
     def _wait_for_answer(self, state: Standing, asked: Operation, progress: str, own: bool) -> Iterator[Step[Standing]]:
         if asked.status == 404:
             return  # Only a task can be deleted.
-        if asked.ends is None or not asked.outcome:  # Left, refused late, or out of time: it goes when it goes.
+        if asked.ends is None or not asked.outcome:  # Left, refused late, or timed out: it ends at any time.
             yield ABSENT if own else state, DONE
         elif progress == SUBMITTED and own:
             yield state._replace(stage="held"), ENDED
@@ -159,7 +155,7 @@ class Id:
 
 
 def _held(asked: Operation, meanwhile: Operation) -> bool:
-    """Whether a gateway that is asked for something may be about to find out whether it takes a submission."""
+    """Return True if a gateway may not yet know if it accepts `asked` while `meanwhile` is in progress."""
     if asked is meanwhile or asked.gateway != meanwhile.gateway:
         return False
     if meanwhile.kind in (Kind.POLL, Kind.FORGET) and asked.kind is not Kind.TASK:

@@ -1,4 +1,4 @@
-"""Journal that the model function `tests/targets/marked.py` wrote."""
+"""Reads the journal that the model function `tests/targets/marked.py` writes."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.promises.operation import Run, canonical
 
 
 def runs_in(path: Path) -> list[Run]:
-    """All runs of all processes, in the order in which they began to be noted."""
+    """Return all runs of all processes, in the order of their first journal lines."""
     runs: dict[str, Run] = {}
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
         if not line.endswith("\n"):

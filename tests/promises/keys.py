@@ -1,11 +1,12 @@
-"""One idempotency key of one tenant: one text, one run, one outcome.
+"""A tenant's idempotency key: one input, one run, one outcome.
 
     absent ──first request──▶ in flight ──output, or rejected by the model──▶ kept
       ▲                          │
       └── failed otherwise, or expired in the queue ──┘
 
-The same text joins the flight or gets what is kept; another text is misuse. A text that is known to fail may be turned down
-while nothing is kept, which binds the key to nothing. How often the text ran is judged by the checker, which knows the runs.
+The same input joins the run in flight or gets the kept outcome; any other input is misuse. While nothing is kept, an
+input that is known to fail may be refused, which doesn't bind the key. The checker, which knows the runs, judges how
+often the input ran.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,11 +17,11 @@ from tests.promises.search import CALLED, DONE, Step
 
 JOINED = "joined"
 KEPT = ("=", "!REJECTED_BY_MODEL")
-"""Beginnings of outcomes that are kept under a key."""
+"""Prefixes of outcomes that are kept under a key."""
 
 
 class Flight(NamedTuple):
-    """State of a key: `absent`, `flying` or `kept`; the text that it is bound to; the outcome once somebody was told."""
+    """State of a key: `absent`, `flying` or `kept`; the input it is bound to; the outcome once a client got it."""
 
     stage: str
     text: str = ""
@@ -31,8 +32,6 @@ FREE = Flight("absent")
 
 
 class Key:
-    """See Object."""
-
     initial = FREE
 
     def turns(self, state: Flight) -> Iterator[Flight]:
@@ -63,7 +62,7 @@ class Key:
     def _end(self, state: Flight, asked: Operation) -> Iterator[Step[Flight]]:
         if asked.ends is None or not asked.outcome.startswith(KEPT):
             yield state, DONE
-        elif state.stage == "absent":  # The flight that it joined came to nothing: it is offered anew.
+        elif state.stage == "absent":  # The run that it joined failed, so it is submitted again.
             yield Flight("flying", asked.what), JOINED
         elif state.stage == "kept" and state.text == asked.what and state.outcome in ("", asked.outcome):
             yield state._replace(outcome=asked.outcome), DONE

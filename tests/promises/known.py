@@ -1,15 +1,15 @@
-"""Ids and keys that clients use again."""
+"""Ids and keys that clients reuse."""
 
 from collections import deque
 from dataclasses import dataclass, replace
 
 MOST_USES = 7
-"""Times that an id or a key is used, so that its history can be judged."""
+"""Maximum uses of an id or key, so that its history stays small enough to judge."""
 
 
 @dataclass(slots=True)
 class Known:
-    """An id or a key that may be used again, with what was asked first, and the version, model and parameters that were named."""
+    """A reusable id or key, with its first request's input, version, model and parameters."""
 
     name: str
     words: tuple[str, ...]
@@ -21,7 +21,7 @@ class Known:
 
 
 def use(known: Known, among: deque[Known]) -> Known:
-    """Use an id or key once more; one that was used often is not any more."""
+    """Use an id or key once more. After MOST_USES it is not used again."""
     known.uses += 1
     if known.uses >= MOST_USES:
         among.remove(known)

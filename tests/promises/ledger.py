@@ -1,8 +1,8 @@
-"""The ledger against its clients, both ways: every answer has its row, and every row its client.
+"""Compares the ledger with its clients: every answer has its row, and every row its client.
 
-A row tells what the client of its id was told. A part of a list may have a row of its own, under an id that nobody knows; that
-is told by its input. Refusals share rows, so they are compared as sums, and from above only: a gateway that is killed takes
-its counts with it, and the last rows.
+A row holds the answer that the client with its id got. A part of a list may have its own row under an unknown id, which
+is matched by input. Refusals share rows, so they are only compared as sums, and only from above: if a gateway is
+killed, its counts and the last rows are lost.
 """
 
 from collections import Counter, defaultdict
@@ -15,13 +15,13 @@ from tests.promises.operation import ASKS, History, Kind, Operation, Violation
 from tests.promises.ways_in import text_of_numbers
 
 WRITTEN_SECONDS = 3.0
-"""Seconds of calm in which a gateway writes the rows of what it has answered."""
+"""Seconds without faults in which a gateway writes the rows of its answers."""
 GIVEN_UP = "the last records could not be written to the ledger"
-"""Log line of a process that ends without having written all of its rows."""
+"""Logged by a process that ends without having written all of its rows."""
 TENSORS = "tensors: "
-"""What the ledger keeps of tensors begins so: it tells their shapes, by which nobody knows a request."""
+"""Prefix of what the ledger stores for tensors: their shapes, which don't identify a request."""
 ENDED = ("ok", "REJECTED_BY_MODEL", "BACKEND_ERROR", "DEADLINE_EXCEEDED")
-"""Outcomes of requests that were taken in, each of which has a row of its own."""
+"""Outcomes of accepted requests, each of which has its own row."""
 _SHARED = frozenset(SHOWN.get(code, code) for code in REFUSALS)
 
 
@@ -54,7 +54,7 @@ class _Judge:
         yield from self._versions()
 
     def _missing(self) -> Iterator[Violation]:
-        """Answers without a row, and rows with another outcome than the client of their id got."""
+        """Find answers without a row, and rows whose outcome is not what the client with that id got."""
         for name, asked in self._under.items():
             told = Counter(outcome for one in asked if (outcome := self._outcome(one)) in ENDED)
             if len(asked) == 1 and asked[0].status == 202 and self._polled.get(name) in ENDED:
@@ -79,27 +79,27 @@ class _Judge:
                     yield Violation("the ledger tells another output", f"{one}: {row.output[-60:]}")
 
     def _outcome(self, one: Operation) -> str:
-        """Outcome that the client of a request was told by its gateway; empty where it was told none, or only by its stack."""
+        """Return the outcome that the client got from its gateway. Empty if none, or if its gRPC stack made it."""
         if one.returned is None or (one.kind is Kind.TASK and one.status == 202):
             return ""
         by_stack = one.way.startswith("gRPC") and one.status == 504
         return "" if by_stack else "ok" if one.output is not None else one.code
 
     def _lost(self, one: Operation) -> bool:
-        """Whether its gateway may not have got its row written before it was gone."""
+        """Return True if its gateway may have ended before writing its row."""
         returned = one.returned or one.called
         ends = [
             fault
             for fault in self._history.faults
             if fault.whom == one.gateway and fault.what.endswith(("killed", "ended"))
         ]
-        if one.status == 202:  # The row comes with the outcome, if its gateway is still there.
+        if one.status == 202:  # The row comes with the outcome, if the gateway is still running.
             return bool(ends)
         return any(self._calm(returned, fault) < WRITTEN_SECONDS for fault in ends)
 
     def _calm(self, since: float, end: Fault) -> float:
-        """Seconds in which a gateway could write to the ledger until it was ended, since the last trouble."""
-        gone = end.ended or end.began  # That may be when another process was in its place.
+        """Return the seconds since the last fault in which a gateway could write to the ledger before it ended."""
+        gone = end.ended or end.began  # Another process may have replaced it by then.
         until = end.began if end.what.endswith("killed") else self._given_up.get(end.whom, gone)
         stood = [
             min(fault.ended or until, until)
@@ -109,7 +109,7 @@ class _Judge:
         return until - max([since, *stood])
 
     def _of_nobody(self) -> Iterator[Violation]:
-        """Rows that no request explains, and more of them than there were requests."""
+        """Find rows that no request explains, or more rows than requests."""
         asked = Counter((one.tenant, text) for one in self._asks for text in one.texts)
         nameless = Counter[str]()
         for one in self._asks:
@@ -133,7 +133,7 @@ class _Judge:
         yield from self._refusals()
 
     def _refusals(self) -> Iterator[Violation]:
-        """Refusals that rows tell in sum, and clients were not told."""
+        """Find refusals in the sums that no client received."""
         told, open_ = Counter[tuple[str, str]](), Counter[str]()
         for one in self._asks:
             if one.returned is None:
@@ -154,7 +154,7 @@ class _Judge:
                 yield Violation("refusals that nobody was told", f"{tenant} {code}: {many}")
 
     def _versions(self) -> Iterator[Violation]:
-        """A run that failed is of a version, too."""
+        """Check that failed runs have a version, too."""
         if self._history.weighings:
             for rows in self._rows.values():
                 for row in rows:

@@ -1,6 +1,6 @@
-"""Dead letters against poisons, both ways: each failure of an input alone has its letter, and each letter its failure.
+"""Compares dead letters with poison inputs: each input that failed alone has its letter, and each letter its failure.
 
-A letter that was left before a loss of data may be gone. So may the oldest, where there are too many.
+A letter from before a loss of data may be gone. So may the oldest ones, if there are too many.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from tests.promises.faults import REDO_SECONDS
 from tests.promises.operation import ASKS, BAD, History, Operation, Violation
 
 MOST = 10_000
-"""Most letters that are kept; as many can be listed."""
+"""Maximum number of letters that are kept. All of them can be listed."""
 FAILED = ("REJECTED_BY_MODEL", "BACKEND_ERROR")
 """Codes of failures that leave a letter."""
 
@@ -34,7 +34,7 @@ def letters(history: History) -> Iterator[Violation]:
 
 
 def _of_good_inputs(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
-    """An input that neither fails nor was in a batch that a fault may have ended."""
+    """Find letters for good inputs that were in no batch that a fault may have ended."""
     reruns = any(fault.cost.reruns for fault in history.faults)
     for letter in found:
         good = letter.texts and not any(text.startswith(BAD) for text in letter.texts)
@@ -43,7 +43,7 @@ def _of_good_inputs(history: History, found: Sequence[Letter]) -> Iterator[Viola
 
 
 def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
-    """More letters than requests, and more than one of an id."""
+    """Find more letters than requests, and several letters with one id."""
     asked = Counter((one.tenant, text) for one in _asked(history) for text in one.texts)
     used = Counter((one.tenant, one.id) for one in _asked(history) if one.id)
     for tenant, text in Counter((one.tenant, text) for one in found for text in one.texts) - asked:
@@ -55,7 +55,7 @@ def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
 
 
 def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
-    """Failures that were told, and left no letter. One that is known to fail leaves none again."""
+    """Find failures that left no letter. An input that is already known to fail leaves no other."""
     left, ids = {(one.tenant, text) for one in found for text in one.texts}, {(one.tenant, one.id) for one in found}
     used = Counter((one.tenant, one.id) for one in _asked(history) if one.id and _may_have_failed(one))
     losses = [fault for fault in history.faults if fault.cost.loses]
@@ -65,13 +65,13 @@ def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
             continue
         texts = one.texts[one.blamed :][:1] if one.blamed >= 0 else one.texts
         if used[one.tenant, one.id] > 1 and (one.tenant, one.id) in ids:
-            continue  # A later letter under the id has taken the place of its own.
+            continue  # A later letter with the same id has replaced its own.
         if not any((one.tenant, text) in left for text in texts):
             yield Violation("a failure without a dead letter", str(one))
 
 
 def _may_have_failed(one: Operation) -> bool:
-    """Whether a request failed as one that leaves a letter, or may have without its client being told in the answer."""
+    """Return True if a request failed, or may have failed without its client knowing, in a way that leaves a letter."""
     return one.code in FAILED or one.status == 202 or one.returned is None
 
 

@@ -1,4 +1,4 @@
-"""Requests as a gateway's admin port and a ledger tell them."""
+"""What a gateway's admin port and a ledger say about requests."""
 
 import asyncio
 import contextlib
@@ -17,11 +17,11 @@ from tests.promises.operation import Telling
 STATUS, LEDGER = "the status", "the ledger"
 ROWS = "SELECT id, tenant, status, error, version, worker, requests, input, output FROM headway_requests"
 WITHIN = 10.0
-"""Seconds after which a status is not waited for any more."""
+"""Timeout for a status, in seconds."""
 
 
 async def look_up(door: Door, tenant: str, id: str) -> Telling | None:
-    """What a gateway tells of a request that it has answered; None where it could not be asked."""
+    """Ask a gateway about a request that it answered. Returns None if that wasn't possible."""
     asked = f"GET /internal/requests/req_{id}?tenant={tenant} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(WITHIN):

@@ -1,4 +1,4 @@
-"""Ways into models that take tensors of numbers: the octets of a text, filled up with zeros, and their sum or not. Pure."""
+"""APIs of models that take tensors of numbers: the zero-padded octets of a text, with or without their sum. Pure."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +17,6 @@ Write = Callable[..., Sent]
 
 
 def _value_of_both(text: str) -> dict[str, Any]:
-    """JSON value of one row."""
     return {CODES: _value_of_codes(text), SUM: sum(text.encode())}
 
 
@@ -26,7 +25,7 @@ def _value_of_codes(text: str) -> list[int]:
 
 
 def _both(texts: Sequence[str]) -> dict[str, tuple[str, Any]]:
-    """Datatype and array of each input of several rows."""
+    """Return the datatype and array of each input, for several rows."""
     rows = [text.encode() for text in texts]
     codes = np.frombuffer(b"".join(row.ljust(max(map(len, rows)), b"\0") for row in rows), "u1").reshape(len(rows), -1)
     return {CODES: ("UINT8", codes), SUM: ("INT64", codes.sum(axis=1, dtype="<i8"))}
@@ -37,7 +36,7 @@ def _codes(texts: Sequence[str]) -> dict[str, tuple[str, Any]]:
 
 
 def _ways(mark: str, value_of: Callable[[str], Any], arrays_of: Callable[..., Any]) -> tuple[WayIn, ...]:
-    """Ways into a model, those of ROWS last. `mark`: end of their names."""
+    """Return the APIs of a model, with those for ROWS last. `mark` is the suffix of their names."""
 
     def write_oip(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         inputs = [_head(name, *one, data=one[1].ravel().tolist()) for name, one in arrays_of(texts).items()]
@@ -90,10 +89,10 @@ OCTET_STREAM = replace(
     ways_in.OCTET_STREAM, name="octet-stream, codes", outputs=lambda fields, body: [text_of_codes(body)], tasks=False
 )
 NUMBERS_IN = _ways("numbers", _value_of_both, _both)
-"""Ways into a model that takes both."""
+"""APIs of a model that takes both."""
 CODES_IN = (OCTET_STREAM, *_ways("codes", _value_of_codes, _codes))
-"""Ways into a model that takes the octets alone."""
+"""APIs of a model that takes only the octets."""
 LISTS = (NUMBERS_IN[-5], CODES_IN[-5])
-"""Ways that have a list of inputs."""
+"""APIs that take a list of inputs."""
 ROWS_IN = (*NUMBERS_IN[-4:], *CODES_IN[-4:])
-"""Ways by which several inputs are the rows of the tensors."""
+"""APIs in which several inputs are the rows of the tensors."""

@@ -1,6 +1,6 @@
-"""Records of a history: operations of clients, runs of the model function, faults.
+"""Records of a history: clients' operations, runs of the model function, faults.
 
-All instants are seconds of the host's monotonic clock, which clients and model functions share.
+All times are seconds of the host's monotonic clock, which clients and model functions share.
 """
 
 import json
@@ -12,17 +12,15 @@ from tests.promises.evidence import Evidence
 from tests.promises.faults import Fault
 
 INDEFINITE = frozenset((500, 503, 504))
-"""Statuses after which the effect of an operation may still come, as an earlier answer of the broker was not awaited."""
+"""After these statuses the operation may still take effect, because an earlier answer of the broker was not awaited."""
 
 
 BAD = ("reject", "poison")
-"""Beginnings of inputs that the model function rejects: the first fail by themselves, the others with all that ride
-with them.
-"""
+"""Prefixes of inputs that the model function rejects. The first kind fails alone, the second fails its whole batch."""
 
 
 SHOWN = 200
-"""Characters of a text that are told."""
+"""Number of characters shown of a text."""
 
 
 class Kind(Enum):
@@ -31,34 +29,34 @@ class Kind(Enum):
     POLL = "polls"
     FORGET = "deletes"
     LOSS = "data may be lost"
-    """No client's: while this lasts, the service may forget what it has acknowledged."""
+    """Not an operation of a client. While it lasts, the service may forget what it has acknowledged."""
 
 
 ASKS = (Kind.ASK, Kind.TASK)
-"""Kinds that ask the model for something."""
+"""Kinds that send inputs to the model."""
 
 
 @dataclass(slots=True)
 class Operation:
-    """One request of a client and its answer.
+    """A client's request and its answer.
 
     Attributes:
         called: when its first byte was sent.
-        id: UUID text of the request or of the task it is about; empty as long as it is not known.
-        text, inputs: the input; those of a request with several, one after the other, and apart.
-        words: what was sent, of which the way may make another input.
-        fresh: no earlier answer will do; its own may do for later identical requests.
-        returned: when its answer was there; None if there was none.
-        status, code: of the answer; the code is that of an error, of a task that failed its own.
-        output, outputs: of the model, also that of a task; as `text` and `inputs`.
-        blamed: place of the input that the error names; -1: it names none.
-        wanted: version of the model that it names; empty: any.
-        version: version that its answer tells, of several that answered all, with commas; empty where that tells none.
-        turned_down: refused without a run, as the same input has failed alone.
-        parameters: those that a call has once, as JSON; empty: none.
-        rows: whether its inputs are the rows of one tensor, which run and are answered together.
-        lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
-            which is a violation, `cut` or `silent`.
+        id: UUID of the request or of the task it is about; empty until known.
+        text, inputs: the input; if there are several, all in one string, and separately.
+        words: what was sent; the API may turn it into a different input.
+        fresh: no earlier answer will do; later identical requests may get its answer.
+        returned: when its answer arrived, or None.
+        status, code: of the answer. The code is that of an error; if a task failed, the task's own.
+        output, outputs: of the model, also for a task; like `text` and `inputs`.
+        blamed: index of the input that the error names, or -1.
+        wanted: version of the model that it names; empty for any.
+        version: version in its answer, or several separated by commas; empty if there is none.
+        turned_down: refused without a run, because the same input failed alone before.
+        parameters: call parameters as JSON, or empty.
+        rows: its inputs are the rows of one tensor, which run and are answered together.
+        lost: why there is no answer: `torn` off before it was completely sent, `left`, `reset` because its gateway was
+            killed; or `cut` or `silent`, which are violations.
     """
 
     number: int
@@ -95,9 +93,9 @@ class Operation:
 
     @property
     def what(self) -> str:
-        """What it asks, by which it is told from others under its id or its key."""
+        """Return what it asks, which distinguishes it from others with the same id or key."""
         named = (f"@{self.wanted}" if self.wanted else "") + (f" to {self.model}" if self.model else "")
-        named += f" with {self.parameters}" if self.parameters else ""  # Under a key, 1.0 is another request than 1.
+        named += f" with {self.parameters}" if self.parameters else ""  # Under a key, 1.0 and 1 are different requests.
         return self.text + named + " as rows" * self.rows  # An array is answered with an array.
 
     @property
@@ -110,7 +108,7 @@ class Operation:
 
     @property
     def entries(self) -> int:
-        """Requests as which it is counted: one for each input, and one for all rows of a tensor."""
+        """Return how many requests it counts as: one per input, or one for all rows of a tensor."""
         return 1 if self.rows else len(self.texts)
 
     @property
@@ -119,16 +117,14 @@ class Operation:
 
     @property
     def ends(self) -> float | None:
-        """Instant by which its effect is sure to have come, or not to come; None: never.
-
-        When one of several inputs fails, the others are let go of after the answer.
-        """
+        """Return when its effect has certainly happened or never will, or None if it may always happen. If one of
+        several inputs fails, the others are released after the answer."""
         open_ = self.status != 200 and len(self.inputs) > 1 and (self.code != "IDEMPOTENCY_CONFLICT" or self.blamed > 0)
         return None if open_ or self.status in INDEFINITE else self.returned
 
     @property
     def outcome(self) -> str:
-        """Outcome of the run in one word, as it is told here; empty if this tells nothing of it."""
+        """Return the outcome of the run as one word; empty if the answer doesn't show it."""
         if self.output is not None:
             return f"={self.output}"
         told = self.kind is Kind.POLL and self.status == 200 and self.code
@@ -146,7 +142,7 @@ class Operation:
 
 
 def canonical(parameters: str) -> str:
-    """Write parameters as all that equal them are written: 1.0 as 1, and none at all as the empty text."""
+    """Write parameters in a form that all equal ones share: 1.0 as 1, and none as the empty string."""
     values = json.loads(parameters or "{}", parse_float=_number)
     return json.dumps(values, sort_keys=True) if values else ""
 
@@ -157,22 +153,20 @@ def _number(text: str) -> float:
 
 
 def text_of(output: str) -> str:
-    """Input of the model function, as an output tells it."""
+    """Return the input that the model function got, as found in the output."""
     return output.rpartition("|")[0]
 
 
 def mark_of(output: str) -> str:
-    """Run of an output, and its place in that run."""
+    """Return the mark in an output, which identifies the run and the place in it."""
     return output.rpartition("|")[2]
 
 
 @dataclass(slots=True)
 class Run:
-    """A batch that the model function began, and ended if it did.
-
-    `version` is that of the function, `model` its name, empty for the default one, and `host` the process that it ran for.
-    `parameters` are those of the call, as `canonical` writes them.
-    """
+    """A batch that the model function began and, if `ended` is set, finished. `version` is that of the function,
+    `model` its name (empty for the default model), and `host` the process it ran for. `parameters` are those of the
+    call, as written by `canonical`."""
 
     name: str
     inputs: Sequence[str]
@@ -189,13 +183,13 @@ class Run:
         return int(first, 16) if "." in self.name else 0
 
     def marks(self) -> Mapping[str, str]:
-        """The mark of each output by which it is told from those of all other runs, to its input."""
+        """Map the mark of each output, which is unique over all runs, to its input."""
         return {f"{self.name}.{place}": text for place, text in enumerate(self.inputs)}
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Weights of the versions, of which gateways were told from an instant on."""
+    """Version weights that gateways were given from a certain time on."""
 
     weights: Mapping[str, float]
     began: float
@@ -203,7 +197,7 @@ class Weighing:
 
 @dataclass(slots=True)
 class Presence:
-    """Time in which a process was up: a gateway, or a worker host of a version, which runs these models."""
+    """When a process was up: a gateway, or a worker host with a version and models."""
 
     name: str
     version: str
@@ -215,7 +209,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """Version of a request as a ledger or a status tells it; None: it knows nothing of the request."""
+    """The version of a request according to the ledger or a status. None means that the request is unknown there."""
 
     source: str
     tenant: str
@@ -225,11 +219,9 @@ class Telling:
 
 @dataclass(slots=True)
 class Job:
-    """One bulk job, as its client knows it in the end. Its status is empty where nobody knows it.
-
-    `lines` and `parameters` go by `custom_id`; a line has several texts if it has several inputs. `answers` and
-    `errors` are the records of its two files: `custom_id`, and the outputs or the error's code.
-    """
+    """A bulk job as its client knows it at the end. Its status is empty if unknown. `lines` and `parameters` are keyed
+    by `custom_id`; a line has several texts if it has several inputs. `answers` and `errors` are the records of its two
+    files: `custom_id`, and the outputs or the error's code."""
 
     tenant: str
     id: str
@@ -245,14 +237,14 @@ class Job:
 
 @dataclass(slots=True)
 class History:
-    """Notes of a whole history: what clients did, what ran, what failed, and what the service itself gives as evidence.
+    """The record of a whole history: what clients did, what ran, what failed, and evidence from the service itself.
 
     Attributes:
-        limits: requests a second and burst, by tenant and model; None stands for all models together.
-        shares: whether identical requests of a tenant may get one answer (`--cache`, `--collapse`).
-        unasked: bytes that came when no answer was due, in words.
-        weighings: weights of the versions, in the order of their beginnings; empty: nothing is known of versions.
-        processes: gateways and worker hosts, where versions are known.
+        limits: requests per second and burst, by tenant and model; None means all models together.
+        shares: whether identical requests of a tenant may share an answer (`--cache`, `--collapse`).
+        unasked: descriptions of bytes that arrived when no answer was due.
+        weighings: version weights in order of time; empty if versions are unknown.
+        processes: gateways and worker hosts, if versions are known.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -270,7 +262,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken: which, and the operations that show it."""
+    """A broken promise: which one, and the operations that show it."""
 
     promise: str
     story: str

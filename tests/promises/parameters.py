@@ -1,6 +1,6 @@
-"""Parameters that a call has once: all that ride in it have these, and no others.
+"""Call parameters: all inputs in a call have the same ones.
 
-What was asked with a text is known from the clients, so this holds whatever the model function says that it was given.
+The clients know which parameters they sent with each input, so this doesn't rely on what the model function reports.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from tests.promises.operation import ASKS, BAD, History, Run, Violation, canonic
 
 
 def parameters(history: History) -> Iterator[Violation]:
-    """Calls with inputs of requests whose parameters differ, and calls with others than their requests have."""
+    """Find calls that mix requests with different parameters, and calls with other parameters than their requests."""
     asked = _asked(history)
     for run in history.runs:
         wanted = {text: asked[text] for text in run.inputs if text in asked}
@@ -26,7 +26,7 @@ def parameters(history: History) -> Iterator[Violation]:
 
 
 def figures(history: History) -> tuple[int, Counter[str], int]:
-    """Number of calls; inputs that ran in them, by their parameters; and calls that mix these."""
+    """Return the number of calls, the inputs that ran in them by parameters, and the number of mixed calls."""
     asked = _asked(history)
     inputs = Counter[str]()
     for run in history.runs:
@@ -35,7 +35,7 @@ def figures(history: History) -> tuple[int, Counter[str], int]:
 
 
 def _asked(history: History) -> Mapping[str, set[str]]:
-    """Parameters with which each text was asked."""
+    """Return the parameters that each input was sent with."""
     asked: dict[str, set[str]] = defaultdict(set)
     for operation in history.operations:
         if operation.kind in ASKS:
@@ -49,16 +49,15 @@ def _asked(history: History) -> Mapping[str, set[str]]:
 
 
 def _mixes(run: Run, asked: Mapping[str, set[str]]) -> bool:
-    """Whether no parameters are those of all inputs."""
+    """Return True if no parameters fit all inputs."""
     wanted = [asked[text] for text in run.inputs if text in asked]
     return bool(wanted) and not set.intersection(*wanted)
 
 
 def ran_in_vain(runs: Sequence[Run]) -> set[str]:
-    """Names of calls that have ended and run again, as a later call of the same batch raised.
-
-    Which calls are of one batch isn't written down. They run one after the other, at most MOST_CALLS for each value of the parameters.
-    """
+    """Return the names of calls that finished and ran again because a later call of the same batch raised. Nothing
+    records which calls belong to a batch. They run one after the other, at most MOST_CALLS for each value of the
+    parameters."""
     by_process: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_process[run.name.rpartition(".")[0]].append(run)

@@ -1,4 +1,4 @@
-"""Requests of operations over HTTP, and the header fields that those over gRPC have as metadata. Pure."""
+"""Operations as HTTP requests, and the header fields that gRPC sends as metadata. Pure."""
 
 import json
 
@@ -7,11 +7,11 @@ from tests.promises.operation import ASKS, Kind, Operation
 from tests.promises.ways_in import WAYS_IN
 
 WAYS = {way.name: way for way in (*WAYS_IN, *NUMBERS_IN, *CODES_IN)}
-"""Ways in by name."""
+"""APIs by name."""
 
 
 def request_of(operation: Operation, credential: str, wait: float) -> bytes:
-    """Request of an operation, which waits for so many seconds where it may; `credential` is the value of `Authorization`."""
+    """Write an operation as a request, which may wait `wait` seconds. `credential` is the `Authorization` value."""
     fields = fields_of(operation, credential)
     if operation.kind in (Kind.POLL, Kind.FORGET):
         method = "GET" if operation.kind is Kind.POLL else "DELETE"
@@ -31,7 +31,7 @@ def request_of(operation: Operation, credential: str, wait: float) -> bytes:
 
 
 def fields_of(operation: Operation, credential: str) -> list[str]:
-    """Header fields of an operation by any way."""
+    """Return an operation's header fields, for any API."""
     fields = [f"Authorization: {credential}"] if credential else []
     if operation.kind in ASKS:
         fields += [f"X-Request-Id: req_{operation.id}"] if operation.chosen else []

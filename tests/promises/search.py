@@ -1,10 +1,10 @@
-"""Whether a history of one object is allowed: just-in-time linearisation, as Lowe's and Knossos' checkers do it.
+"""Decides whether the history of one object is allowed: just-in-time linearization, as in Lowe's checker and Knossos.
 
-A configuration is the state of the object together with how far each operation under way has come. The search keeps all
-configurations that fit what was seen so far. A call adds an operation to each; before a return every effect that may have
-come by then is tried, in every order; a return keeps those in which that operation is done with the answer it got. When
-none is left, the history has no explanation. An operation without a return stays under way for ever: it may have its
-effect at any later time, or never.
+A configuration is the state of the object together with the progress of each running operation. The search keeps all
+configurations that fit what was seen so far. A call adds an operation to each. Before a return, all effects that may
+have happened by then are tried in every order. A return keeps the configurations in which its operation is done with
+the answer it got. If none is left, nothing explains the history. An operation without a return runs forever: it may
+take effect at any later time, or never.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -13,43 +13,41 @@ from typing import Generic, Protocol, TypeVar
 from tests.promises.operation import Operation
 
 CALLED, DONE = "called", "done"
-"""Progress of an operation at first and in the end; the object names what is between."""
+"""An operation's progress at the start and at the end. The object names the steps between them."""
 MOST = 500_000
-"""Configurations beyond which a history is too complex to be judged."""
+"""Maximum number of configurations. With more, a history is too complex to judge."""
 
 State = TypeVar("State", bound=Hashable)
 Step = tuple[State, str]
-"""State of the object, and how far the operation has come."""
+"""The object's state, and the operation's progress."""
 
 
 class Object(Protocol[State]):
-    """Object that operations act on."""
-
     @property
     def initial(self) -> State: ...
 
     def steps(self, state: State, operation: Operation, progress: str) -> Iterable[Step[State]]:
-        """Next steps of an operation, given the answer that it got, or any that it may have got."""
+        """Return the next steps of an operation, given its answer, or any possible answer if it has none."""
         ...
 
     def turns(self, state: State) -> Iterable[State]:
-        """States into which a state may turn by itself."""
+        """Return states that a state may change to without an operation."""
         ...
 
 
 class TooComplex(Exception):
-    """The history has more explanations than can be looked at."""
+    """The history has too many explanations to check."""
 
 
 class Search(Generic[State]):
-    """Judges the history of one object by all operations on it."""
+    """Judges the history of one object, using all operations on it."""
 
     def __init__(self, subject: Object[State], operations: Sequence[Operation]) -> None:
         self._subject = subject
         self._operations = {operation.number: operation for operation in operations}
 
     def unexplained(self) -> Operation | None:
-        """The first operation whose answer nothing explains, if any. Raises TooComplex where that cannot be told."""
+        """Return the first operation whose answer nothing explains, or None. Raises TooComplex."""
         events = [(one.called, 0, one) for one in self._operations.values()]
         events += [(one.ends, 1, one) for one in self._operations.values() if one.ends is not None]
         found: set[tuple[State, frozenset[tuple[int, str]]]] = {(self._subject.initial, frozenset())}
@@ -66,7 +64,7 @@ class Search(Generic[State]):
     def _closed(
         self, found: set[tuple[State, frozenset[tuple[int, str]]]]
     ) -> set[tuple[State, frozenset[tuple[int, str]]]]:
-        """States that may have come of these by now."""
+        """Return all states that may have been reached from these by now."""
         closed, open_ = set(found), list(found)
         while open_:
             state, under_way = open_.pop()

@@ -1,4 +1,4 @@
-"""Spans of time, in seconds: sorted lists of disjoint (begin, end)."""
+"""Time spans in seconds: sorted lists of disjoint (begin, end)."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The checker on what is left in Redis: kinds that may be, and planted keys that may not."""
+"""The checker on what is left in Redis: allowed kinds, and planted keys that are not allowed."""
 
 import time
 from pathlib import Path
@@ -33,7 +33,7 @@ UNKNOWN = "a key in Redis of a kind that nobody knows"
 TOO_LATE = "a key in Redis that ends too late"
 TASK_ID = "headway:{id:0000bc91d846dfb1079c5698a152f2b2}"
 EMPTY = ["l2", "a1", "x", "y", "s", "p", "e", "v", "v:flight", "vs", "vd", "d", "tw", "b"]
-"""Kinds of keys of which nothing is left when all is answered."""
+"""Kinds of keys that must be empty once all requests are answered."""
 
 
 @pytest.mark.parametrize(

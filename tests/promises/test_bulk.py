@@ -1,4 +1,4 @@
-"""The checker on bulk jobs: a job that is as it should be, and one of each kind that is not."""
+"""The checker on bulk jobs: a correct job, and a broken one of each kind."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ JOB: dict[str, Any] = {
 
 
 def history_of(**changes: Any) -> Scribe:
-    """One job of three lines, of which one has two inputs and the model rejects one, and whose runs another request shares."""
+    """A job with three lines: one with two inputs, and one that the model rejects. Another request shares its runs."""
     it = Scribe("1-2 run bulk_1 bulk_2 bulk_2b reject_bulk_3 caller; 0.5-3 ask caller: run0.4")
     it.history.jobs.append(Job("acme", "batch_1", 0.0, **JOB | changes))
     return it

@@ -1,4 +1,4 @@
-"""Answers as clients of histories read them: errors of calls and of APIs that tell no code, and streams."""
+"""How clients read answers: errors of calls, errors of APIs without codes, and streams."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ _RESPONSE = protos.message("inference.ModelStreamInferResponse")
 
 
 class Opened:
-    """Call with a stream: gives these answers as soon as as many requests are there, and then ends."""
+    """A fake stream call. Gives these answers once as many requests have arrived, and then ends."""
 
     def __init__(self, answers: list[bytes], ends: BaseException | None) -> None:
         self.sent: list[bytes] = []
@@ -43,7 +43,6 @@ class Opened:
 
 
 def answer(id: str, output: str = "", code: str = "") -> bytes:
-    """Message of an answer: an output, or an error with this code."""
     made = _RESPONSE(error_message=code and f"what is {code}", infer_response={"id": id})
     if code:
         made.infer_response.parameters["x-headway-error"].string_param = code
@@ -55,7 +54,7 @@ def answer(id: str, output: str = "", code: str = "") -> bytes:
 
 
 def told(answers: list[bytes], ends: BaseException | None, *texts: str) -> list[Answered]:
-    """What requests of these texts are told by a stream of so many answers."""
+    """Return what requests with these texts get from a stream with these answers."""
 
     async def main() -> list[Answered]:
         opened: Any = Opened(answers, ends)
@@ -69,7 +68,6 @@ def told(answers: list[bytes], ends: BaseException | None, *texts: str) -> list[
 
 
 def failure(status: grpc.StatusCode, code: str, details: str = "over") -> grpc.aio.AioRpcError:
-    """End of a call with an error."""
     trailers = grpc.aio.Metadata(*((("x-headway-error", code),) if code else ()))
     return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), trailers, details)
 

@@ -1,4 +1,4 @@
-"""The checker itself: histories that are allowed, and at least one of each kind that is not. `Scribe.write` says how they are told."""
+"""The checker itself: allowed histories, and broken ones of each kind. `Scribe.write` explains the notation."""
 
 import pytest
 
@@ -242,7 +242,7 @@ BROKEN = {
         )
     },
 }
-"""Histories that break these promises, and no other."""
+"""Histories that break these promises and no others."""
 ROWS = [(set(promises.split("; ")), story, name) for promises, rows in BROKEN.items() for name, story in rows.items()]
 
 
@@ -297,7 +297,7 @@ FOUR = (
 
 
 def limits(all_models: float, second: float) -> dict[tuple[str, str | None], tuple[float, float]]:
-    """Bursts of a tenant to all models and to one of them."""
+    """Return a tenant's bursts on all models and on one of them."""
     return {("acme", None): (0.0, all_models), ("acme", "second"): (0.0, second)}
 
 

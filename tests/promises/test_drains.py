@@ -1,4 +1,4 @@
-"""The checker on drains, on what gateways have counted, and on slots that are healthy and run nothing."""
+"""The checker on drains, on gateways' counts, and on healthy slots that run nothing."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SLOT = Slot("worker-1/gpu-0", "worker-1", 0xA, "", "")
 
 
 def drained(story: str = "", **told: Any) -> Scribe:
-    """History of a drain of a worker host from 1 s on, which tells so at 2 s and is undrained at 10 s."""
+    """A worker host is drained from 1 s on, reports it at 2 s, and is undrained at 10 s."""
     it = Scribe(story)
     it.history.faults.append(Drained("worker drained", 1.0, whom="worker-1", **TIMES | told))
     return it
@@ -34,7 +34,7 @@ def promises(history: History) -> list[str]:
         ("x", 5.0, "worker-2", 0, "", False),
         ("x", 5.0, "worker-1", 0xA, "", True),
         ("x", 5.0, "worker-1", 0xB, "", False),
-        ("warm-up", 5.0, "worker-1", 0, "", False),  # It was starting as it was drained.
+        ("warm-up", 5.0, "worker-1", 0, "", False),  # It was starting when it was drained.
         ("x", 5.0, "worker-1", 0, "4-4.5 fault redis killed, memory only", False),  # The broker forgot the drain.
     ],
 )
@@ -82,7 +82,7 @@ ASKED = (
     "1-2 run a b c; 1-2 run reject_d; 0-3 ask a: run0.0; 0-3 ask b c: run0.1 run0.2; 0-3 ask e reject_d blamed=1: rejected;"
     "0-30 ask f: late; 0-3 ask g: limited; 0-3 ask h wanted=9: unknown; 0- ask i: left; 0-3 task j id=task: accepted"
 )
-"""Requests of which nobody knows what became of e, h, i and j."""
+"""Requests. The outcomes of e, h, i and j are unknown to the clients."""
 COUNTED = {"ok": 3, "rejected_by_model": 1, "rate_limited": 1, "deadline_exceeded": 1}
 ROWS = "1-2 run a b; 0-3 ask a b rows=1: run0.0 run0.1"
 NO_WORKERS = "0-3 ask a{}: no-workers"
@@ -98,10 +98,10 @@ NO_WORKERS = "0-3 ask a{}: no-workers"
         (ASKED, COUNTED | {"deadline_exceeded": 0}, {MISSING}),
         (ASKED, COUNTED | {"ok": 9}, {TOO_OFTEN, MORE}),
         (ASKED, COUNTED | {"rejected_by_model": 4, "rate_limited": 4}, {MORE}),
-        # A version that is not known now is refused before there is a request.
+        # An unknown version is refused before there is a request.
         (NO_WORKERS.format(""), {"ok": 0}, {MISSING}),
         (NO_WORKERS.format(" wanted=3"), {"ok": 0}, set()),
-        # Rows of a tensor are one request.
+        # The rows of a tensor are one request.
         (ROWS, {"ok": 1}, set()),
         (ROWS, {"ok": 2}, {TOO_OFTEN, MORE}),
     ],
@@ -120,7 +120,7 @@ NOTHING = ["a healthy slot that runs nothing under load"]
 OF_TWO = [IDLE._replace(place="b", pid=pid, model=model) for pid, model in ((0xB, ""), (0xC, "second"))]
 RAISED = [Run(f"a.{number}", ["poison"], 0.1 * number, None, "3") for number in range(20)]
 HALF = [Run(f"a.{number}", ["x"], number, number + 0.5, "3") for number in range(20)]
-"""Runs of pid 0xA, which raised and keep nobody busy, or which take half of the time."""
+"""Runs in process 0xA. They raised and so keep nothing busy, or they take half of the time."""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ HALF = [Run(f"a.{number}", ["x"], number, number + 0.5, "3") for number in range
         ([BUSY, IDLE], HALF, 20, "8-9 fault gpu killed of=worker-2", []),
         ([BUSY, IDLE], HALF, 20, "8-9 fault redis paused of=redis", []),
         ([BUSY, IDLE], HALF, 20, "8-9 fault gpu killed of=worker-1", NOTHING),
-        # A model of a GPU may rest while another runs there.
+        # A model may rest while another runs on the GPU.
         ([BUSY, *OF_TWO], [*HALF, Run("c.0", ["x"], 7.0, 8.0, "3", "second")], 20, "", []),
         ([BUSY, *OF_TWO], HALF, 20, "", NOTHING),
     ],

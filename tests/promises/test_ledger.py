@@ -1,4 +1,4 @@
-"""The checker on the ledger: rows that fit their clients, and one history of each kind in which they do not."""
+"""The checker on the ledger: rows that match their clients, and one history for each way in which they don't."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def it() -> Scribe:
 def test_every_answer_has_its_row_and_every_row_its_client(it: Scribe) -> None:
     it.write("1-2 run b; 1-2 run reject_c; 0-3 ask reject_c id=two: rejected; 0-30 ask d id=three: late")
     it.write("0-1 task b id=four: accepted; 4-5 poll four: run1.0; 0- ask e: left")
-    it.history.operations[-1].id = ""  # Its client never heard of one.
+    it.history.operations[-1].id = ""  # Its client never got one.
     it.row("two", "REJECTED_BY_MODEL", input="reject c")
     it.row("three", "DEADLINE_EXCEEDED", input="d")
     it.row("four", input="b", output="B|run1.0")

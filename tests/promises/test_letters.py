@@ -1,4 +1,4 @@
-"""The checker on dead letters and on warnings: those that fit what failed, and one history of each kind in which they do not."""
+"""The checker on dead letters and on warnings: those that match the failures, and histories of each kind that don't."""
 
 import pytest
 
@@ -11,7 +11,7 @@ MISSING = "a failure without a dead letter"
 
 @pytest.fixture
 def it() -> Scribe:
-    """Two inputs that failed alone, one of a list, with their letters; a third that is known to fail left none."""
+    """Three inputs failed alone, one of them in a list. Two have letters; the third was known to fail and left none."""
     made = Scribe("1-2 run a reject_b poison_c; 0-3 ask poison_c id=one: rejected; 4-5 ask poison_c id=three: known")
     made.write("0-3 ask a reject_b id=two blamed=1: rejected")
     made.history.evidence.letters = [Letter("acme", "one", "poison c"), Letter("acme", "part", "reject b")]
@@ -83,24 +83,24 @@ OF_POSTGRES = GIVEN_UP.format("ConnectionError('PostgreSQL server at \"…\": se
 @pytest.mark.parametrize(
     ("fault", "line", "explained"),
     [
-        # A fault explains what its process tells around it, and no other process.
+        # A fault explains what its own process logs around that time, and nothing from other processes.
         ("gpu killed of=worker-1", Line("worker-1", 10.5, "warning", "batch failed", "cause='crashed'"), True),
         ("gpu killed of=worker-1", Line("worker-1", 21.0, "warning", "batch failed", "cause='crashed'"), True),
         ("gpu killed of=worker-1", Line("worker-1", 9.0, "warning", "batch failed", "cause='crashed'"), False),
         ("gpu killed of=worker-1", Line("worker-1", 30.0, "warning", "batch failed", "cause='crashed'"), False),
         ("gpu killed of=worker-1", Line("worker-2", 10.5, "warning", "batch failed", "cause='crashed'"), False),
-        # What all share explains what any process tells of it.
+        # A fault in something shared explains what any process logs about it.
         ("redis paused of=redis", Line("gateway-3", 11.0, "warning", CUT_OFF), True),
         ("ledger paused of=ledger", Line("gateway-3", 11.0, "warning", CUT_OFF), False),
-        # What befalls a worker explains what gateways tell of its version, and not what they tell of the broker.
+        # A worker's fault explains what gateways log about its version, but not what they log about the broker.
         ("worker killed of=worker-1", Line("gateway-3", 11.0, "warning", BARE, "versions='3'"), True),
         ("worker killed of=worker-1", Line("gateway-3", 11.0, "warning", CUT_OFF), False),
-        # Poisonous inputs explain the batches that they make fail, at any time.
+        # Poison inputs explain the batches that they make fail, at any time.
         ("gateway killed of=g", Line("worker-2", 40.0, "warning", "batch failed", "error='a poisonous input'"), True),
         ("gateway killed of=g", Line("worker-2", 40.0, "warning", "batch failed", "error='cuda'"), False),
-        # An event that is not known is never explained.
+        # Nothing explains an unknown event.
         ("gateway paused of=g", Line("g", 11.0, "error", "a request observer failed"), False),
-        # A connection to the ledger that was given up explains its own error.
+        # Giving up a connection to the ledger explains its own error.
         ("ledger paused of=ledger", Line("gateway-1", 11.0, "error", OF_POSTGRES), True),
         ("redis paused of=redis", Line("gateway-1", 11.0, "error", OF_POSTGRES), False),
         ("ledger paused of=ledger", Line("gateway-1", 11.0, "error", GIVEN_UP.format("KeyError('PostgreSQL')")), False),

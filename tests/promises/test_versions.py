@@ -1,4 +1,4 @@
-"""The checker on versions of a model: what is allowed, and histories of each kind that are not."""
+"""The checker on model versions: allowed histories, and broken ones of each kind."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.promises.spans import common, touches, union
 BOTH = Versions({"3": 1, "4": 1}, "34", {"3": 1.0, "4": 1.0})
 NAMES = [name for name in map(str, range(99)) if BOTH.drawn(position_of("acme", name)) == "3"]
 OTHERS = [name for name in map(str, range(99)) if name not in NAMES]
-"""Keys and ids that draw 3, and those that draw 4, where both have the same weight."""
+"""Keys and ids that draw 3, and those that draw 4, if both have the same weight."""
 DRAINS = "a version that drains runs a new request"
 DRAWS = "another version than its name draws"
 KEPT = "a kept answer of a version that may not be drawn"
@@ -19,7 +19,7 @@ ANOTHER = "an answer tells another version than ran it"
 
 
 def rollout(story: str) -> Scribe:
-    """Versions 3 and 4 are there, each drawn half the time until 3 drains at 100, and 5 has no weight."""
+    """Versions 3 and 4 get half of the requests each until 3 drains at 100. Version 5 has no weight."""
     it = Scribe(shares=True)
     it.weigh(v3=1.0, v4=1.0)
     it.weigh(100.0, v3=0.0, v4=1.0)
@@ -30,7 +30,7 @@ def rollout(story: str) -> Scribe:
 
 
 DRAINED = "108-109 run a version=3; 106-112 ask a: run0.0; "
-"""A request that the version runs after its drain has begun."""
+"""A request that the version runs after its drain began."""
 KEPT_OF_3 = "1-2 run a version=3; 0-3 ask a: run0.0; "
 
 
@@ -43,16 +43,16 @@ KEPT_OF_3 = "1-2 run a version=3; 0-3 ask a: run0.0; "
         ("1-2 run a version=4; 0-3 ask a wanted=3: run0.0", "a request that names a version is answered by another"),
         ("1-2 run a version=5; 0-3 ask a wanted=5: run0.0", ""),
         ("1-2 run a version=5; 0-3 ask a: run0.0", NOT_DRAWN),
-        # A version that drains runs what came before.
+        # A draining version runs what came before.
         ("110-111 run a version=3; 104-112 ask a: run0.0", ""),
         (DRAINED, DRAINS),
         (DRAINED + "99-109 fault gateway paused", ""),
-        # Another version helps only where one has no worker.
+        # Another version only helps one that has no worker.
         (DRAINED + "105-107 fault gpu killed of=host_of_4", ""),
         (DRAINED + "105-107 fault redis paused of=redis", ""),
         (DRAINED + "105-107 fault gpu killed of=another", DRAINS),
         (DRAINED + "105-107 fault worker killed of=host_of_4; 111-112 ask a: run0.0", KEPT),
-        # What is kept.
+        # Kept outcomes.
         (
             "1-2 run a version=3; 0-3 ask a wanted=3: run0.0; 4-5 ask a: run0.0",
             "answer to another request, output of a run at another time",
@@ -68,7 +68,7 @@ KEPT_OF_3 = "1-2 run a version=3; 0-3 ask a: run0.0; "
         (f"1-2 run a version=3; 0-3 ask a id={OTHERS[0]}: run0.0", DRAWS),
         (f"1-2 run a b version=3; 0-3 ask a b id={NAMES[0]}: run0.0 run0.1", ""),
         (f"1-2 run a b version=3; 0-3 ask a b id={OTHERS[0]}: run0.0 run0.1", DRAWS),
-        # A list tells each version that answered.
+        # A list reports each version that answered.
         (f"1-2 run a b version=3; 0-3 ask a b id={NAMES[0]} version=3: run0.0 run0.1", ""),
         (f"1-2 run a b version=3; 0-3 ask a b id={NAMES[0]} version=3,4: run0.0 run0.1", ANOTHER),
         *(
@@ -78,13 +78,13 @@ KEPT_OF_3 = "1-2 run a version=3; 0-3 ask a: run0.0; "
             )
             for told in ("3,4", "4,3", "3")
         ),
-        # A task is run by a version that was drawn, and gets what was kept of one that may be, when it came.
+        # A task is run by a version that was drawn when it arrived, or gets the kept outcome of one.
         (f"300-301 run a version=3; 0-1 task a id={NAMES[0]}: accepted; 302-303 poll {NAMES[0]}: run0.0", ""),
         ("300-301 run b version=3; 200-201 task b id=t: accepted; 302-303 poll t: run0.0", DRAINS),
         (KEPT_OF_3 + f"50-51 task a id={NAMES[0]}: accepted; 302-303 poll {NAMES[0]}: run0.0", ""),
         (f"51-52 run b version=4; 50-51 task b id={NAMES[0]} wanted=4: accepted; 302-303 poll {NAMES[0]}: run0.0", ""),
         (KEPT_OF_3 + "200-201 task a id=t: accepted; 302-303 poll t: run0.0", KEPT),
-        # A version that is there is not refused. At 106 it drains, and there is no 9.
+        # An available version is not refused. At 106 it drains, and there is no version 9.
         ("106-107 ask a wanted=3: unknown; 106-107 ask a wanted=3: no-workers", ""),
         ("6-7 ask a wanted=9: unknown; 6-7 ask a wanted=9: no-workers", ""),
         ("16-17 ask a wanted=3: unknown", "a version that is there is refused"),

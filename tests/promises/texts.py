@@ -1,4 +1,4 @@
-"""Texts that the clients of a crowd ask, at random."""
+"""Random inputs that the clients of a crowd send."""
 
 import random
 from collections.abc import Callable
@@ -7,17 +7,14 @@ from tests.promises.operation import BAD
 from tests.promises.ways_in import VECTOR
 
 SEVERAL, MOST = 0.25, 6
-"""Share of the synchronous requests of new texts that have several, and most of them."""
+"""Share of synchronous requests with new inputs that have several, and the maximum number."""
 LARGE_BYTES = 66_000, 100_000
-"""Bytes of a large text: more than what is stored apart from its entry, and a list of them still is a body."""
+"""Size of a large input: it is stored apart from its entry, but a list of them still fits into a body."""
 
 
 class Texts:
-    """Maker of texts, each with a number that no other has.
-
-    `poison` is the share that makes its batch raise, `large` the share that is large, and `spread` the most characters
-    that one has more.
-    """
+    """Makes inputs, each with a unique number. `poison` is the share that makes its batch raise, `large` the share that
+    is large, and `spread` the maximum number of extra characters in one."""
 
     def __init__(
         self, rng: random.Random, begin: str, number: Callable[[], int], poison: float, large: float, spread: int = 0

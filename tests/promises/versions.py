@@ -1,8 +1,8 @@
-"""Versions of a model: who runs a request, by the version that it names or the weights, and what is told of it.
+"""Model versions: which version runs a request, given the one it names or the weights, and which one is reported.
 
-A version is *drawn* for a request that names none, by the weights that its gateway goes by when it comes. A version is *bare*
-while it may have no healthy worker that gateways know of: then workers of another help with what was drawn for it, and what
-names it is refused. These spans are wide: what a fault may explain is no violation.
+A version is *drawn* for a request that names none, using the gateway's weights when it arrives. A version is *bare*
+while gateways may know of no healthy worker for it: then workers of another version help with requests that drew it,
+and requests that name it are refused. Time spans err on the long side: what a fault may explain is no violation.
 """
 
 import math
@@ -23,7 +23,7 @@ def versions(history: History) -> Iterator[Violation]:
 
 
 class Rollout:
-    """Versions that may be drawn, may be named, and may be bare, at any time of a history."""
+    """Which versions may be drawn, may be named, and may be bare, at any time in a history."""
 
     def __init__(self, history: History) -> None:
         paused = [fault for fault in history.faults if fault.what == "gateway paused"]
@@ -39,24 +39,24 @@ class Rollout:
         return [weights for weights, began, ended in self._weighings if began <= until and ended >= since]
 
     def drawn(self, since: float, until: float) -> set[str]:
-        """Versions that may be drawn in this time."""
+        """Return the versions that may be drawn in this time."""
         return {version for weights in self.weights(since, until) for version, weight in weights.items() if weight}
 
     def takes(self, model: str, version: str, since: float, until: float) -> bool:
-        """Whether requests that name a version of a model are taken in all of this time."""
+        """Return True if requests that name a version of a model are accepted throughout this time."""
         own = (model, version) in self._bare and not self.bare(model, version, since, until)
         return own and all(weights.get(version) != 0.0 for weights in self.weights(since, until))
 
     def bare(self, model: str, version: str, since: float, until: float) -> bool:
-        """Whether a version of a model may have had no healthy worker at any time of this."""
+        """Return True if a version of a model may have had no healthy worker at some point in this time."""
         return touches(self._bare.get((model, version), ALWAYS), since, until)
 
     def is_young(self, gateway: str, at: float) -> bool:
-        """Whether a gateway may not have heard of all workers yet."""
+        """Return True if a gateway may not know all workers yet."""
         return at < self._up.get(gateway, -math.inf) + KNOWN_SECONDS
 
     def named(self, one: Operation, ran: float) -> str:
-        """Version that the key or the id of a request draws, answered from `ran` on; empty where that cannot be told."""
+        """Return the version that a request's key or id draws if answered from `ran` on. Empty if undecidable."""
         until = _until(one)
         found = self.weights(one.called, until)
         by_name = one.key or one.chosen or one.kind is Kind.TASK or one.entries > 1
@@ -90,7 +90,7 @@ class _Judge:
         yield from self._tellings()
 
     def _told(self, one: Operation) -> Iterator[Violation]:
-        """An answer that tells a version tells those of all its outputs, and no other."""
+        """Check that an answer that gives versions gives those of all its outputs, and no others."""
         ran = {run.version for output in one.answers if (run := self._runs.get(mark_of(output))) is not None}
         if ran and one.told and set(one.told) != ran:
             story = f"{one}: tells {one.version}, {', '.join(sorted(ran))} ran"
@@ -107,7 +107,7 @@ class _Judge:
             yield Violation("a request for a version that is there failed for want of workers", str(one))
 
     def _ran(self, one: Operation, place: int, run: Run) -> Iterator[Violation]:
-        """A run is of a version that was named, or drawn, or helped with what was drawn."""
+        """Check that a run's version was named, drawn, or helped with a request that drew another."""
         if one.wanted and run.version != one.wanted:
             yield Violation("a request that names a version is answered by another", f"{one}: {run.version} ran")
             return
@@ -122,7 +122,7 @@ class _Judge:
         yield Violation(self._promise(asked, run, cached), f"{one}: {run.version} ran at {run.began:.3f}")
 
     def _may_be(self, one: Operation, run: Run, *, helped: bool) -> bool:
-        """Whether a request may be answered by a run, for its version."""
+        """Return True if this run's version may answer the request."""
         until = _until(one)
         if one.wanted:
             return one.wanted == run.version
@@ -135,7 +135,7 @@ class _Judge:
         )
 
     def _named(self, one: Operation, run: Run, ran: float) -> Iterator[Violation]:
-        """A key, an id and a list draw the same version wherever and whenever they come, as long as the weights stay."""
+        """Check that a key, an id and a list always draw the same version while the weights don't change."""
         if self._rollout.is_young(one.gateway, one.called):
             return
         due = self._rollout.named(one, ran)
@@ -151,7 +151,7 @@ class _Judge:
         return "an answer of a version that was not drawn"
 
     def _tellings(self) -> Iterator[Violation]:
-        """Ledger and status tell the version that ran."""
+        """Check that ledger and status give the version that ran."""
         told = defaultdict[tuple[str, str], list[Telling]](list)
         rows = [row for row in self._history.evidence.rows or () if row.status == "completed"]
         by_ledger = [Telling("the ledger", row.tenant, row.id, row.version) for row in rows]
@@ -172,5 +172,5 @@ class _Judge:
 
 
 def _until(one: Operation) -> float:
-    """Instant by which a version is drawn for a request."""
+    """Return the latest time at which a version is drawn for a request."""
     return one.returned if one.returned is not None else one.called + PATIENCE

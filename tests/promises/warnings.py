@@ -1,6 +1,6 @@
-"""Warnings and errors in the logs, each of which a fault, or an input that fails, must explain.
+"""Warnings and errors in the logs. A fault or a failing input must explain each of them.
 
-A fault of a process explains lines of that process; one of what all share explains lines of all.
+A fault in a process explains that process's lines; a fault in something shared explains any process's lines.
 """
 
 import re
@@ -12,24 +12,22 @@ from tests.promises.faults import Fault
 from tests.promises.operation import History, Violation
 
 AFTER = 10.0
-"""Seconds after the end of a fault in which it may still be told of: a time-out and a busy machine."""
+"""Seconds after a fault in which log lines about it may appear: a timeout, and a margin for a busy machine."""
 BEFORE = 0.5
-"""Seconds by which a line may seem to come before its fault: the clock of the log is another one."""
+"""Seconds by which a line may seem to precede its fault, because the log uses a different clock."""
 SHARED = ("redis", "ledger", "connections")
-"""Roles whose faults all processes meet."""
+"""Roles whose faults affect all processes."""
 DRAINED = " drained"
-"""End of the names of drains, which leave others without a worker, and explain no other line."""
+"""Suffix of the names of drains. They leave other processes without a worker, and explain no other line."""
 HOST = ("gpu", "worker", "service")
 """Roles whose faults end batches of a host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Lines, and the roles whose faults explain them: of their own process, unless they are SHARED.
-
-    `event` is the beginning of the event, `about` a pattern in the rest of the line. Without roles the load itself
-    explains it. Faults `of_others` may explain it, too.
-    """
+    """Matches log lines, and names the roles whose faults explain them, in the same process unless the role is SHARED.
+    `event` is a prefix of the event, `about` a pattern in the rest of the line. If there are no roles, the load itself
+    is the explanation. If `of_others`, faults of other processes may explain it, too."""
 
     event: str
     about: str = ""
@@ -59,19 +57,19 @@ RULES = (
     Rule("a bulk job pauses", "", ("ledger",)),
     Rule("bulk jobs are out of reach", "", ("ledger",)),
     Rule("another process holds a bulk job now", "", ("ledger", "gateway")),
-    # asyncpg leaves it behind when a connection that it is opening is given up.
+    # asyncpg causes this if it gives up a connection that it is opening.
     Rule(
         r"Future exception was never retrieved\nfuture: <Future finished exception=ConnectionError('PostgreSQL",
         "",
         ("ledger",),
     ),
-    Rule("rereading failed", "did not respond within"),  # A busy machine keeps the thread that reads from its turn.
+    Rule("rereading failed", "did not respond within"),  # On a busy machine, the thread that reads may be delayed.
 )
-"""Lines that something explains; the first that fits a line counts."""
+"""Lines that have an explanation. The first rule that matches a line counts."""
 
 
 def warnings(history: History) -> Iterator[Violation]:
-    """Lines that nothing explains."""
+    """Find lines that nothing explains."""
     for line in history.evidence.lines:
         if not any(_explains(rule, line, history.faults) for rule in RULES if _fits(rule, line)):
             story = f"{line.process} at {line.at:.3f}: {line.event} {line.text[:300]}"
@@ -83,7 +81,7 @@ def _fits(rule: Rule, line: Line) -> bool:
 
 
 def _explains(rule: Rule, line: Line, faults: list[Fault]) -> bool:
-    """Whether a rule that fits a line finds a fault for it, or needs none."""
+    """Return True if a matching rule finds a fault that explains a line, or needs none."""
     if not rule.roles:
         return True
     return any(

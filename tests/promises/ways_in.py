@@ -1,9 +1,9 @@
-"""Ways into the service: how each writes a request, and how it tells an answer. Pure: bytes in, bytes out.
+"""The service's APIs: how each writes a request and reads an answer. Pure: bytes in, bytes out.
 
     sent = COMPLETIONS.write(["a", "b"])        path or method, header fields, body or message
-    told = COMPLETIONS.read(200, fields, body)  outputs, or the code of the error as the native routes name it
+    told = COMPLETIONS.read(200, fields, body)  outputs, or the error code that the native routes would give
 
-What the model gets is the same text on all ways but that of chats, which makes a conversation of it (`input_of`).
+The model gets the same text from all APIs but chat, which turns it into a conversation (`input_of`).
 """
 
 import json
@@ -21,7 +21,7 @@ OCTETS = "Content-Type: application/octet-stream"
 LENGTH = "Inference-Header-Content-Length"
 MODEL = "default"
 VECTOR = "vector"
-"""Beginning of texts that the model function answers with numbers: the code points of what it would have answered."""
+"""Prefix of texts that the model function answers with numbers: the code points of its usual answer."""
 
 _PREDICT = protos.message("headway.v1.PredictRequest")
 _PREDICTED = protos.message("headway.v1.PredictResponse")
@@ -38,11 +38,11 @@ _SAID = (
     (r"retry budget is spent", "BACKEND_ERROR"),
     (r"rejected|poisonous|failed on this input", "REJECTED_BY_MODEL"),
 )
-"""Messages of errors on ways that tell no code, and the codes."""
+"""Error messages of APIs without error codes, and the codes they mean."""
 
 
 class Sent(NamedTuple):
-    """Request on its way: path or method, header fields, and the body or message."""
+    """A request to send: path or method, header fields, and the body or message."""
 
     path: str
     fields: tuple[str, ...]
@@ -50,7 +50,7 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Answer as it was told: outputs, empty for an error, the error's code, empty for none, and the version that answered."""
+    """An answer: outputs (empty for an error), the error code (empty for none), and the version that answered."""
 
     outputs: list[str]
     code: str = ""
@@ -59,21 +59,21 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WayIn:
-    """One way in.
+    """One API.
 
     Attributes:
-        name: name of the way, by which histories tell it.
+        name: its name in histories.
         wire: what carries it: `http`, `call` (a gRPC call) or `stream` (a message of a gRPC stream).
-        write: texts, a version and a model to the request, which names these if they are not empty and the way names any.
-        outputs: body of an answer to its outputs.
-        said: body of an error to its code, where the way tells one.
-        most: most inputs of one request.
+        write: turns texts, a version and a model into the request, which names those that are not empty if it can.
+        outputs: gets the outputs from the body of an answer.
+        said: gets the error code from the body of an error, if the API has codes.
+        most: maximum number of inputs in a request.
         tasks: whether a request may become a task.
-        input_of: text to the input that the model gets.
-        numbers: whether only texts with numbers for outputs are answered.
+        input_of: turns a text into the input that the model gets.
+        numbers: whether only texts with numeric outputs are answered.
         versions, models: whether a request can name a version, and a model.
-        version: body of an answer to the version that it tells; empty where it tells none.
-        members_of: parameters to the members by which a body in JSON has them; None: a request has none.
+        version: gets the version from the body of an answer, or an empty string.
+        members_of: turns parameters into members of a JSON body; None if a request can't have any.
     """
 
     name: str
@@ -102,7 +102,7 @@ class WayIn:
 
 
 def text_of_numbers(output: Any) -> str:
-    """Output that was told as numbers, as the text that it stands for."""
+    """Convert an output given as numbers to the text that it represents."""
     if isinstance(output, list):
         output = text_of_codes(output)
     return "".join(map(chr, json.loads(output))) if output.startswith("[") else str(output)
@@ -113,14 +113,14 @@ def text_of_codes(codes: Iterable[int]) -> str:
 
 
 def texts_of(datatype: str, shape: Sequence[int], data: Sequence[int] | bytes) -> list[str]:
-    """Texts of the output of an answer by the Open Inference Protocol: of BYTES, or of rows of octets."""
+    """Return the texts in the output of an Open Inference Protocol answer: from BYTES, or from rows of octets."""
     if datatype == "BYTES":
         return [text.decode() for text in unpack("OUTPUT", bytes(data), shape[0])]
     return [text_of_codes(data[row * shape[1] : (row + 1) * shape[1]]) for row in range(shape[0])]
 
 
 def chat_input(text: str) -> str:
-    """Input that the model gets of a chat with one message, whose role is the first word."""
+    """Return the model's input for a chat with one message, whose role is the first word."""
     role, _, content = text.partition(" ")
     return f"{role}: {content}\nassistant:"
 
@@ -134,22 +134,22 @@ def code_of_message(message: str) -> str:
 
 
 def _turned_away(message: str) -> str:
-    """Code of an error with 429 of which only the message is told."""
+    """Return the code of a 429 error of which only the message is known."""
     return "RATE_LIMITED" if code_of_message(message) == "RATE_LIMITED" else "SHED"
 
 
 def _overloaded(message: str) -> str:
-    """Code of an error with 503 of which only the message is told."""
+    """Return the code of a 503 error of which only the message is known."""
     return "NO_WORKERS" if code_of_message(message) == "NO_WORKERS" else "SERVICE_OVERLOADED"
 
 
 def place_of_message(message: str) -> int:
-    """Place of the input that an error of a request with several names; -1: it names none."""
+    """Return the index of the input that an error names in a request with several, or -1."""
     found = re.search(r"input (\d+) of \d+, counted from 0", message)
     return int(found[1]) if found else -1
 
 
-# Errors, by API.
+# Errors by API.
 
 
 def _native_error(status: int, body: bytes) -> str:
@@ -189,7 +189,7 @@ def post(path: str, members: Mapping[str, Any], *fields: str) -> Sent:
 def of_one(
     name: str, path: str, member: str, model_member: str = "model", value: Callable[[str], Any] = str, **always: str
 ) -> WayIn:
-    """Way that has one input in a member of a body in JSON. `value`: a text to what stands there."""
+    """Make an API with one input in a member of a JSON body. `value` turns a text into the member's value."""
 
     def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         named = {"version": version, model_member: model}
@@ -223,12 +223,12 @@ def _of_openai(path: str, member: str) -> Callable[..., Sent]:
 
 
 def _version_of_metadata(fields: Mapping[str, str], body: bytes) -> str:
-    told = json.loads(body).get("metadata", {})  # The outcome of a task has none.
+    told = json.loads(body).get("metadata", {})  # A task's outcome has none.
     return str(told.get("model_version", ""))
 
 
 def _head_of(fields: Mapping[str, str], body: bytes) -> Any:
-    """JSON of an answer of the Open Inference Protocol, of which a binary part may follow."""
+    """Parse the JSON of an Open Inference Protocol answer, which a binary part may follow."""
     return json.loads(body[: int(fields.get(LENGTH.lower(), len(body)))])
 
 
@@ -311,7 +311,7 @@ OIP_BINARY = WayIn(
 def call(
     name: str, octets: Callable[[str], bytes] = str.encode, output: Callable[[bytes], Any] = bytes.decode
 ) -> WayIn:
-    """Way of calls of Predict. `octets`: a text to the input; `output`: what came to the output."""
+    """Make an API for Predict calls. `octets` turns a text into the input; `output` decodes the answer."""
 
     def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         asked = _PREDICT(model_id=model, input_data=octets(texts[0]))
@@ -346,7 +346,7 @@ def _inferred(answer: Any) -> list[str]:
 
 
 class Streamed(NamedTuple):
-    """Message of a stream: the id of its request, its parameters, what it tells, and the message of an error."""
+    """A message of a stream: the request's id, its parameters, its content, and an error's message."""
 
     id: str
     fields: dict[str, str]
@@ -380,6 +380,6 @@ WAYS_IN = (
     NATIVE, API, PREDICT, OCTET_STREAM, SEVERAL, COMPLETIONS, CHAT, EMBEDDINGS, OIP_JSON, OIP_BINARY, CALL, INFER, STREAM,
 )  # fmt: skip
 ROWS_IN = (OIP_JSON, OIP_BINARY, INFER, STREAM)
-"""Ways by which several inputs are the rows of one tensor, where the model takes tensors."""
+"""APIs in which several inputs are the rows of one tensor, if the model takes tensors."""
 TENSORS_IN = (NATIVE, API, PREDICT, SEVERAL, *ROWS_IN)
-"""Ways into a model that takes tensors of texts."""
+"""APIs of a model that takes tensors of strings."""

@@ -1,1 +1,1 @@
-"""The Redis broker on real servers: what the contract suites cannot ask of every broker."""
+"""The Redis broker on real servers: tests that don't apply to every broker."""

@@ -1,4 +1,4 @@
-"""Servers that these tests may do to what they like, and fleets over them."""
+"""Servers that these tests may do anything to, and fleets on them."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from tests.servers.redis import TESTED, RedisServer
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RedisServer]]:
-    """Gives a server of a kind that nobody else uses, with nothing in it. One of each is started for all tests."""
+    """Gives an empty server of a kind that nobody else is using. One of each kind is started for all tests."""
     running: dict[str, RedisServer] = {}
     with ExitStack() as stack:
 
@@ -28,7 +28,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Re
 
 @pytest.fixture(params=TESTED)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Kind of the server. A test that has to run on all of them gives it KINDS."""
+    """Kind of the server. A test that must run on all of them is parametrized with KINDS."""
     found: str = request.param
     return found
 
@@ -45,7 +45,7 @@ def apart_from() -> float:
 
 @pytest.fixture
 def harness(kind: str, own: Callable[[str], RedisServer], shards: int, apart_from: float) -> Iterator[Stand]:
-    """Fleet on virtual time, which leaves nothing in the server that never ends."""
+    """A fleet on virtual time. It must leave nothing in the server that never expires."""
     made = Stand(own(kind), shards, apart_from)
     yield made
     endless = made.endless()
@@ -55,7 +55,7 @@ def harness(kind: str, own: Callable[[str], RedisServer], shards: int, apart_fro
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function in real time, unless what it takes is on virtual time."""
+    """Run coroutine tests in real time, unless a fixture puts them on virtual time."""
     test, given = pyfuncitem.obj, pyfuncitem.funcargs
     if not inspect.iscoroutinefunction(test) or {"harness", "virtual_runner"} & given.keys():
         return None

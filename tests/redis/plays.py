@@ -1,4 +1,4 @@
-"""Play over Redis: workers on two hosts that come and go, a gateway on each, and the one outcome of all that was let in."""
+"""A play on Redis: workers come and go on two hosts, each with a gateway, and every admitted entry gets one outcome."""
 
 import asyncio
 import random
@@ -16,18 +16,14 @@ from tests.redis.stand import Stand
 WINDOW = 0.05
 POLICY = Fixed(Rule(size=MAX_BATCH, window=WINDOW, rate=1e6))
 GROUPS = (1, 1, 1, 3, 12)
-"""Numbers of requests that come together."""
+"""Sizes of groups of requests that come together."""
 WORKERS = tuple(f"gpu-{number}" for number in range(12))
 T = TypeVar("T")
 
 
 class Play:
-    """Play on the two hosts of a stand. All ask again until the server answers.
-
-    Attributes:
-        disturbed: ids whose batch has failed, as does this share of them: `fails`.
-        troubles: number of calls that failed.
-    """
+    """A play on the two hosts of a stand. Each call is repeated until the server answers; `troubles` counts the calls
+    that failed. `disturbed` holds the ids of entries whose batch failed; `fails` is the share of batches that do."""
 
     def __init__(self, harness: Stand, seed: int, fails: float = 0.05) -> None:
         self.harness = harness
@@ -66,7 +62,7 @@ class Play:
             await self.ask(self.rng.choice(GROUPS))
 
     async def close(self) -> None:
-        """Check that every entry has been answered, once and rightly, and nothing is left."""
+        """Check that every entry was answered once and correctly, and that nothing is left."""
         assert set(self.replies) == set(self.asked)
         for id, reply in self.replies.items():
             assert reply.output == output(self.asked[id].input)

@@ -1,4 +1,4 @@
-"""Stand of the Redis broker's tests: processes of one fleet, in real time or on virtual time."""
+"""The stand of the Redis broker's tests: processes of one fleet, in real time or on virtual time."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ from tests.servers.redis import RunningServer
 
 
 class Stand(RedisHarness):
-    """A fleet on virtual time, of two processes and any number more, over a server with nothing in it that can be looked into."""
+    """A fleet of two or more processes on virtual time. Its server is otherwise empty, and tests can look into it."""
 
     def __init__(self, server: RunningServer, shards: int = 1, apart_from: float = math.inf) -> None:
         self.clock_error = 0.0
@@ -38,13 +38,13 @@ class Stand(RedisHarness):
             link._clock = self.now
 
     def now(self) -> float:
-        """The server's clock, which a test may set anew."""
+        """The server's clock, which a test may change."""
         return super().now() + self.clock_error
 
     async def another(
         self, shards: int | None = None, kept: KeptLimits = KEPT_LIMITS, served: Sequence[str] = MODELS
     ) -> RedisBroker:
-        """One more process, which may know of fewer shards or models, or have budgets of its own."""
+        """Start another process. It may know fewer shards or models, or have budgets of its own."""
         link = KnownServer(self.server.url, timeout=math.inf, clock=self.now)
         self._links.append(link)
         await link.open()
@@ -59,7 +59,7 @@ class Stand(RedisHarness):
 
     @contextmanager
     def losing(self, function: str) -> Iterator[None]:
-        """The first process's calls of a function of the library are done, and their answers lost: of claims, the leases."""
+        """Execute the first process's calls of a library function, but lose the answers; of claims, only the leases."""
         link, way = self._links[0], "claim" if function == "claim" else "call"
         ask = getattr(link, way)
 
@@ -75,7 +75,7 @@ class Stand(RedisHarness):
 
     @contextmanager
     def overtaken(self, function: str) -> Iterator[asyncio.Event]:
-        """The first process's calls of a function of the library arrive at the server once the event is set."""
+        """Hold the first process's calls of a library function back until the event is set."""
         link, arrives = self._links[0], asyncio.Event()
         ask = link.call
 
@@ -89,7 +89,7 @@ class Stand(RedisHarness):
             yield arrives
 
     async def acknowledged(self, gateway: str = "g") -> int:
-        """Read all replies for a gateway, and say so. Returns how many there were; then none comes."""
+        """Read and acknowledge all replies for a gateway, until no more come. Returns their number."""
         cursor = 0
         while True:
             reading = asyncio.create_task(self.broker.replies(gateway, cursor))
@@ -116,11 +116,11 @@ class Stand(RedisHarness):
 
 
 TIMEOUT = 0.4
-"""Longest time for a call while a server is silent on purpose, in real seconds."""
+"""Longest time for a call to a server that is silent on purpose, in real seconds."""
 GRACE = 2.0
-"""Seconds by which a timeout may be seen late, in which this process was not kept from running."""
+"""Seconds of running time by which this process may notice a timeout late."""
 TICK = 0.02
-"""Most seconds that a pause in which it was counts for."""
+"""Longest time that a pause of the process counts for."""
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ async def brokers(
     clock: Callable[[], float] | None = None,
     models: Mapping[str, QueueLimits] | None = None,
 ) -> AsyncIterator[list[RedisBroker]]:
-    """Processes of one fleet over a server, which wait for it as long as it may take on a slow machine; see `hasty`."""
+    """Processes of one fleet on a server, with timeouts long enough for a slow machine; see `hasty`."""
     rng = random.Random(7)
     async with AsyncExitStack() as stack:
         made = []
@@ -161,7 +161,7 @@ async def brokers(
 
 @contextmanager
 def hasty(broker: RedisBroker) -> Iterator[None]:
-    """Calls that are made here take no longer than TIMEOUT: for as long as a server is silent on purpose."""
+    """Limit calls made here to TIMEOUT, for a server that is silent on purpose."""
     link = broker._connection
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(link, "timeout", TIMEOUT)
@@ -172,8 +172,7 @@ def hasty(broker: RedisBroker) -> Iterator[None]:
 
 
 class Steady:
-    """A clock for servers on which hardly any time passes while this machine stands still or is slow: nothing falls due by
-    that."""
+    """A clock for servers that hardly advances while this machine stalls, so nothing expires because of that."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -189,7 +188,7 @@ class Steady:
 
 
 async def heard(broker: RedisBroker, gateway: str, count: int) -> dict[str, Value | None]:
-    """Outputs of so many replies for a gateway, by id; each comes once."""
+    """Outputs of the next `count` replies for a gateway, by id. Checks that each comes once."""
     found: dict[str, Value | None] = {}
     cursor = 0
     while len(found) < count:
@@ -201,7 +200,7 @@ async def heard(broker: RedisBroker, gateway: str, count: int) -> dict[str, Valu
 
 
 async def served(url: str) -> None:
-    """A request goes all the way, and comes back over a blocking read."""
+    """Check that a request goes all the way, and that its answer comes over a blocking read."""
     entry = ask(gateway=f"gateway of {next(_numbers)}")
     async with brokers(url) as [broker]:
         reading = asyncio.create_task(_read(broker, entry.gateway))
@@ -221,8 +220,8 @@ _numbers = itertools.count()
 
 
 def run(act: Coroutine[Any, Any, None]) -> None:
-    """Run a test in real time, until the last of its connections is closed: over TLS the server has the last word, for which
-    nobody waits who breaks a connection off."""
+    """Run a test in real time until its last connection is closed. Over TLS the server closes last, and breaking a
+    connection off doesn't wait for that."""
     selector = selectors.DefaultSelector()
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         try:
@@ -239,7 +238,7 @@ async def _hung_up(selector: selectors.BaseSelector) -> None:
 
 
 async def refused(call: Awaitable[Any], timeout: float = TIMEOUT) -> BrokerUnavailable:
-    """A call comes to nothing within its timeout."""
+    """Check that a call fails within its timeout. Returns the error."""
     asked = asyncio.ensure_future(call)
     for _ in range(round((timeout + GRACE) / TICK)):
         await asyncio.wait([asked], timeout=TICK)
@@ -254,7 +253,7 @@ async def refused(call: Awaitable[Any], timeout: float = TIMEOUT) -> BrokerUnava
 
 
 async def until(act: Callable[[], Awaitable[T]]) -> T:
-    """The first answer to a call that is made again and again, as long as the broker is out of reach."""
+    """Repeat a call while the broker is unreachable. Returns the first answer."""
     async with asyncio.timeout(2 * PATIENCE):
         while True:
             try:

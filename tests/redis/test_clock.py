@@ -1,4 +1,4 @@
-"""Changes of the server's clock: nothing is held up, and nothing is remembered wrongly for long."""
+"""Changes of the server's clock: nothing gets stuck, and wrong times are soon forgotten."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ PACED = Fixed(Rule(size=MAX_BATCH, headway=0.1, pace=0.1, tolerance=0.05))
 
 
 async def worked(harness: Stand, batches: int, each: int = 3) -> list[float]:
-    """A slot serves as a paced policy says; the waits of what it served."""
+    """Have a slot serve batches by a paced policy. Returns the waits of what it served."""
     waits = []
     for _ in range(batches):
         entries = [ask() for _ in range(each)]
@@ -65,7 +65,7 @@ async def test_a_lost_lease_is_taken_back_although_the_clock_was_put_back(harnes
 
 
 async def test_failed_batches_run_again_although_the_clock_was_put_back(harness: Stand) -> None:
-    """The retry budget fills with time."""
+    """The retry budget refills over time."""
     for cause in (Cause.RAISED, Cause.CRASHED, Cause.RAISED):
         await harness.broker.enqueue([ask(id="a")])
         await harness.broker.release(await harness.claim(), failed(cause))
@@ -117,7 +117,7 @@ async def test_who_is_gone_is_not_believed_to_be_there_although_the_clock_was_pu
 
 
 class ServerAhead:
-    """Clock of this process, and an estimate of the server's, which is ahead by some seconds. The loop's turn began a while ago."""
+    """This process's clock and an estimate of the server's, which is ahead. The loop's iteration began earlier."""
 
     def __init__(self, *answers: float) -> None:
         self.here, self.ahead, self.turn_began = 10.0, 1000.0, 0.0

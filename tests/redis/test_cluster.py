@@ -1,4 +1,4 @@
-"""A Redis Cluster: shards on several nodes, and what becomes of the others when one is gone."""
+"""A Redis Cluster: shards on several nodes, and what happens to the others when one is gone."""
 
 import asyncio
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def clock() -> Steady:
-    """Clock of the servers: slots without a heartbeat for a moment would have no home any more."""
+    """The servers' clock. With a real one, slots would lose their home shard after a short gap in their heartbeats."""
     return Steady()
 
 
@@ -46,7 +46,7 @@ def cluster(running: ClusterSetup, monkeypatch: pytest.MonkeyPatch) -> ClusterSe
 
 
 async def beaten(broker: RedisBroker) -> None:
-    """Heartbeats of all slots, twice: at first nobody knows of the others."""
+    """Send the heartbeats of all slots twice, as none knows the others the first time."""
     for worker in 2 * WORKERS:
         await beat(broker, worker)
 
@@ -97,7 +97,7 @@ async def test_the_fleet_and_dead_letters_work_on_a_cluster_too(cluster: Cluster
         assert [member.id for member in await fleet.members()] == ["a"]
         await beaten(broker)
         culprits = [ask() for _ in range(SHARDS)]
-        for culprit in culprits:  # One after the other: each into the next shard.
+        for culprit in culprits:  # One after the other, as each goes into the next shard.
             await broker.enqueue([culprit])
         while any(depth.depth for depth in await broker.depths()):
             for worker in WORKERS:
@@ -122,7 +122,7 @@ async def test_a_node_that_lost_its_functions_gets_them_again(cluster: ClusterSe
 async def test_a_slot_is_left_alone_on_its_way_and_followed_once_it_has_moved(
     cluster: ClusterSetup, clock: Steady
 ) -> None:
-    """On its way a function would see half of what it needs."""
+    """While the slot moves, a function would see only half of what it needs."""
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
         source, target = nodes_of(cluster)[2], cluster.servers[0]
@@ -143,7 +143,7 @@ async def test_a_slot_is_left_alone_on_its_way_and_followed_once_it_has_moved(
 
 
 async def test_another_node_in_the_place_of_one_that_is_silent_is_found(cluster: ClusterSetup, clock: Steady) -> None:
-    """A failover happens, of which the old primary says nothing."""
+    """A failover happens that the old primary doesn't mention."""
     async with brokers(cluster.url, shards=SHARDS, clock=clock) as [broker]:
         await beaten(broker)
         source, target = nodes_of(cluster)[2], cluster.servers[0]

@@ -1,4 +1,4 @@
-"""Connections of one process: a few to a server however many queues there are, answers in whatever pieces, and the nodes of a cluster."""
+"""A process's connections: few per server however many queues there are, answers in any pieces, and cluster nodes."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ from tests.servers.redis import RunningServer, SharedServers
 
 MODELS = [f"m{number}" for number in range(30)]
 BRIEF = 0.3
-"""Seconds of a blocking read here, after which all that is waited for goes into one."""
+"""Seconds of a blocking read here. The next read covers everything that is waited for."""
 Clock = Callable[[], float]
 
 
@@ -45,7 +45,7 @@ async def test_a_process_waits_for_all_queues_over_one_connection_and_shares_a_f
             for one in await asyncio.gather(*(broker.claim(one, AT_ONCE) for one in slots.values()))
         )
         calls, claims, _, _ = BOUNDS
-        reads = beside = 2  # Its wake-ups and replies; what is asked by redis-py, and this test.
+        reads = beside = 2  # Its wake-ups and replies; redis-py's calls, and this test.
         assert server.command("INFO", "clients")["connected_clients"] <= calls + claims + reads + beside
         woken = [asyncio.ensure_future(broker.wait_for_work(one, None)) for one in slots.values()]
         await blocked(server, 1)
@@ -72,7 +72,7 @@ async def blocked(server: RunningServer, count: int) -> None:
 
 
 class KeyServer:
-    """Keys that hold something at times, and the reads that there were: the keys of each, and how long they waited."""
+    """Keys that sometimes hold something. Records the keys of each read and how long it waited."""
 
     def __init__(self) -> None:
         self.there: dict[str, str] = {}
@@ -182,7 +182,7 @@ async def test_a_place_that_is_waited_for_anew_gets_nothing_of_the_former_read(c
 
 
 def fed(*pieces: bytes) -> Any:
-    """What comes of these pieces; all but the last leave it open."""
+    """Feed the pieces to a parser and return the result. All but the last leave it incomplete."""
     answer = BulkAnswer()
     *ahead, last = pieces
     for piece in ahead:
@@ -221,8 +221,7 @@ async def test_a_link_that_is_reset_leaves_no_error_that_nobody_takes() -> None:
 
 
 class Peer:
-    """Server that gives each command the next of some answers, as they are on the wire, in these pieces; then it closes the
-    connection."""
+    """A server that sends the next answer, in these pieces, for each command, and then closes the connection."""
 
     def __init__(self, *answers: tuple[bytes, ...] | bytes) -> None:
         self._answers = [one if isinstance(one, tuple) else (one,) for one in answers]
@@ -240,7 +239,7 @@ class Peer:
             for piece in self._answers.pop(0):
                 writer.write(piece)
                 await writer.drain()
-                for _ in range(5):  # Till it is read.
+                for _ in range(5):  # Until it is read.
                     await asyncio.sleep(0)
         writer.close()
         self.open -= 1
@@ -253,7 +252,6 @@ async def until(reached: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def asked(peer: Peer) -> AsyncIterator[Server]:
-    """The client's side of a peer."""
     listening = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     pool = ConnectionPool(Connection, host="127.0.0.1", port=port, protocol=2, driver_info=None)
@@ -369,7 +367,7 @@ LAST = 16_383
 
 
 class Nodes:
-    """A cluster whose nodes all tell the same map. While `moved` is set, the other nodes send calls on to it."""
+    """A cluster whose nodes all report the same map. While `moved` is set, the other nodes redirect calls to it."""
 
     def __init__(self, *owners: tuple[str | None, int]) -> None:
         self.told: list[list[Any]] = []
@@ -378,7 +376,6 @@ class Nodes:
         self.own(*owners)
 
     def own(self, *owners: tuple[str | None, int]) -> None:
-        """Let these nodes own equal parts of the slots."""
         ends = [LAST * (place + 1) // len(owners) for place in range(len(owners))]
         begins = [0, *(end + 1 for end in ends[:-1])]
         self.told = [
@@ -389,7 +386,7 @@ class Nodes:
         return Cluster(seeds, lambda host, port: cast(Server, Node(self, (host, port))), 1.0)
 
     def those(self, command: str) -> list[Address]:
-        """The nodes that were asked this since the last time."""
+        """The nodes that have got this command since the last call."""
         found = [address for address, asked in self.asked if asked == command]
         self.asked.clear()
         return found

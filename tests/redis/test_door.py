@@ -1,4 +1,4 @@
-"""Demands of the adapter on a server before it uses it, and its words when they are not met."""
+"""What the adapter requires of a server before using it, and its messages if the server doesn't comply."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.servers.tls import PASSWORD, UNNAMED, TlsServer
 
 
 def refusal(url: str) -> SettingError:
-    """Error for a server that is refused; it never shows the password."""
+    """The error for a refused server. Checks that it doesn't show the password."""
 
     async def act() -> None:
         async with opened(url):
@@ -124,7 +124,7 @@ def test_a_user_needs_the_rights_that_are_asked_for_and_no_others(tmp_path: Path
             f"~headway:* {links.NEEDED} -config",
         ):
             allow(enough)
-            run(served(server.url_of()))  # The first brings the library.
+            run(served(server.url_of()))  # The first one loads the library.
 
 
 def test_a_server_that_would_evict_is_refused(kind: str, own: Callable[[str], RedisServer]) -> None:

@@ -1,4 +1,4 @@
-"""A failover on purpose is refused or given up in order: writes go on, and it says why."""
+"""A planned failover is refused or given up cleanly: writes continue, and it says why."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from tests.virtual_time import Clock
 
 Pair = tuple[RedisServer, RedisServer]
 both_kinds = pytest.mark.parametrize("kind", KINDS, scope="module")
-"""For what the two do differently: replication and Sentinels."""
+"""For what the two kinds do differently: replication and Sentinels."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def servers(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pai
 
 @pytest.fixture
 def pair(servers: Pair) -> Pair:
-    """A primary and its replica, which is in sync. Whatever the last test left, it is mended."""
+    """A primary and its replica, in sync. Repairs what the last test left behind."""
     primary, replica = servers
     if replica.command("ROLE")[0] == b"master":
         primary, replica = replica, primary
@@ -222,7 +222,7 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
 
     monkeypatch.setattr(failover, "_taken_over", told_to_end)
     while setup.primary is primary:
-        # A Sentinel that had no time of this machine holds the replica for gone just now; see SentinelSetup.hand_over.
+        # A Sentinel starved of CPU time may think that the replica is down; see SentinelSetup.hand_over.
         with suppress_where("NOGOODSLAVE"):
             await failover.fail_over(nodes(setup.url, 5.0), 10.0, said.append)
     assert any(text.startswith("SIGTERM: the takeover was requested, and is finished first") for text in said)
@@ -232,7 +232,7 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
 
 
 class Cluster:
-    """Cluster of three hosts with a primary each, whose replicas are at the next port; those of `lone` have none."""
+    """A cluster of three hosts with a primary each. Replicas are at the next port; those in `lone` have none."""
 
     def __init__(self, lone: str = "") -> None:
         self.primaries = {f"10.0.0.{number}": 1 for number in (1, 2, 3)}
@@ -274,7 +274,7 @@ async def test_the_primaries_of_a_host_or_of_all_hand_over_in_a_cluster(monkeypa
 
 
 def killed_before(order: str, url: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a failover in a process of its own has come to an order, just before which it is killed."""
+    """Run a failover in its own process and kill it just before an order. Returns whether it got that far."""
     ask = failover._Servers.ask_beside
 
     async def ask_beside(servers: Any, address: Any, *command: Any, **how: Any) -> Any:
@@ -312,9 +312,9 @@ def test_writes_go_on_whatever_step_of_one_server_a_kill_ends(pair: Pair, monkey
 def test_writes_go_on_whatever_step_under_sentinels_a_kill_ends(
     setup: SentinelSetup, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It ends earlier where Sentinels hold the replica for gone just now.
+    # It ends earlier if Sentinels think that the replica is down.
     wait_until(lambda: killed_before(order, setup.url, monkeypatch))
-    wait_until(setup.in_step)  # Sentinels tell a primary that is none any more.
+    wait_until(setup.in_step)  # Sentinels notify a server that is no longer the primary.
     setup.primary.command("SET", "k", "v")
 
 
@@ -393,7 +393,7 @@ async def test_a_pause_is_renewed_until_its_end(clock: Clock, monkeypatch: pytes
     monkeypatch.setattr(failover, "monotonic", clock)
     servers: Any = SimpleNamespace(ask_beside=ask_beside)
     until = clock() + 10.0
-    with pytest.raises(AssertionError):  # It is lifted.
+    with pytest.raises(AssertionError):  # The pause is lifted.
         async with failover._paused(servers, ("h", 1), until):
             await asyncio.sleep(100.0)
     ends = [end for _, end in asked]

@@ -1,4 +1,4 @@
-"""Large values in the server: stored apart from their entries, also where several have them in common, and gone with them however these end."""
+"""Large values in the server: stored apart from entries, also when several share one, and deleted when these end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ from tests.redis.stand import Stand
 APART_FROM = 1000
 LARGE = "x" * 5000
 GATHERED = Octets(bytearray(b"z" * 5000))  # type: ignore[arg-type]
-"""As a body is that was gathered as it came."""
+"""Like a body that was gathered as it arrived."""
 VALUES: list[Value] = [
     LARGE, "ü" * 3000, "\ud800" * 2000, b"[" + b"1," * 2000 + b"1]", Octets(bytes(range(256)) * 20), GATHERED,
 ]  # fmt: skip
@@ -37,7 +37,7 @@ def apart_from() -> float:
 
 
 def stored(harness: Stand, *kinds: str) -> list[str]:
-    """Kinds of what is stored apart: an input (P), an output (R), who reads it (Q) or keeps it (K), the input of a dead letter (zp)."""
+    """Kinds of stored values: inputs (P), outputs (R), who reads (Q) or keeps (K) these, dead letters' inputs (zp)."""
     there = harness.keys()
     return sorted(name for key in there for name in kinds or ("P", "R", "zp") if key.startswith(f"{name}:"))
 
@@ -110,7 +110,7 @@ async def test_a_dead_letter_has_its_input_until_it_is_purged(harness: Stand) ->
     assert await harness.dead.remove("a") == 1
     assert stored(harness) == ["zp"]
     assert 0 < harness.server.command("TTL", harness.key("zp:t\0b")) <= 7 * 86_400
-    await die(harness, ask("small", id="b", nonce=1))  # In the place of the other.
+    await die(harness, ask("small", id="b", nonce=1))  # It replaces the other.
     assert stored(harness) == []
     assert await harness.dead.remove("b") == 1
     assert harness.server.command("EXISTS", harness.key("ou")) == 0
@@ -131,10 +131,10 @@ async def test_what_is_refused_is_not_kept(harness: Stand) -> None:
     await admit(harness, ask(LARGE, id="a", nonce=1))
     assert (await refused(harness, ask(LARGE, id="a", nonce=2))).code == errors.IDEMPOTENCY_CONFLICT
     assert stored(harness) == ["P"]
-    await admit(harness, ask(LARGE, id="a", nonce=1))  # It is there.
+    await admit(harness, ask(LARGE, id="a", nonce=1))  # It is already there.
     assert stored(harness) == ["P"]
     await harness.answer(await harness.claim())
-    await admit(harness, ask(LARGE, id="a", nonce=1))  # It has its outcome, which was not read yet.
+    await admit(harness, ask(LARGE, id="a", nonce=1))  # Its outcome is there, but not read yet.
     assert stored(harness) == ["R"]
 
 
@@ -241,7 +241,7 @@ async def test_values_of_one_tenant_keep_those_of_another_waiting_for_a_few_only
 
 
 def held_up(monkeypatch: pytest.MonkeyPatch, way: str, kind: str) -> asyncio.Event:
-    """Event without which no large value of a kind is stored or read."""
+    """An event: no large value of a kind is stored or read until it is set."""
     moves, move = asyncio.Event(), getattr(StoredValues, way)
 
     async def wait(self: StoredValues, name: str, *more: object) -> object:
@@ -277,7 +277,7 @@ async def test_no_reply_waits_for_anothers_output(harness: Stand, monkeypatch: p
 
 
 async def test_outputs_nobody_waits_for_are_not_read_and_go(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a list whose answer grew too large, with most of its outputs on their way."""
+    """For example, a list's answer grew too large while most of its outputs were on their way."""
     moves, read = asyncio.Event(), list[str]()
     fetch = StoredValues.fetch_text
 
@@ -322,7 +322,7 @@ async def test_replies_carry_what_fits_where_storing_fails(harness: Stand, monke
 
 
 async def test_a_large_value_comes_in_pieces_or_is_missing(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the server would do nothing else for as long as it takes to make one answer of it."""
+    """Otherwise the server would do nothing else while it builds one large answer."""
     link, name, value = harness._links[0], harness.key("R:1:g:a"), bytes(range(256)) * 5000
     await link.values.store(name, value, 60)
     real, answers = link.values._client.call, list[int]()
@@ -348,7 +348,7 @@ async def test_a_large_value_comes_in_pieces_or_is_missing(harness: Stand, monke
 
 @pytest.mark.parametrize("text", ["x" * PIECE, "x\ud800\U0001f600" * (PIECE // 4)])
 async def test_a_large_text_is_decoded_in_pieces(harness: Stand, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Else a gateway would do nothing else for as long as it takes to decode all of it: 5 ms for 8 MB."""
+    """Otherwise a gateway would do nothing else while it decodes all of it: 5 ms for 8 MB."""
     make, decoded = large_values._text_decoder, list[int]()
 
     class Noted:
@@ -368,7 +368,7 @@ async def test_a_large_text_is_decoded_in_pieces(harness: Stand, monkeypatch: py
 
 
 async def test_inputs_of_two_letters_of_one_id_are_never_mixed(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The input lies under the id, so that of a later letter may take its place between two pieces."""
+    """The input is stored under the id, so a later letter's input may replace it between two pieces."""
     link, first = harness._links[0], "x" * (3 * PIECE)
     await die(harness, ask(first, id="dead"))
     [name] = names_of(harness, "zp")
@@ -386,7 +386,7 @@ async def test_inputs_of_two_letters_of_one_id_are_never_mixed(harness: Stand, m
 
 
 async def test_a_large_value_is_written_in_pieces_by_turns(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the process would do nothing else for as long as it takes to encode and write all of it."""
+    """Otherwise the process would do nothing else while it encodes and writes all of it."""
     link, written, turn = harness._links[0], dict[int, int](), 0
     write = asyncio.StreamWriter.write
 
@@ -418,7 +418,7 @@ async def ran(harness: Stand, output: Value = LARGE) -> None:
 
 
 def sizes(harness: Stand) -> list[int]:
-    """Bytes of the longest value of each stream and each kept outcome."""
+    """Bytes of the longest value in each stream and each kept outcome."""
     found = []
     for name in sorted(harness.keys()):
         if name.startswith("k:"):
@@ -510,9 +510,9 @@ async def test_an_output_too_large_to_be_kept_goes_when_it_was_read(harness: Sta
 @pytest.mark.parametrize(
     ("tenants", "letter", "sizes", "most", "stays"),
     [
-        ("tttt", "x", (60, 10, 50, 20), 100, [False, True, True, True]),  # The largest of a tenant goes.
-        ("ggggggggm", "x", (12,) * 9, 30, [True, *[False] * 7, True]),  # Who has many costs no other its own.
-        ("tt", "é", (30, 30), 100, [True, False]),  # Octets count, not characters.
+        ("tttt", "x", (60, 10, 50, 20), 100, [False, True, True, True]),  # A tenant's largest goes.
+        ("ggggggggm", "x", (12,) * 9, 30, [True, *[False] * 7, True]),  # A tenant with many only loses its own.
+        ("tt", "é", (30, 30), 100, [True, False]),  # Bytes count, not characters.
         ("t", "x", (MOST_OUTPUT,), MOST_BYTES, [True]),
     ],
 )
@@ -530,7 +530,7 @@ def test_of_outputs_that_do_not_fit_the_largest_are_left_out(
     [
         ([10, 10, 10], (), 200, [[0, 1, 2]]),
         ([30, 30, 30, 10], (), 60, [[0, 1], [2, 3]]),
-        ([100, 100], (), 60, [[0], [1]]),  # One that is too large has a part of its own.
+        ([100, 100], (), 60, [[0], [1]]),  # A value that is too large gets its own part.
         ([10, 100, 10], (), 60, [[0], [1], [2]]),
         ([], (), 0, [[]]),
         ([90, 10, 90, 10], (0, 2), 100, [[1, 3], [0], [2]]),  # Large outputs come last.
@@ -560,7 +560,7 @@ async def test_an_output_that_is_answered_and_kept_is_sent_once(harness: Stand) 
 
 @pytest.fixture
 def singly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every output is so large that it goes in a step of its own."""
+    """Make every output count as so large that it is stored in a step of its own."""
     monkeypatch.setattr("headway.brokers.redis.shard_queue.parts", lambda items, large: parts(items, large, 1))
 
 

@@ -1,4 +1,4 @@
-"""Nothing stays in the server for ever: what is left when all is answered or processes vanish, and the ends of all that is stored."""
+"""Nothing stays in the server forever: what is left after all answers or vanished processes, and all expiries."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from tests.redis.stand import Stand
 
 FIGURES = {"q", "qs"}
 HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hd", "hn"}
-"""Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots, their factors and their codes."""
+"""Keys for the reaper, the watch, woken slots, gateways, healthy slots, and their factors and codes."""
 LETTERS = {"ql", "z", "zl", "o", "on", "oc", "ou", "o:t"}
 
 
@@ -70,7 +70,7 @@ async def test_dead_letters_are_all_that_is_left_of_the_dead(harness: Stand) -> 
 
 
 async def test_letters_of_a_tenant_that_has_had_none_for_long_make_room_for_others(harness: Stand) -> None:
-    """The list of its letters has ended before those that all letters have in common."""
+    """Its own list of letters expires before the shared one."""
     for tenant, count in (("a", 12), ("b", 8)):
         for number in range(count):
             entry = ask(4_000_000 * "x", id=f"{number}", tenant=tenant)
@@ -85,7 +85,7 @@ async def test_letters_of_a_tenant_that_has_had_none_for_long_make_room_for_othe
 
 
 async def rest(harness: Stand, seconds: float) -> None:
-    """Let time pass without any call, but for a reaper in the end, which waits a little before it sweeps."""
+    """Let time pass without any call. At the end a reaper comes, which waits a little before it sweeps."""
     await harness.advance(seconds - 11.0)
     for _ in range(4):
         await harness.reaping(0.2)
@@ -110,7 +110,7 @@ async def test_a_gateway_that_vanished_is_swept_away_with_its_replies(harness: S
 
 
 async def test_what_a_vanished_gateway_asked_for_leaves_nothing_either(harness: Stand) -> None:
-    """All processes are gone for minutes; when some are back, it takes time until the entry is at its end."""
+    """All processes are gone for minutes. When some are back, it takes time for the entry to end."""
     await harness.broker.enqueue([ask(gateway="gone", queue_timeout=1000.0, timeout=1000.0)])
     await harness.claim()
     await rest(harness, 500.0)
@@ -155,7 +155,7 @@ async def test_workers_that_vanished_leave_the_registry(harness: Stand) -> None:
 
 
 def calls(harness: Stand) -> dict[str, int]:
-    """Calls of each command since the statistics were reset, but for what the tests themselves ask."""
+    """Calls of each command since the statistics were reset, except the tests' own."""
     found = harness.server.command("INFO", "commandstats")
     ours = ("cmdstat_fcall", "cmdstat_blpop", "cmdstat_xread", "cmdstat_function|load")
     return {name.removeprefix("cmdstat_"): found[name]["calls"] for name in ours if name in found}
@@ -190,7 +190,7 @@ async def test_a_loss_of_the_brokers_data_is_told_with_its_instant(harness: Stan
     assert (await harness.board.history())[1].lost_at == 0.0
     await harness.advance(60)
     harness.server.command("FLUSHALL")
-    posts = [harness.board, harness.board_peer]  # The peer has not known the board that was lost.
+    posts = [harness.board, harness.board_peer]  # The peer didn't know the lost board.
     lost = harness.now()
     for board in posts if first == "one that knew it" else reversed(posts):
         await board.post(Notice("b", flow=FLOW))
@@ -217,7 +217,7 @@ NUMBERS = function_library._NUMBERS
 
 
 def longest(key: str) -> float:
-    """Seconds after which a key has to be gone when nobody has come since."""
+    """Seconds until a key must be gone if nobody comes back."""
     name = re.sub(r"^headway:\{[^}]*\}:", "", key)
     if name.startswith("k:"):
         return 600.0
@@ -235,7 +235,7 @@ def longest(key: str) -> float:
 
 
 async def everything(harness: Stand) -> None:
-    """Use all that there is, and leave it as it is: waiting, running, failed, joined, unread, kept, dead, owed."""
+    """Use every feature, and leave entries waiting, running, failed, joined, unread, kept, dead and owed."""
     limit = Limit("key:k", "key", 1.0, 60.0)
     await harness.healthy("gpu-0", "gpu-1")
     for worker in ("gpu-0", "gpu-1"):
@@ -250,7 +250,7 @@ async def everything(harness: Stand) -> None:
     await harness.broker.enqueue([ask(gateway="unread", limits=(limit,)) for _ in range(50)])
     await harness.broker.enqueue([sharing(id, task(id), key("k"), gateway="joins") for id in ("leads", "follows")])
     await harness.broker.withdraw([("t", "leads", 0)], "joins")
-    await harness.broker.enqueue([ask(gateway="unread") for _ in range(10)])  # So full that tenants are counted.
+    await harness.broker.enqueue([ask(gateway="unread") for _ in range(10)])  # Enough for tenants to be counted.
     await harness.broker.release(await harness.claim(), failed(Cause.CRASHED))
     await harness.claim("gpu-1")
     await harness.broker.enqueue([ask(queue_timeout=1.0, tier=tier, tenant="in time") for tier in (0, 1, 2)])
@@ -281,12 +281,12 @@ async def test_whoever_is_there_keeps_what_is_stored(harness: Stand) -> None:
     await attend(harness.fleet, "a")
     left = {name.partition("}:")[2].partition(":")[0] for name, left in harness.server.ends().items() if left <= 30}
     renewed_by_others = {"b", "z", "zl", "o", "on", "oc", "ou", "ql", "ko", "kc", "w", "j", "capacity"}
-    # Followers of a flight are at their end long before their list. Queues are listed while they are used.
+    # Followers of a flight end long before their list. Queues stay listed while they are used.
     assert left <= renewed_by_others | {"v", "qs"}
 
 
 async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> None:
-    """Leftovers, which end later, are not taken for what waits now."""
+    """Leftovers that expire later aren't mistaken for waiting entries."""
     await harness.broker.enqueue([ask(id=f"old {number}") for number in range(3)])
     await harness.claim(limit=1)
     harness.server.command("DEL", harness.key("q"))
@@ -296,7 +296,7 @@ async def test_a_queue_whose_figures_have_ended_begins_anew(harness: Stand) -> N
 
 
 def commands(harness: Stand) -> dict[str, int]:
-    """Calls of each command but those of a connection that is opened or looked after."""
+    """Calls of each command, except those that open or maintain a connection."""
     stats = harness.server.command("INFO", "commandstats")
     calls = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
     return {

@@ -1,4 +1,4 @@
-"""Answers, data or functions are lost: calls are made again, nothing happens twice, and what is gone is offered again."""
+"""Lost answers, data or functions: calls are repeated, nothing happens twice, and what is gone is offered again."""
 
 import asyncio
 import itertools
@@ -109,7 +109,7 @@ async def test_a_lease_that_lapsed_unheard_is_granted_anew(harness: Stand) -> No
 
 @pytest.mark.parametrize("shards", [2])
 async def test_a_guest_asks_again_where_it_asked_before(harness: Stand) -> None:
-    """The guest's home shard does not know that lease."""
+    """The guest's home shard doesn't know the lease."""
     workers = [f"gpu-{number}" for number in range(8)]
     for _ in range(4):
         for worker in workers:
@@ -168,7 +168,6 @@ def dumped(server: RunningServer) -> dict[bytes, bytes]:
 
 
 def restore(server: RunningServer, keys: dict[bytes, bytes]) -> None:
-    """Put back a copy of the server's keys, as if nothing had happened since."""
     server.flush()
     for key, value in keys.items():
         server.command("RESTORE", key, 3_600_000, value)
@@ -188,13 +187,13 @@ async def test_a_loss_shows_in_the_epoch_and_what_was_lost_is_let_in_again(harne
     assert harness.broker.epoch != before
     await harness.broker.enqueue([entry])
     await harness.answer(await harness.claim())
-    await harness.settle()  # What was read while the loss was noticed comes once.
+    await harness.settle()  # Replies read while the loss is being noticed come once.
     assert list(await drained(harness)) == ["a"]
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["flushed", "failover"])
 async def test_a_lease_of_before_a_loss_is_fenced_off_after_it(harness: Stand, kept: bool) -> None:
-    """Also where only it is lost: the replica that takes over has not heard of the last claims, and grants others in their place."""
+    """Also if only the lease is lost: the new primary hasn't heard of the last claims, and grants others instead."""
     entries = [ask(id="a"), ask(id="b")]
     await harness.broker.enqueue(entries)
     replica = dumped(harness.server)
@@ -224,7 +223,7 @@ async def test_slots_that_sleep_through_a_loss_are_woken_after_it(harness: Stand
 
 
 def cut(server: RunningServer, command: str) -> int:
-    """Cut the connections that wait in, or have last made, a command."""
+    """Cut the connections that wait in a command, or sent it last. Returns their number."""
     ids = [int(line["id"]) for line in server.command("CLIENT LIST") if line["cmd"] == command]
     for id in ids:
         server.command("CLIENT", "KILL", "ID", id)
@@ -232,7 +231,7 @@ def cut(server: RunningServer, command: str) -> int:
 
 
 async def disturbed(harness: Stand, seconds: float, disturb: Callable[[], object]) -> int:
-    """Let requests and workers go on while something happens now and then; number of calls that failed."""
+    """Let requests and workers go on with a disturbance now and then. Returns the number of failed calls."""
     play = Play(harness, seed=1, fails=0.0)
     play.start(*WORKERS[:4])
     await play.rush(seconds, disturb)
@@ -274,7 +273,7 @@ async def test_a_reader_hears_once_that_its_connection_broke(harness: Stand) -> 
     lease = await harness.claim()
     reading = asyncio.create_task(harness.broker.replies("g", 0))
     await harness.settle()
-    assert cut(harness.server, "xread") == 1  # For all queues.
+    assert cut(harness.server, "xread") == 1  # One for all queues.
     with pytest.raises(BrokerUnavailable):
         await reading
     await harness.answer(lease)

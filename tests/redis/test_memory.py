@@ -1,4 +1,4 @@
-"""The server's memory runs out: nothing new is taken in, and all that was taken in comes to its end."""
+"""The server runs out of memory: nothing new is admitted, and everything admitted is finished."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tests.servers.redis import RedisServer
 @pytest.fixture
 def server(kind: str, tmp_path: Path) -> Iterator[RedisServer]:
     with RedisServer(kind, tmp_path) as own:
-        # An empty server gives a tenth of its memory back when it shrinks the buffer that the functions came in.
+        # An empty server frees a tenth of its memory when it shrinks the buffer that the functions came in.
         own.command("SET", "ballast", "x" * 2**23)
         yield own
 
@@ -31,7 +31,7 @@ def harness(server: RedisServer) -> Iterator[Stand]:
 
 
 def fill(server: RedisServer, share: float) -> None:
-    """Let `share` of the server's memory be in use from now on; 0: there is no limit."""
+    """Make `share` of the server's memory count as used from now on; 0 removes the limit."""
     limit = int(server.command("INFO", "memory")["used_memory"] / share) if share else 0
     server.command("CONFIG", "SET", "maxmemory", limit)
 
@@ -143,7 +143,7 @@ async def keep(harness: Stand, id: str, tenant: str, output: str) -> None:
 
 
 async def test_what_a_free_tenant_keeps_costs_nobody_else(harness: Stand, server: RedisServer) -> None:
-    """45 answers of 1 MB under keys of their own, where they would fill the server."""
+    """The 45 answers of 1 MB, under keys of their own, would fill the server."""
     server.command("CONFIG", "SET", "maxmemory", 64 << 20)
     harness.broker = await harness.another(kept=KEPT)
     assert harness.broker.kept.total == 16 << 20

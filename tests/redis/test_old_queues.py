@@ -1,4 +1,4 @@
-"""Queues of versions and models that nobody runs any more: processes forget them, and find what they hold while they hold anything."""
+"""Queues of versions and models that nobody runs any more: processes forget them once they are empty."""
 
 import asyncio
 import itertools
@@ -18,11 +18,11 @@ from tests.redis.stand import Stand
 
 HOUR = 3600.0
 PAST = HOUR + 300.0
-"""Seconds after which nothing is known of a queue that held nothing and was not used."""
+"""Seconds after which an empty, unused queue is forgotten."""
 STEP = 300.0
-"""Seconds between two looks of the processes of these tests."""
+"""Seconds between two looks of these tests' processes."""
 FORGOTTEN = 130.0
-"""Seconds after which the registry has forgotten a worker that is gone."""
+"""Seconds after which the registry forgets a lost worker."""
 
 
 def slot_of(version: str, model: str = "m", *, helps: str = "") -> Slot:
@@ -222,7 +222,7 @@ async def test_nothing_is_forgotten_and_all_is_reaped_while_servers_are_away(
 
 
 LOOKED = 12
-"""Seconds within which a process has told the server that something is known in a queue of a model."""
+"""Seconds within which a process reports to the server that a model's queue has something."""
 
 
 async def test_what_waits_for_a_version_of_before_a_restart_is_found_and_run(harness: Stand) -> None:

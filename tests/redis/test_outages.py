@@ -1,4 +1,4 @@
-"""The server is silent, slow, gone, or back without its data: in real time, as its own behaviour is the point."""
+"""The server is silent, slow, gone, or back without its data: in real time, as its own behaviour matters here."""
 
 import asyncio
 import contextlib
@@ -53,16 +53,14 @@ def is_read(server: RedisServer) -> bool:
 
 
 async def reads(server: RedisServer) -> list[int]:
-    """Wait until both are under way; how many have ended by then."""
+    """Wait until both are under way. Returns how many had ended by then."""
     await asyncio.to_thread(wait_until, lambda: server.command("INFO", "clients")["blocked_clients"] == 2)
     return ended(server)
 
 
 async def begun_anew(server: RedisServer, before: list[int], *waiting: asyncio.Task[Any]) -> None:
-    """Return once those that were under way have ended, and those that follow are as hasty as can be.
-
-    An answer that has left the server may still be on its way; that to the second read says that the first one's arrived.
-    """
+    """Wait until the reads under way have ended, and those after them use the short timeout. Answers may still be on
+    their way, but once the second read is answered, the first answer has arrived."""
 
     def both() -> bool:
         counted = zip(waiting, ended(server), before, strict=True)
@@ -72,7 +70,7 @@ async def begun_anew(server: RedisServer, before: list[int], *waiting: asyncio.T
 
 
 def every_call(broker: RedisBroker, lease: Lease) -> list[Callable[[], Awaitable[Any]]]:
-    """One of each, all of which may be made again."""
+    """One call of each kind; all can be repeated."""
     return [
         lambda: broker.enqueue([ask(id="new")]),
         lambda: broker.claim(slot(), AT_ONCE),
@@ -103,7 +101,7 @@ async def test_every_call_to_a_silent_server_ends_in_time_and_can_be_made_again(
                 await asyncio.gather(*(refused(call()) for call in every_call(broker, lease)))
                 for waiting in (reading, listening):
                     await refused(waiting, BLOCK + TIMEOUT)
-        # All that was asked is done now, and nothing of it twice. Completion and release came in any order.
+        # Everything is done now, and nothing twice. Completion and release came in either order.
         assert await until(lambda: broker.enqueue([ask(id="new"), entries[1]])) == [None, None]
         await broker.release(lease, failed())
         assert sum(one.depth for one in await broker.depths()) <= 3
@@ -146,7 +144,7 @@ async def test_work_goes_on_after_a_restart_with_the_data(server: RedisServer) -
 
 async def test_a_call_that_was_given_up_is_not_done_later(server: RedisServer) -> None:
     async with brokers(server.url) as [broker]:
-        await broker.enqueue([ask(id="a")])  # By now the server's clock is known.
+        await broker.enqueue([ask(id="a")])  # The server's clock is known by now.
         with sleeping(server), hasty(broker):
             given_up = (
                 broker.enqueue([ask(id="b")]),
@@ -154,7 +152,7 @@ async def test_a_call_that_was_given_up_is_not_done_later(server: RedisServer) -
                 broker.withdraw([("t", "a", 0)], "g"),
             )
             await asyncio.gather(*map(refused, given_up))
-        for _ in range(3):  # The server has got to all that was sent before.
+        for _ in range(3):  # The server has handled everything sent before.
             assert await broker.state("t", "b") is None
             assert await broker.state("t", "a") is EntryState.QUEUED
 

@@ -1,4 +1,4 @@
-"""Releases side by side: data that others have written, functions of two, and data that none should have."""
+"""Releases side by side: data from other releases, functions of two, and data that no release should have."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ pack_entry = entry_wire.pack_entry
 
 
 def of_release(later: int) -> Callable[[Entry], bytes]:
-    """Packer of a release `later` releases on: with members that are not known yet."""
+    """A packer as in the release `later` releases from now, with unknown members."""
 
     def pack(entry: Entry) -> bytes:
         schema, *members = msgspec.msgpack.decode(wire.encode(entry_wire.StoredEntry(*msgspec.structs.astuple(entry))))
@@ -31,7 +31,7 @@ def of_release(later: int) -> Callable[[Entry], bytes]:
 def packing(
     pack: Callable[[Entry], bytes],
 ) -> Callable[[Sequence[Entry], float], tuple[list[bytes], dict[int, Entry], bool]]:
-    """Packer of the entries of a call, each of which `pack` packs."""
+    """A packer for the entries of a call that uses `pack` for each."""
 
     def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
         return [part for one in entries for part in (entry_wire.pack_head(one), pack(one))], {}, True
@@ -133,11 +133,11 @@ async def test_an_unreadable_dead_letter_hides_no_other(harness: Stand, monkeypa
 
 
 NO_REPLIES: list[list[bytes | str]] = [
-    ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],  # Of a release to come.
+    ["v", "9", "k", "ran", "d", b"\x90", "t", "1", "e", "1", "n", "1", "a", "1", "x", ""],  # From a future release.
     ["v", "1", "k", "ran", "d", b"\x94\x09\xa1w\xa0\x90", *"t1e1n1a1", "x", ""],  # A batch of one.
-    ["v", "1", "k", "ran", "d", b"\xc1", *"t1e1n1a1", "x", ""],  # No batch.
+    ["v", "1", "k", "ran", "d", b"\xc1", *"t1e1n1a1", "x", ""],  # Not a batch.
     ["v", "1"],  # No kind.
-    ["v", "one", *"k0d0t0e0n0s0f0"],  # No number.
+    ["v", "one", *"k0d0t0e0n0s0f0"],  # Not a number.
     ["hello", "world"],
 ]
 
@@ -204,7 +204,7 @@ ANOTHER = f"{function_library.LAYOUT}_another"
 
 
 def of_another_release(connection: RedisConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a connection bring and call functions of another name, which differ in nothing that is stored."""
+    """Make a connection load and call functions under another name. What they store is the same."""
     call = RedisConnection._run.__get__(connection)
 
     async def run(client: Any, function: str, key: str, arguments: tuple[Any, ...]) -> Any:

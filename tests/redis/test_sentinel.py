@@ -1,4 +1,4 @@
-"""Sentinels: the primary is found, and found again when it is another."""
+"""Sentinels: the primary is found, and found again after a change."""
 
 import asyncio
 import re
@@ -39,12 +39,12 @@ async def reply(broker: RedisBroker) -> Reply:
 
 
 def waiting(server: RedisServer) -> set[str]:
-    """The commands in which connections of a server wait, or which they sent last."""
+    """The commands that a server's connections wait in, or sent last."""
     return set(re.findall(r"cmd=(\w+)", server.command("CLIENT", "LIST").decode()))
 
 
 class Waits:
-    """A broker that reads replies and listens for work, over connections that wait at the primary, once an entry is let in."""
+    """A broker that reads replies and listens for work, on connections that wait at the primary."""
 
     def __init__(self, broker: RedisBroker) -> None:
         self.broker, self.entry = broker, ask(id="a")
@@ -56,7 +56,6 @@ class Waits:
             await asyncio.sleep(0.01)
 
     async def answered(self) -> None:
-        """Have the entry run, and its reply read."""
         lease = await until(lambda: answered(self.broker, slot()))
         assert ids(lease.entries) == ["a"]
         assert (await self.reading).output == output(self.entry.input)
@@ -64,7 +63,7 @@ class Waits:
 
 @asynccontextmanager
 async def let_in(setup: SentinelSetup) -> AsyncIterator[Waits]:
-    """A broker whose entry both servers have."""
+    """A broker whose entry is on both servers."""
     async with brokers(setup.url) as [broker]:
         waits = Waits(broker)
         assert await broker.enqueue([waits.entry]) == [None]
@@ -74,7 +73,7 @@ async def let_in(setup: SentinelSetup) -> AsyncIterator[Waits]:
 
 
 def promote(setup: SentinelSetup, server: RedisServer) -> None:
-    """Make a server the primary, and have Sentinels name it, of which they tell nobody."""
+    """Make a server the primary, and have the Sentinels name it without telling anybody."""
     for sentinel in setup.sentinels:
         sentinel.command("SENTINEL", "REMOVE", SERVICE)
         sentinel.command("SENTINEL", "MONITOR", SERVICE, LOOPBACK, server.port, 2)
@@ -85,7 +84,7 @@ def promote(setup: SentinelSetup, server: RedisServer) -> None:
 async def test_calls_go_on_with_the_new_primary(setup: SentinelSetup) -> None:
     async with let_in(setup) as waits:
         broker, second = waits.broker, setup.replica
-        assert function_library.VERSION in str(second.command("FUNCTION", "LIST"))  # It has them from the primary.
+        assert function_library.VERSION in str(second.command("FUNCTION", "LIST"))  # It got them from the primary.
         second.command("CONFIG", "RESETSTAT")
         setup.primary.kill()
         await refused(broker.enqueue([ask()]))
@@ -115,7 +114,7 @@ async def test_a_read_without_an_answer_during_a_takeover_does_not_tell_that_all
 
 
 async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusal(setup: SentinelSetup) -> None:
-    """Sentinels make a primary that they deposed a replica only after many seconds. Until then it answers reads."""
+    """Sentinels only turn a deposed primary into a replica after many seconds. Until then it answers reads."""
     async with let_in(setup) as waits:
         broker, first, second = waits.broker, setup.primary, setup.replica
         first.command("CONFIG", "SET", "min-replicas-to-write", 1)
@@ -130,10 +129,8 @@ async def test_a_deposed_primary_that_still_speaks_is_left_with_its_first_refusa
 async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_connection(
     setup: SentinelSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The primary answers nothing for a while, and then as if nothing had been: a blocking read could stay there for
-    ever.
-    """
-    monkeypatch.setattr(Sentinels, "watch", lambda sentinels: None)  # Nobody tells.
+    """The primary answers nothing for a while, then goes on as before: a blocking read could stay there forever."""
+    monkeypatch.setattr(Sentinels, "watch", lambda sentinels: None)  # There are no announcements.
     async with let_in(setup) as waits:
         broker, first, second = waits.broker, setup.primary, setup.replica
         first.command("CLIENT", "PAUSE", 3_600_000, "WRITE")
@@ -148,18 +145,18 @@ async def test_a_primary_that_only_stalls_while_it_is_deposed_is_left_by_every_c
 
 @pytest.mark.parametrize("silenced", [False, True], ids=["told", "asked"])
 async def test_a_primary_is_left_as_soon_as_the_sentinels_know_of_another(setup: SentinelSetup, silenced: bool) -> None:
-    """Also where it never hears of that itself, refuses nothing, and Sentinels let nobody listen."""
+    """Also if it never hears of that itself and refuses nothing, and if Sentinels let nobody listen."""
     first, second = setup.primary, setup.replica
     first.command("ACL", "SETUSER", "default", "-slaveof", "-replicaof")
     for one in setup.sentinels:
         one.command("ACL", "SETUSER", "default", "resetchannels" if silenced else "allchannels")
-        # For four times as long they let be who calls itself the primary. The leader has to see that first.
+        # For four of these they leave a server that calls itself the primary alone. The leader must see it first.
         one.command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 1000 if silenced else 5000)
     async with brokers(setup.url) as [broker]:
         waits = Waits(broker)
         await waits.at(first)
         setup.hand_over()
-        # Who was cut between two reads listens to the new one, and is not refused.
+        # A connection cut between two reads listens to the new primary, and isn't refused.
         async with asyncio.timeout(PATIENCE):
             while not (waits.listening.done() or "blpop" in waiting(second)):  # noqa: ASYNC110 - only the server knows
                 await asyncio.sleep(0.01)
@@ -191,7 +188,7 @@ A, B = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 
 
 class Sentinel:
-    """Names a primary, fails, or never answers."""
+    """A fake Sentinel that names a primary, fails, or never answers."""
 
     def __init__(
         self, names: Address | Exception | None, *, config_epoch: int = 0, down: bool = False, silent: bool = False
@@ -221,7 +218,7 @@ class Sentinel:
 
 
 class Asked:
-    """Sentinels that are asked for the primary; `left` are the addresses that were left for another."""
+    """Sentinels that are asked for the primary; `left` are the addresses given up for another."""
 
     def __init__(self, avoiding: Address | None = None) -> None:
         self.left: list[Address] = []
@@ -247,15 +244,15 @@ def named(*sentinels: Sentinel, avoiding: Address | None = None) -> Address:
 @pytest.mark.parametrize(
     ("sentinels", "avoiding", "primary"),
     [
-        ((Sentinel(A), Sentinel(B), Sentinel(A)), None, A),  # Most are believed.
-        ((Sentinel(A), Sentinel(None, silent=True), Sentinel(A)), None, A),  # A silent one is not waited for.
-        # Who has refused is believed last, and asked again when nobody else is named.
+        ((Sentinel(A), Sentinel(B), Sentinel(A)), None, A),  # The majority is right.
+        ((Sentinel(A), Sentinel(None, silent=True), Sentinel(A)), None, A),  # It doesn't wait for a silent one.
+        # A primary to avoid is believed last, and used again when no other one is named.
         ((Sentinel(A), Sentinel(A), Sentinel(B)), A, B),
         ((Sentinel(A), Sentinel(A), Sentinel(NoConnection("gone"))), A, A),
-        # The highest epoch is believed before most of them.
+        # The highest epoch outweighs the majority.
         ((Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(A)), A, B),
         ((Sentinel(A), Sentinel(B, config_epoch=1), Sentinel(None)), B, B),
-        # A primary that is down is not named.
+        # A primary that is down isn't named.
         ((Sentinel(A, down=True), Sentinel(A)), None, A),
         ((Sentinel(A, down=True), Sentinel(B, down=True)), None, B),
     ],
@@ -296,7 +293,7 @@ def test_when_none_is_named_or_it_is_no_sentinel_the_reasons_are_told() -> None:
 
 
 async def test_those_who_ask_at_once_share_two_votes_and_hear_of_what_came_before_they_asked() -> None:
-    """A vote that had begun before may not know yet."""
+    """A vote that began before may not know yet."""
 
     async def leave(address: Address) -> None:
         pass
@@ -315,7 +312,7 @@ async def test_those_who_ask_at_once_share_two_votes_and_hear_of_what_came_befor
 
 
 class Counted(Sentinel):
-    """Answers when it is told to, and counts how often it was asked."""
+    """A fake that answers when told to, and counts the questions."""
 
     def __init__(self, names: Address, config_epoch: int = 0) -> None:
         super().__init__(names, config_epoch=config_epoch)

@@ -1,4 +1,4 @@
-"""A model's queue in several shards: where entries go, where slots are at home, and how they help one another."""
+"""A model's queue in several shards: where entries go, where slots are at home, and how shards help each other."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tests.redis.plays import WINDOW, Play
 from tests.redis.stand import Stand
 
 WORKERS = tuple(f"gpu-{number:02}" for number in range(16))
-"""Workers enough for four shards to have four each."""
+"""Enough workers for four shards with four each."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def host_of(stand: Stand, worker: str) -> Broker:
 
 
 async def beaten(stand: Stand, workers: Sequence[str], seconds: int = 4) -> None:
-    """Heartbeats of workers on two hosts, until all know of all."""
+    """Send the heartbeats of workers on two hosts until all know each other."""
     for _ in range(seconds):
         for worker in workers:
             await beat(host_of(stand, worker), worker)
@@ -60,7 +60,7 @@ async def test_entries_are_found_in_any_shard_by_any_process_and_offered_again_t
     await harness.broker.enqueue(entries)
     before = harness.held()
     assert min(before) > 0
-    await harness.advance(20.0)  # All workers are gone by now: whatever is new would go into the first shard.
+    await harness.advance(20.0)  # All workers are gone by now, so anything new would go into the first shard.
     assert await harness.broker.enqueue(entries[::-1]) == [None] * len(entries)
     assert harness.held() == before
     for broker in (harness.broker, harness.peer()):
@@ -76,7 +76,7 @@ async def test_entries_are_found_in_any_shard_by_any_process_and_offered_again_t
 
 @two
 async def test_a_slot_that_sleeps_is_woken_when_it_has_to_move(harness: Stand) -> None:
-    """Alone it is at home in the first shard; in a fleet of sixteen, being the second, in the other one."""
+    """Alone, it is at home in the first shard. As the second slot of sixteen, it is at home in the other one."""
     worker = WORKERS[1]
     host = host_of(harness, worker)
     await beaten(harness, [worker])
@@ -119,7 +119,7 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     listening = asyncio.create_task(host.wait_for_work(slot(helper), None))
     await harness.advance(1.0)
     assert not listening.done()
-    await pile(harness, MAX_BATCH)  # One full batch is what its own slots come for.
+    await pile(harness, MAX_BATCH)  # Its own slots come for one full batch.
     await harness.advance(2.0)
     assert not listening.done()
     await pile(harness, MAX_BATCH)
@@ -127,7 +127,7 @@ async def test_an_idle_slot_helps_a_shard_that_is_behind(harness: Stand) -> None
     assert listening.done()
     lease = await granted(host, slot(helper))
     assert len(lease.entries) == MAX_BATCH
-    assert harness.idle(1) == 0  # No bell is rung for a slot that is busy.
+    assert harness.idle(1) == 0  # No bell rings for a busy slot.
     settled = await harness.peer().complete(lease, [ItemResult(output(rider.input)) for rider in lease.entries])
     assert settled.answered == MAX_BATCH
 
@@ -138,7 +138,7 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
     for at, broker in enumerate([harness.broker, harness.peer()]):
         entries = [
             common.sharing(f"{at} {tenant}", common.task(f"{at} {tenant}"), common.key(), tenant=tenant)
-            for tenant in tenants[at:] + tenants[:at]  # What goes by turns goes elsewhere.
+            for tenant in tenants[at:] + tenants[:at]  # Taken in turn, these would go elsewhere.
         ]
         assert list(await broker.enqueue(entries)) == [None] * len(tenants)
     held = harness.held()
@@ -176,7 +176,7 @@ async def test_all_shards_are_served_by_however_many_slots_there_are(harness: St
     play = Play(harness, seed=4)
     play.start(*plays.WORKERS[:4])
     await harness.advance(2.5)
-    play.start(*plays.WORKERS[4:])  # More shards are in use: who slept in one of them has to wake in another.
+    play.start(*plays.WORKERS[4:])  # More shards are in use: a slot asleep in one of them has to wake in another.
     await harness.advance(2.5)
     for _ in range(harness.shards):
         await play.ask(2)
@@ -192,14 +192,14 @@ async def test_all_shards_are_served_by_however_many_slots_there_are(harness: St
 
 
 async def test_a_key_is_found_by_a_version_with_fewer_slots_wherever_its_tenant_is(harness: Stand) -> None:
-    """Twelve slots of one version have three shards in use, the two of the other one. Each tenant is in one shard of both."""
+    """Twelve slots of one version use three shards, two of the other one. A tenant has one shard per version."""
     tenants = [f"tenant {number}" for number in range(8)]
     for number in range(12):
         await beat(harness.broker, f"old-{number}", version="3")
     for number in range(2):
         await beat(harness.broker, f"new-{number}", version="4")
     await harness.advance(1.5)
-    for broker in (harness.broker, harness.peer()):  # They count the workers.
+    for broker in (harness.broker, harness.peer()):  # It counts the workers.
         await beat(broker, "old-0", version="3")
     firsts = [sharing("first", key(), version="4", tenant=tenant) for tenant in tenants]
     assert await harness.broker.enqueue(firsts) == [None] * len(tenants)

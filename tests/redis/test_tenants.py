@@ -1,4 +1,4 @@
-"""Tenants do not meet: whatever they and their requests are called, nobody gets another's answer or place."""
+"""Tenants are isolated: whatever they and their requests are called, nobody gets another's answer or place."""
 
 import itertools
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def test_an_id_that_would_make_keys_ambiguous_is_refused() -> None:
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a\0"), ("a\0b", "a\0c"), ("", "\0"), ("{a}", "{a")])
 async def test_tenants_have_their_own_turns_whatever_they_are_called(harness: Stand, names: tuple[str, str]) -> None:
-    """A flood of one does not push the other back, as it would if they were taken for the same."""
+    """A flood from one doesn't hold up the other, as it would if they were mistaken for one tenant."""
     flood, guest = names
     await harness.broker.enqueue([ask(tenant=flood) for _ in range(20)])
     await harness.broker.enqueue([ask(tenant=guest) for _ in range(2)])
@@ -121,7 +121,7 @@ def test_a_limit_of_a_tier_is_spread_over_counts_and_others_are_not() -> None:
 
 
 async def test_a_tier_is_owed_its_mean_and_others_the_most(harness: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that span tenants are spread over two counts."""
+    """Limits across tenants are spread over two counts."""
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     debts = [SimpleNamespace(seconds=lambda limit, owed=owed: owed) for owed in (3.0, 1.0)]
     shards = [SimpleNamespace(counts=2, debts=owed) for owed in debts]
@@ -131,7 +131,7 @@ async def test_a_tier_is_owed_its_mean_and_others_the_most(harness: Stand, monke
 
 
 def lasting(harness: Stand) -> dict[str, int]:
-    """The outcomes that are kept, and for how many milliseconds."""
+    """The kept outcomes, with their remaining milliseconds."""
     there = harness.keys()
     kept = [name for name in there if name.startswith("k:")]
     return {name.split("\0")[-1]: harness.server.command("PTTL", harness.key(name)) for name in kept}
@@ -141,7 +141,7 @@ async def test_what_has_ended_by_the_servers_clock_is_not_found(harness: Stand) 
     await admit(harness, sharing("first", task("first"), key()))
     await run_alone(harness, "first")
     assert len(lasting(harness)) == 2
-    harness.clock_error -= 1000.0  # The clock is put back: nothing is kept for longer than it was to be.
+    harness.clock_error -= 1000.0  # The clock goes back, but nothing is kept longer than planned.
     await harness.broker.reap()
     assert await harness.broker.outcome("t", "first") is None
     harness.clock_error += 1000.0 + 2 * TTL
@@ -164,7 +164,7 @@ async def test_in_a_shortage_shared_outputs_are_not_kept(harness: Stand, monkeyp
 
 
 def test_what_is_kept_is_counted_over_all_shards_of_a_server(kind: str, own: Callable[[str], RedisServer]) -> None:
-    """Ten tenants keep more than there may be together; what goes lies in whatever shard."""
+    """Ten tenants together keep more than is allowed. What is dropped may be in any shard."""
     harness = Stand(own(kind), shards=4)
 
     workers = [f"gpu-{number}" for number in range(12)]

@@ -1,4 +1,4 @@
-"""Calls that a process makes at one moment go to the server as one, and entries gather while no slot is free."""
+"""Calls that a process makes at the same moment are sent as one, and entries gather while no slot is free."""
 
 import asyncio
 import math
@@ -80,7 +80,7 @@ async def test_a_step_that_the_server_gets_to_too_late_is_made_again(servers: Sh
 
 
 class Server:
-    """A server that answers each call by its arguments, once it may."""
+    """A fake server that answers each call by its arguments, once allowed to."""
 
     def __init__(self, *, fails: bool = False, raves: bool = False) -> None:
         self.made: list[tuple[object, ...]] = []
@@ -180,7 +180,7 @@ BATCH = 0.01
 
 
 class Spaced:
-    """Policy of batches that leave a headway of so many seconds after each other."""
+    """A policy that keeps a headway of some seconds between batches."""
 
     def __init__(self, headway: float) -> None:
         self._headway = headway

@@ -1,10 +1,9 @@
-"""Envoy, HAProxy or nginx in front of gateways, as a child process with its file of `deploy/`.
+"""Envoy, HAProxy or nginx in front of gateways, as a child process with its file from `deploy/`.
 
     with Balancer("nginx", tmp_path / "nginx", gateways, certificates) as balancer:
         balancer.port
 
-HAProxy and nginx are the distribution's, Envoy comes with `make clients`. Without one a test is skipped, or fails where none may
-be missing.
+HAProxy and nginx come from the distribution, Envoy from `make clients`. Without one a test is skipped, or fails.
 """
 
 import signal
@@ -19,8 +18,7 @@ from tests.servers.redis import lacking
 
 
 class Balancer(ChildServer):
-    """Envoy, HAProxy or nginx before two gateways; `with` starts it and ends it. `idle`: seconds for which a connection to a
-    gateway may be idle."""
+    """Envoy, HAProxy or nginx in front of two gateways. `idle`: seconds that a connection to a gateway may be idle."""
 
     ends_by = signal.SIGTERM
 

@@ -1,4 +1,4 @@
-"""A server as a child process on a port of its own, which ends with its block, and with pytest however that ends."""
+"""A server as a child process on its own port. It ends with its block, and with pytest however that ends."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.servers.ports import Port
 from tests.servers.reaper import the_reaper
 
 NOBODY = 65_534
-"""User of the servers that do not run as root."""
+"""The user for servers that don't run as root."""
 
 
 def give(folder: Path) -> None:
@@ -23,18 +23,13 @@ def give(folder: Path) -> None:
 
 
 def as_nobody() -> dict[str, Any]:
-    """Arguments of a child process that may not run as root."""
+    """Arguments for a child process that must not run as root."""
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
 
 
 class ChildServer:
-    """`with` starts it, and ends it. Its log is in its folder, which is removed with it where it is `temporary`.
-
-    Attributes:
-        argv: its command line.
-        how: more arguments of Popen.
-        paused: it does nothing now.
-    """
+    """`with` starts and stops it. Its log is in its folder, which is removed with it if `temporary`. `argv` is its
+    command line, `how` holds more arguments of Popen."""
 
     argv: list[str]
     ends_by = signal.SIGKILL
@@ -69,7 +64,7 @@ class ChildServer:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start it, on the same port and files as before; returns once it answers."""
+        """Start it on the same port and files as before. Returns once it answers."""
         assert not self.runs, "it runs already"
         self._process, self.paused = self.launch(*self.argv), False
         the_reaper().watch(self._process.pid)
@@ -82,7 +77,7 @@ class ChildServer:
             )
 
     def pause(self) -> None:
-        """Have it do nothing until `resume` (SIGSTOP): its connections stay open."""
+        """Pause it until `resume` (SIGSTOP). Its connections stay open."""
         os.kill(self.pid, signal.SIGSTOP)
         self.paused = True
 
@@ -92,7 +87,6 @@ class ChildServer:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Pause it meanwhile."""
         self.pause()
         try:
             yield
@@ -114,7 +108,7 @@ class ChildServer:
         self._process = None
 
     def close(self) -> None:
-        """End it if it runs, and leave nothing of it."""
+        """Stop it if it runs, and remove its files."""
         if self.runs:
             self.end(self.ends_by)
         self._port.close()

@@ -1,4 +1,4 @@
-"""A cluster of three primaries, which share the slots."""
+"""A cluster of three primaries that share the slots."""
 
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -12,7 +12,7 @@ SLOTS, SIZE = 16384, 3
 
 
 class ClusterSetup:
-    """`with` starts it, and it is whole: primaries, the first with the lowest slots, and their replicas in the same order."""
+    """`with` starts it and waits until it is whole: primaries, lowest slots first, and replicas in that order."""
 
     def __init__(self, kind: str, folder: Path, replicas: bool = False) -> None:
         program(kind)
@@ -33,18 +33,16 @@ class ClusterSetup:
         return next(one for number, one in enumerate(self.servers) if slot in self._slots(number))
 
     def whole(self) -> bool:
-        """Whether every node knows the others, and that all slots are served."""
+        """Whether every node knows the others, and all slots are served."""
         everybody = [*self.servers, *self.replicas]
         known = f"cluster_known_nodes:{len(everybody)}\r\n".encode()
         found = [one.command("CLUSTER", "INFO") for one in everybody]
         return all(b"cluster_state:ok\r\n" in info and known in info for info in found)
 
     def give(self, slot: int, owner: RedisServer) -> None:
-        """A slot is the owner's from now on, in the eyes of all that are not paused.
-
-        What nodes still tell each other of its time before would undo that at whoever hears of it last. Where claims
-        differ, the greatest epoch prevails: so the owner's must be that, and all must know it.
-        """
+        """Give a slot to a server, and wait until all nodes that aren't paused know that. Nodes may still be spreading
+        the earlier owner, which would undo this. The greatest epoch wins such conflicts, so the owner must have that
+        epoch, and all nodes must know it."""
         awake = [server for server in self.servers if not server.paused]
         name = owner.command("CLUSTER", "MYID")
 
@@ -79,7 +77,7 @@ class ClusterSetup:
             for primary, replica in zip(self.servers, self.replicas, strict=False):
                 replica.command("CLUSTER", "REPLICATE", primary.command("CLUSTER", "MYID"))
             wait_until(lambda: all(_follows(one) for one in self.replicas))
-            # A primary votes for none but replicas that it knows as such, and a lost vote is not repeated for minutes.
+            # A primary only votes for replicas that it knows as such, and a lost vote isn't repeated for minutes.
             wait_until(lambda: all(_replicas(one) == len(self.replicas) for one in everybody))
         except BaseException:
             self._running.close()
@@ -109,12 +107,12 @@ def _epochs(server: RedisServer) -> dict[bytes, int]:
 
 
 def _owner(server: RedisServer, slot: int) -> bytes:
-    """The name of the node that has a slot, as a server sees it; empty for nobody."""
+    """The name of the node that has a slot, according to a server; empty if none has."""
     rows = server.command("CLUSTER", "SLOTS")
     return next((node[2] for first, last, node, *_ in rows if first <= slot <= last), b"")
 
 
-# A node that a test pauses is silent, but not given up by the others, however long the test takes.
+# A node that a test pauses is silent, but the others don't give it up, however long the test takes.
 _CLUSTER = (
     "cluster-enabled yes",
     "cluster-node-timeout 60000",

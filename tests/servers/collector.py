@@ -1,6 +1,4 @@
-"""A collector of traces: a real receiver of OpenTelemetry's protocol, over HTTP or gRPC, that reads what comes with the protocol's
-own classes.
-"""
+"""A trace collector: an OpenTelemetry receiver over HTTP or gRPC that uses the protocol's own classes."""
 
 import gzip
 import threading
@@ -30,7 +28,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Received:
-    """One span as it was received; ids in hexadecimal."""
+    """A received span. Its ids are hexadecimal."""
 
     name: str
     kind: int
@@ -49,7 +47,7 @@ class Received:
 
 
 class Collector:
-    """Spans and messages that came. `answer` is what a message is answered with over HTTP: status, type, body."""
+    """Received spans and messages. `answer` is the HTTP answer to each message: status, type, body."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -58,7 +56,7 @@ class Collector:
         """Header fields, or metadata, of each message."""
         self.answer: Callable[[], tuple[int, str, bytes]] = lambda: (200, "application/x-protobuf", b"")
         self.rest = ""
-        """Seconds after which it wants to be asked again (`Retry-After`), over HTTP."""
+        """Seconds after which clients should retry (`Retry-After`), over HTTP."""
         self.keeps = True
         """Whether it keeps connections open, over HTTP."""
         self._came = threading.Condition()
@@ -70,7 +68,6 @@ class Collector:
             self._came.notify_all()
 
     def until(self, enough: Callable[[list[Received]], bool]) -> list[Received]:
-        """Wait until the spans that came are enough."""
         with self._came:
             assert self._came.wait_for(lambda: enough(self.spans), PATIENCE), [one.name for one in self.spans]
             return [*self.spans]

@@ -1,7 +1,5 @@
-"""A PgBouncer in front of a PostgreSQL, as a child process.
-
-It is the distribution's. Without one a test is skipped, or fails with HEADWAY_TEST_REQUIRE_SERVERS=1.
-"""
+"""PgBouncer in front of PostgreSQL, as a child process. It comes from the distribution. Without it a test is skipped,
+or fails with HEADWAY_TEST_REQUIRE_SERVERS=1."""
 
 import socket
 import tempfile
@@ -15,7 +13,7 @@ from tests.servers.ports import LOOPBACK
 from tests.servers.redis import lacking
 
 MODES = ("session", "transaction")
-"""Times for which it keeps a connection to the server. In its third mode there are no transactions."""
+"""How long it keeps a server connection. Its third mode has no transactions."""
 
 _CONFIG = """
 [databases]
@@ -33,8 +31,7 @@ server_idle_timeout = 0.2
 
 
 class PgBouncer(ChildServer):
-    """One for all databases of a server; `with` starts it and ends it. Each transaction gets another connection than the last one
-    did."""
+    """For all databases of a server; `with` starts and stops it. Each transaction uses a different connection."""
 
     def __init__(self, url: str, mode: str) -> None:
         program = programs.found("pgbouncer")
@@ -60,7 +57,7 @@ class PgBouncer(ChildServer):
         give(self.folder)
 
     def front_of(self, url: str) -> str:
-        """The URL of a database of the server, by way of this one."""
+        """The URL of the server's database through PgBouncer."""
         given = urlsplit(url)
         return given._replace(netloc=f"{given.username}@{LOOPBACK}:{self.port}").geturl()
 

@@ -1,4 +1,4 @@
-"""Ports chosen by the system that stay ours while nobody listens on them."""
+"""Ports chosen by the system that stay reserved while nobody listens on them."""
 
 import socket
 
@@ -6,11 +6,9 @@ LOOPBACK = "127.0.0.1"
 
 
 class Port:
-    """A TCP port on loopback for one server, before its first start and between a stop and a restart.
-
-    It stays bound here, without listening. A server that sets SO_REUSEADDR, as Redis does, can listen on it all the same;
-    nobody else is given it, and no client that calls in vain connects to itself.
-    """
+    """A TCP port on loopback for one server, reserved before its first start and between a stop and a restart. It stays
+    bound here, without listening. A server that sets SO_REUSEADDR, like Redis, can still listen on it; nobody else gets
+    it, and a client that finds no server doesn't connect to itself."""
 
     def __init__(self) -> None:
         self._held = socket.socket()

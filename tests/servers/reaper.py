@@ -1,8 +1,5 @@
-"""Ends child processes when this one has ended, even if it was killed.
-
-A process of its own waits for the end of a pipe that only we hold open, and then kills all that it was told of, and all whose
-environment says that this process has started them, or what it has started.
-"""
+"""Ends child processes when this process has ended, even if it was killed. A separate process waits for the end of a
+pipe that only we hold open. Then it kills all that it watches, and all with our mark in their environment."""
 
 import atexit
 import functools
@@ -28,12 +25,10 @@ for pid in pids - {os.getpid()}:
 
 
 class Reaper:
-    """Kills the processes that it watches, and all that have been started meanwhile, once `close` is called or this process
-    has ended.
-    """
+    """Kills the watched processes and all started since, once `close` is called or this process has ended."""
 
     def __init__(self) -> None:
-        # In a session of its own: the terminal's Ctrl-C is not meant for it.
+        # In its own session, as the terminal's Ctrl-C isn't meant for it.
         os.environ[MARK] = uuid.uuid4().hex
         command = [sys.executable, "-I", "-S", "-c", _LOOP, f"{MARK}={os.environ[MARK]}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
@@ -42,7 +37,7 @@ class Reaper:
         self._tell(f"+{pid}")
 
     def forget(self, pid: int) -> None:
-        """`pid` has ended; the number may be another's soon."""
+        """`pid` has ended, and its number may be reused soon."""
         self._tell(f"-{pid}")
 
     def close(self) -> None:
@@ -57,7 +52,6 @@ class Reaper:
 
 @functools.cache
 def the_reaper() -> Reaper:
-    """The one of this process."""
     reaper = Reaper()
     atexit.register(reaper.close)
     return reaper

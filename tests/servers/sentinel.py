@@ -1,4 +1,4 @@
-"""A primary with a replica, and Sentinels that put the replica in its place when it is gone."""
+"""A primary with a replica, and Sentinels that promote the replica when the primary is gone."""
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,17 +12,15 @@ from tests.servers.redis import RedisServer
 
 SERVICE = "headway"
 DOWN_AFTER = 1_000
-"""Milliseconds after which a server that does not answer is taken for gone, while somebody waits for that."""
+"""Milliseconds after which a silent server counts as gone, while somebody waits for that."""
 NEVER = 3_600_000
-"""Milliseconds of silence at all other times: a server may be as late as it likes on a busy machine."""
+"""The same at all other times, as a server may be very late on a busy machine."""
 
 
 class SentinelSetup:
-    """`with` starts it, and it is whole: every Sentinel knows the others and the replica, which is in step. They put the
-    replica in the primary's place from `fail_over` on, or when it is asked who is the primary and that has been ended.
-
-    Of the two `servers` either may be the primary. Where it is `usual`, Sentinels look and speak as often as they usually do.
-    """
+    """`with` starts it and waits until every Sentinel knows the others and the replica, which is in step. Sentinels
+    promote the replica after `fail_over`, or when asked for the primary after that was stopped. Either of the two
+    `servers` may be the primary. If it is `usual`, Sentinels check and talk as often as by default."""
 
     def __init__(self, kind: str, folder: Path, usual: bool = False) -> None:
         first = RedisServer(kind, folder / "server-0", *_REPLICATION)
@@ -47,17 +45,17 @@ class SentinelSetup:
 
     @property
     def primary(self) -> RedisServer:
-        """The server that all Sentinels hold for the primary, and that is one. From now on it stays that."""
+        """The server that all Sentinels consider the primary, and that is one. It stays the primary from now on."""
         found = wait_until(self._found)
         self._take_for_gone_after(NEVER)
         return found
 
     def fail_over(self) -> None:
-        """Take a primary that does not answer for gone, until Sentinels are asked for the primary."""
+        """Treat a primary that doesn't answer as gone, until Sentinels are asked for the primary."""
         self._take_for_gone_after(DOWN_AFTER)
 
     def hand_over(self) -> None:
-        """Have the replica put in the primary's place, though that is well. The Sentinel that leads knows of it."""
+        """Have the replica promoted although the primary is well. The leading Sentinel knows about it."""
         replica = self.replica
         wait_until(lambda: self._handed_over_to(replica))
 
@@ -67,8 +65,8 @@ class SentinelSetup:
         return next(server for server in self.servers if server is not primary)
 
     def in_step(self) -> bool:
-        """Whether the replica has all that the primary has, and every Sentinel knows all of them."""
-        with suppress(redis.ConnectionError):  # Sentinels cut those of a server whose part they change.
+        """Whether the replica has everything that the primary has, and every Sentinel knows all of them."""
+        with suppress(redis.ConnectionError):  # Sentinels cut the connections of a server whose role they change.
             return self._in_step()
         return False
 
@@ -112,9 +110,9 @@ class SentinelSetup:
         with suppress(redis.ConnectionError):
             if int(leader.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1]) == replica.port:
                 return True
-            # One that is too late to see the promotion gives up, and makes the server a replica again.
+            # A Sentinel that sees the promotion too late gives up, and makes the server a replica again.
             if replica.command("ROLE")[0] != b"master":
-                with suppress(redis.ResponseError):  # It is under way, or no replica has been heard of lately.
+                with suppress(redis.ResponseError):  # It is under way, or no replica has been heard of recently.
                     leader.command("SENTINEL", "FAILOVER", SERVICE)
         return False
 
@@ -143,12 +141,12 @@ class SentinelSetup:
 
 _REPLICATION = ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "min-replicas-to-write 0")
 _IMPATIENT = (
-    # A replica is only chosen when it was heard of five ping periods ago at most, which must be more than a second.
+    # A replica is only chosen if it was heard of within five ping periods, which must be more than a second.
     *("INFO-PERIOD", 100, "PING-PERIOD", 250, "ASK-PERIOD", 100),
-    # Who has not been told of a promotion within four of these takes it back. The Sentinel that leads sees it after a second.
+    # A Sentinel that isn't told of a promotion within four of these undoes it. The leader sees it after a second.
     *("PUBLISH-PERIOD", 500),
     *("ELECTION-TIMEOUT", 2000, "MIN-LINK-RECONNECT-PERIOD", 100),
-    # Who stood still for so long trusts nothing that it has seen, but usually does so for half a minute.
+    # After standing still this long, a Sentinel distrusts what it has seen, by default for half a minute.
     *("TILT-TRIGGER", 900, "TILT-PERIOD", 1000),
 )
-"""Milliseconds between the Sentinels' looks and words, which are usually seconds."""
+"""Milliseconds between the Sentinels' checks and messages; usually it is seconds."""

@@ -1,4 +1,4 @@
-"""No server outlives its test, and a missing one is told."""
+"""No server outlives its test, and a missing one is reported."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""A server that speaks TLS alone, knows its users by name, and has a certificate of an authority of our own."""
+"""A server that only speaks TLS, knows its users by name, and has a certificate from our own authority."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -7,16 +7,16 @@ from tests.authority import Authority
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import RedisServer
 
-PASSWORD = "only/for:tests@loopback"  # It has to be quoted in a URL.
+PASSWORD = "only/for:tests@loopback"  # Must be quoted in a URL.
 ADMIN = "admin"
 UNNAMED = "127.0.0.2"
-"""Address of the server that its certificate does not name."""
+"""An address of the server that its certificate doesn't name."""
 RULES = "~headway:* &headway:* +@all -@dangerous +info +config|get +function|load"
-"""Rights of a user unless a test says otherwise."""
+"""A user's rights unless a test changes them."""
 
 
 class TlsServer(RedisServer):
-    """A Redis server over TLS; Valkey's wheel is built without. Its user `default` may do nothing. `url` is the administrator's."""
+    """Redis over TLS, which Valkey's wheel lacks. User `default` may do nothing; `url` is the administrator's."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -39,6 +39,6 @@ class TlsServer(RedisServer):
         self.url = self.url_of(ADMIN)
 
     def url_of(self, user: str = "headway") -> str:
-        """rediss://USER:PASSWORD@HOST:PORT/DB with the authority to trust."""
+        """rediss://USER:PASSWORD@HOST:PORT/DB, with the authority to trust."""
         login, trusted = f"{user}:{quote(PASSWORD, safe='')}", quote(str(self.authority.file), safe="")
         return f"rediss://{login}@{LOOPBACK}:{self.port}/0?ssl_ca_certs={trusted}"

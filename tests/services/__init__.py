@@ -1,1 +1,1 @@
-"""Services and doors under virtual time."""
+"""Tests of services and doors on virtual time."""

@@ -1,4 +1,4 @@
-"""Calls of tests: how the next one of a gateway to its broker ends, what they offered, and requests with several inputs."""
+"""Helpers that script calls to the broker, list the entries offered to it, and send requests with several inputs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from tests.services.requests import request
 
 
 def once(name: str, mode: str, times: int = 1) -> Callable[[str], str | None]:
-    """The next call, or calls, of this name end like that."""
+    """Return a `Server.script` that makes the next `times` calls of this name end in this mode."""
     left = [mode] * times
     return lambda called: left.pop() if called == name and left else None
 
@@ -24,7 +24,7 @@ def offered(fleet: Fleet, since: int = 0) -> list[Entry]:
 
 
 def enqueue_takes(fleet: Fleet, seconds: float = 0.0, failure: Failure | None = None) -> None:
-    """Have the broker take so long for an enqueue, and refuse all of it, if there is a failure."""
+    """Make each enqueue take `seconds`. With `failure`, the broker refuses all its entries."""
     enqueue = fleet.server.inner.enqueue
 
     async def call(entries: Sequence[Entry]) -> Sequence[Failure | None]:
@@ -48,7 +48,7 @@ def several(
     room: AnswerRoom | None = None,
     **how: Any,
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
-    """Begin a request with several inputs; the future ends with its replies. `how` is as in `request`."""
+    """Start a request with several inputs. The future resolves to its replies. `how` is passed to `request`."""
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     fan_out = FanOut(gateway, request("", caller, options, **how), inputs, ended.set_result, room)
     fan_out.start()

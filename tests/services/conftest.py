@@ -1,4 +1,4 @@
-"""Services that tests are given on virtual time."""
+"""Fixtures for services that run on virtual time."""
 
 import asyncio
 from collections import ChainMap
@@ -21,14 +21,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def marked(request: pytest.FixtureRequest, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the nearest mark of this name that has any, and options of all of them."""
+    """Return the arguments of the nearest mark with this name that has any, and the merged options of all of them."""
     marks = [*request.node.iter_markers(name)]
     return next((mark.args for mark in marks if mark.args), ()), {**ChainMap(*(mark.kwargs for mark in marks))}
 
 
 @pytest.fixture
 def fleets(clock: Clock, virtual_runner: asyncio.Runner) -> Iterator[Fleets]:
-    """Makes gateways, workers and controllers; stops in the end those that a test has made and left."""
+    """Creates gateways, workers and controllers, and stops them all when the test ends."""
     made = Fleets(clock)
     yield made
     virtual_runner.run(made.close())
@@ -36,7 +36,7 @@ def fleets(clock: Clock, virtual_runner: asyncio.Runner) -> Iterator[Fleets]:
 
 @pytest.fixture
 def fleet(request: pytest.FixtureRequest, clock: Clock, virtual_runner: asyncio.Runner) -> Played:
-    """A gateway and a GPU that takes 0.1 s, or what the marks say; of a fallback, too, they say the seconds."""
+    """A gateway and a GPU that takes 0.1 s per batch, unless marks say otherwise. `fallback` is in seconds, too."""
     seconds, options = marked(request, "fleet")
     if "fallback" in options:
         options["fallback"] = FakeBackend(options["fallback"])
@@ -50,7 +50,7 @@ def fleet(request: pytest.FixtureRequest, clock: Clock, virtual_runner: asyncio.
 
 @pytest.fixture
 def stand(request: pytest.FixtureRequest, clock: Clock, virtual_runner: asyncio.Runner) -> Played:
-    """A service over one backend, with settings as the marks say."""
+    """A service with one backend and the settings from the marks."""
 
     async def play(test: Scene) -> None:
         async with served(clock, **marked(request, "stand")[1]) as stand:

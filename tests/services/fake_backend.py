@@ -1,5 +1,3 @@
-"""A backend on virtual time, for tests of the loops above it: it takes its time and answers in upper case."""
-
 import asyncio
 from collections.abc import Callable, Sequence
 
@@ -11,11 +9,9 @@ ANYBODY = Principal("anonymous", "default", 0)
 
 
 class FakeBackend:
-    """Sleeps `seconds` a batch on the loop's clock, then answers `input.upper()`.
-
-    `script` is asked before each run and may return an error to raise in its place; `starts` counts starts, which
-    take `start_seconds`; `cost` is what it says that a batch costs.
-    """
+    """A backend on virtual time: sleeps `seconds` per batch, then answers `input.upper()`.
+    `script` is called for each batch and may return an error to raise instead. `starts` counts starts, which take
+    `start_seconds`. `cost` is the reported cost of a batch."""
 
     def __init__(self, seconds: float = 0.1, script: Callable[[Sequence[Entry]], BackendError | None] | None = None):
         self.seconds = seconds

@@ -1,5 +1,3 @@
-"""A GPU whose figures a test sets, for tests of the loops that go by them."""
-
 from msgspec.structs import replace
 
 from headway.model import GpuFigures
@@ -8,7 +6,7 @@ LOST = "Xid 79, it has fallen off the bus"
 
 
 class FakeGpu:
-    """Tells `read`; a look reads `now` first."""
+    """A GPU whose figures a test sets. `figures` returns `read`; `look` updates it from `now` first."""
 
     def __init__(self) -> None:
         self.now = self.read = GpuFigures(uuid="GPU-aa01", memory_used=50, memory_total=100)
@@ -19,7 +17,7 @@ class FakeGpu:
         self.now = self.read = replace(self.now, memory_used=memory)
 
     def lose(self, *, read: bool = True) -> None:
-        """Be lost; with `read` that has been read already."""
+        """Lose the GPU. With `read`, the loss has already been read."""
         self.now = replace(self.now, lost=LOST)
         self.read = self.now if read else self.read
 

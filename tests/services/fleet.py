@@ -1,4 +1,4 @@
-"""Gateways and batchers over a broker in trouble, on virtual time, each with a connection of its own."""
+"""Gateways and batchers on virtual time, each with its own connection to a faulty broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.virtual_time import Clock
 
 
 class Asked:
-    """A waiter that takes down every answer it gets, and when."""
+    """A waiter that records every answer it gets, and when."""
 
     def __init__(self, text: str, clock: Clock) -> None:
         self.text = text
@@ -54,13 +54,13 @@ class Asked:
 
     @property
     def reply(self) -> Reply:
-        """The answer; that there is one, and no other, is checked."""
+        """The answer. Fails if there isn't exactly one."""
         [reply] = self.replies
         return reply
 
     @property
     def outcome(self) -> str:
-        """`ok`, or the code of the failure. A right answer is the one to its own input."""
+        """`ok`, or the code of the failure. Checks that the output belongs to this input."""
         if self.reply.failure is not None:
             return self.reply.failure.code
         assert self.reply.output == self.text.upper()
@@ -80,10 +80,8 @@ class Notes:
 
 
 class Fleet:
-    """`gateways` gateways and a batcher for each of `backends`; with `fallback`, each gateway has a direct mode.
-
-    Of several `models` the backends run one each, in turn; the fallback answers for the first.
-    """
+    """Gateways, and a batcher for each of `backends`. Each backend runs one of `models`, in rotation.
+    With `fallback`, each gateway has a direct mode, which serves only the first model."""
 
     def __init__(
         self,
@@ -154,14 +152,14 @@ class Fleet:
             await self.direct.stop()
 
     def ask(self, text: str, *, gateway: int = 0, **how: Any) -> Asked:
-        """Ask a gateway; `how` is as in `request`."""
+        """Send a request to a gateway. `how` is passed to `request`."""
         asked, sent = Asked(text, self.clock), request(text, **how)
         asked.id = sent.id
         self.gateways[gateway].submit(asked, sent)
         return asked
 
     async def go_direct(self) -> None:
-        """Have the broker go, and the gateway notice that it answers by its fallback from now on."""
+        """Make the broker fail, and wait until the gateway uses its fallback."""
         await self.server.fail()
         self.ask("notices")
         await asyncio.sleep(2.0)

@@ -1,7 +1,6 @@
-"""A peer of the broker's connections that answers as Redis does, without a server: for counts of what this side costs.
+"""A fake Redis server, for measuring what the client side costs. It runs in its own thread, so its work isn't counted.
 
-It knows one queue in which a batch leaves when the test says so: what has been enqueued by then. It lives in a thread of its own, so that
-nothing of it is among what a test counts.
+It has one queue. When a test calls `depart`, everything enqueued so far leaves as a batch.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ READ_AT = 7
 
 
 def load(now: float, slots: int = 1) -> bytes:
-    """Load of a queue at an instant, as the functions tell it."""
+    """Return a queue's load as the Redis functions encode it."""
     known = Load(rate=2000.0, alpha=0.01, beta=0.0, slots=slots, max_batch=64)
     return struct.pack(wire.LOAD_FORMAT, now, BORN, *(getattr(known, name) for name in wire.LOAD), *[0] * len(FACTORS))
 
 
 class Peer:
-    """The peer, as a context manager: counts commands and functions by name, and tells whether somebody waits for a wake-up."""
+    """The server, as a context manager. `calls` counts calls by name. `blocked` is set once a client waits for a wake-up."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -65,7 +64,7 @@ class Peer:
         self._payloads += map(pack_entry, entries)
 
     def depart(self, worker: str) -> None:
-        """Let what waits leave as a batch: `worker`, which has claimed in vain, is woken for it."""
+        """Make the queued entries leave as a batch, and wake `worker`, whose last claim returned nothing."""
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._depart(worker)))
 
     def answer(self, outputs: Callable[[Any], str]) -> None:
@@ -131,7 +130,7 @@ class Peer:
 
     async def _claim(self, command: list[bytes]) -> list[Any]:
         now = self._now()
-        if len(command[-1]) == 16:  # A claim without a rule.
+        if len(command[-1]) == 16:  # The claim has no departure rule.
             return [b"load", load(now)]
         if not self._leases:
             return [b"wait", wire.pack_numbers((math.inf,)), load(now)]
@@ -186,7 +185,7 @@ class Peer:
 
 
 def _packed(answer: Any) -> bytes:
-    """An answer on the wire."""
+    """Encode an answer in the Redis protocol."""
     if answer is None:
         return b"*-1\r\n"
     if isinstance(answer, int):

@@ -1,5 +1,3 @@
-"""Requests as tests ask them of a gateway."""
-
 from headway.model import InferenceRequest, Principal, RequestOptions, Value
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import ANYBODY
@@ -17,6 +15,6 @@ def request(
     tier: int = 1,
     **others: object,
 ) -> InferenceRequest:
-    """A request with these options, or those that are named."""
+    """Return a request with `options`, or with options made from the other arguments."""
     options = options or RequestOptions(timeout, tier, **others)  # type: ignore[arg-type]
     return InferenceRequest(caller, id or new_id(), options, model, input, parameters)

@@ -1,4 +1,4 @@
-"""Gateways, workers and controllers as services of their own over one broker, on virtual time."""
+"""Gateways, workers and controllers as separate services that share a broker, on virtual time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ NOBODY = WorkerPool([].__getitem__, 0, 0)
 
 
 class Cut:
-    """The way of one process to a broker or fleet, which leads nowhere while it is `away`."""
+    """A process's connection to a broker or fleet. While `away`, every use raises BrokerUnavailable."""
 
     def __init__(self, inner: Any) -> None:
         self.away = False
@@ -68,7 +68,7 @@ class FakeDoor:
 
 
 class Fleets:
-    """Makes services over one broker; `told` is what the doors, links and backends of all of them did, in order."""
+    """Creates services that share a broker. `told` lists what their doors, links and backends did, in order."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

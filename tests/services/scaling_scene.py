@@ -1,5 +1,3 @@
-"""Scene for the tests of the autoscaler: controllers over one fleet, on virtual time."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +29,7 @@ PACE = 100.0
 
 
 class FakeScaling(LocalScaling):
-    """Records the numbers of workers that it was asked for."""
+    """Records the requested numbers of workers."""
 
     def __init__(self, workers: Mapping[str, int]) -> None:
         super().__init__({})
@@ -48,7 +46,7 @@ class FakeScaling(LocalScaling):
 
 
 class Scene:
-    """Controllers over one fleet whose workers and load are as they are told."""
+    """Controllers of a fleet on virtual time. A test sets its workers and load."""
 
     def __init__(self, clock: Clock, workers: int = 2) -> None:
         self.clock = clock
@@ -77,7 +75,7 @@ class Scene:
         self.supervisor.start(name, loop)
 
     async def live(self) -> None:
-        """Have workers and a gateway tell of themselves."""
+        """Send the heartbeats of the workers and of a gateway."""
         usual = WorkerInfo(worker_id="", model="m", status=self.status, items_per_second=PACE, gpu=self.gpu)
         for number in range(self.workers):
             await self.broker.heartbeat(
@@ -87,7 +85,7 @@ class Scene:
         await self.fleet.heartbeat(told)
 
     def attend(self, *members: Callable[[], ProcessInfo]) -> None:
-        """Have processes tell of themselves as they are by then."""
+        """Keep sending the heartbeats of these processes. Each call returns the process's current state."""
         for member in members:
             self._repeat("members", lambda member=member: self.fleet.heartbeat(member()))  # type: ignore[misc]
 

@@ -1,5 +1,3 @@
-"""A gateway and workers of several kinds over one broker, on virtual time."""
-
 from __future__ import annotations
 
 import asyncio
@@ -30,7 +28,7 @@ from tests.virtual_time import Clock
 
 
 def memory_broker(clock: Clock, *models: str, counts: BrokerCounts | None = None) -> MemoryBroker:
-    """Broker of these models, or of `m`."""
+    """Return a broker for these models, or for `m` if there are none."""
     limits = dict.fromkeys(models or ("m",), QueueLimits(tiers=3, max_batch=8))
     return MemoryBroker(limits, DeadLetterBox(), counts or BrokerCounts(), clock, lambda: 0.5)
 
@@ -46,7 +44,7 @@ def make_batcher(
     gpu_timeout: float = 3.0,
     **others: Any,
 ) -> Batcher:
-    """Sends at once what waits, unless there is a policy; `others` are those of a `Batcher`."""
+    """Make a batcher. Without `policy`, it sends whatever is waiting immediately. `others` are passed to `Batcher`."""
     chosen = policy or policies.build("window", 0.0)
     limits = Limits(gpu_timeout)
     others = {"rng": lambda: 0.5, **others}
@@ -54,7 +52,7 @@ def make_batcher(
 
 
 class Site:
-    """A gateway, and the `pools` that a subclass makes. It has the broker of the site that it stands beside, if there is one."""
+    """A gateway on virtual time, and the `pools` of a subclass. It uses the broker of the site `beside`, if given."""
 
     pools: Collection[Workers]
     patience = 4.0

@@ -1,5 +1,3 @@
-"""The services of one process on virtual time: real broker, gateway and batchers over fake backends."""
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -48,9 +46,9 @@ EPOCH = 1_790_000_000.0
 
 
 class Stand:
-    """Builds a Service over `backends`, one slot each; `ask` sends one request. Slots share `breaker`, if there is one.
-    `slots` is how many of them there are at first, all unless it is set. `input_policy` makes the input policy, if there is one.
-    `gpus` are those of the slots, if these have any that are watched."""
+    """The services of one process on virtual time: real broker, gateway and batchers, with a slot for each fake backend.
+    `slots` is the initial number of slots (all by default). They share `breaker`, and watch `gpus`, if there are any.
+    `input_policy` creates the input policy."""
 
     def __init__(
         self,
@@ -131,8 +129,7 @@ class Stand:
         ledger: Ledger | None = None,
         troubles: Callable[[], Mapping[str, str]] = dict,
     ) -> Handler:
-        """Admin app of this process; only `serve` and `gateway` have a gateway. `direct` is asked in the place of a broker that
-        is away."""
+        """Return the admin app. Only `serve` and `gateway` have a gateway. `direct` replaces a broker that is away."""
         has = ROLES[role]
         ready = Readiness(
             broker or self.broker,
@@ -166,7 +163,7 @@ class Stand:
         return ProcessFigures(self.settings.tier_names, gateway.served.models, pending=gateway.pending)
 
     def _woken(self) -> None:
-        """Take note that a model at zero is asked for."""
+        """Called when a request for a model without workers arrives."""
 
     def _member(self) -> ProcessInfo:
         return ProcessInfo(
@@ -199,13 +196,13 @@ class Stand:
 
     @property
     def ran(self) -> list[str]:
-        """Inputs that the first backend has run."""
+        """The inputs that the first backend has run."""
         return [text for batch in self.backends[0].batches for text in batch]
 
 
 @asynccontextmanager
 async def served(clock: Clock, **settings: object) -> AsyncIterator[Stand]:
-    """A service over one backend that is up, and drained in the end; nobody waits any more by then."""
+    """A running service with one backend. It is drained at the end, when no requests may be left."""
     stand = Stand(clock, FakeBackend(0.1), **settings)  # type: ignore[arg-type]
     await stand.service.start()
     try:
@@ -218,7 +215,7 @@ async def served(clock: Clock, **settings: object) -> AsyncIterator[Stand]:
 
 @asynccontextmanager
 async def recorded(clock: Clock, stand: Stand) -> AsyncIterator[FakeLedger]:
-    """The ledger of a service that is up; rows tell the virtual time after EPOCH."""
+    """The ledger of a running service. The times in its rows are EPOCH plus the virtual time."""
     ledger, supervisor = FakeLedger(), Supervisor()
     writer = LedgerWriter(
         ledger,

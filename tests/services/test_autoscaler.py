@@ -1,4 +1,4 @@
-"""The autoscaler of a controller: what it asks of its pools, what it goes by and tells, and who may decide."""
+"""The autoscaler: which sizes it requests, what it bases them on, what it reports, and which controller decides."""
 
 import asyncio
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ async def test_workers_that_share_gpus_with_other_models_are_not_scaled(clock: C
 
 @dataclass
 class FakePool:
-    """Pool that takes any size."""
+    """A pool that accepts any size."""
 
     size: int
     most: int = 8

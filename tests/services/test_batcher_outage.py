@@ -1,4 +1,4 @@
-"""Behaviour of a batcher while the broker is out of reach, and when it is back."""
+"""A batcher while the broker is unreachable, and once it is back."""
 
 import asyncio
 import itertools
@@ -198,10 +198,10 @@ async def test_a_batch_is_not_run_on_a_backend_that_went_during_the_claim(clock:
 
 
 async def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is_answered_once(clock: Clock) -> None:
-    """A process is stopped and goes on later: its completion is fenced off."""
+    """The process is paused. After it resumes, its completion is fenced off."""
 
     def paused(entries: Sequence[Entry]) -> None:
-        fleet.batchers[0]._keeper.lease = None  # Its heartbeat renews nothing.
+        fleet.batchers[0]._keeper.lease = None  # So its heartbeat has no lease to renew.
 
     slow, other = FakeBackend(15.0, paused), FakeBackend(0.1)
     fleet = Fleet(clock, slow, other, request_timeout_ms=30_000, gpu_timeout_ms=30_000, queue_timeout_ms=30_000)

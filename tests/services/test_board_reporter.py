@@ -1,4 +1,4 @@
-"""What a process tells the departure board: its batches, its slots, its counts, and the figures of the fleet."""
+"""What a process reports to the departure board: its batches, slots and counts, and the fleet's figures."""
 
 import asyncio
 
@@ -107,7 +107,7 @@ async def test_a_batch_a_crash_and_the_figures_reach_the_board(stand: Stand) -> 
 
 async def test_while_somebody_looks_a_batch_is_seen_as_it_leaves(stand: Stand) -> None:
     await told(stand)
-    await asyncio.sleep(PERIOD + 0.05)  # From now on four times a second.
+    await asyncio.sleep(PERIOD + 0.05)  # From now on, it reports four times a second.
     stand.backends[0].seconds = 2 * WATCHED_PERIOD
     asked = stand.asking("text")
     await asyncio.sleep(1.5 * WATCHED_PERIOD)

@@ -1,4 +1,4 @@
-"""What is due is done at once, deadlines are told in time, and who rests asks more seldom than who works."""
+"""Due work is done immediately, deadlines are reported in time, and idle processes poll less often than busy ones."""
 
 import asyncio
 import math
@@ -95,7 +95,7 @@ async def test_a_keeper_without_a_lease_rests_and_one_with_a_lease_renews_it(har
 
 
 def noting(of: Any, name: str, clock: Clock) -> list[tuple[float, Any]]:
-    """Have the calls of a method noted: when, and the first argument."""
+    """Record the calls of a method: when they were made, and their first argument."""
     noted: list[tuple[float, Any]] = []
     act = getattr(of, name)
 
@@ -169,7 +169,7 @@ async def test_a_leader_of_a_resting_fleet_looks_each_second_and_tells_news(flee
 
 @pytest.mark.parametrize("renewed", [0.0, 1.5, 7.3, 8.0, 8.9])
 async def test_another_controller_leads_within_3_3_s(renewed: float, fleets: Fleets, clock: Clock) -> None:
-    """It has renewed its lead once a second until then, and the other one rests in the end."""
+    """The old leader renewed its lead once a second. In the long cases, the other controller is resting by then."""
     other, controller = fleets.controller("other")
     asked = noting(fleets.fleet, "acquire_leadership", clock)
     await fleets.fleet.acquire_leadership("gone", LEADS_FOR)
@@ -247,14 +247,14 @@ ANYBODY = Principal("u", "t", 0)
 
 
 class Story:
-    """A table whose requests are watched, and what was told of them and when."""
+    """A table of requests with watched deadlines. `told` is when each deadline was reported."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.pending, self.told = clock, PendingTable(), dict[str, float]()
         self.deadlines = Deadlines(clock, self.pending, USUAL, self._passed)
 
     def ask(self, id: str, timeout: float = USUAL) -> float:
-        """A request comes; its deadline."""
+        """Add a request, and return its deadline."""
         now, key = self.clock(), ("t", id)
         entry = Entry(id, "m", "input", 0, "t", "gateway", 1.0, timeout)
         self.pending[key] = PendingRequest(NOBODY, ANYBODY, entry, now, now + timeout, None)

@@ -1,4 +1,4 @@
-"""Equal inputs of one request, between a real gateway and workers, on virtual time: each text is submitted once."""
+"""Equal inputs in one request: the gateway submits each distinct input only once."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def begun(
 
 
 class Endings:
-    """Observer of how many requests ended together, and how."""
+    """An observer that records how many requests ended together, and how they ended."""
 
     def __init__(self, stand: Stand) -> None:
         self.turns: list[int] = []
@@ -69,7 +69,7 @@ async def test_equal_inputs_run_once_as_one_entry(near: bool, monkeypatch: pytes
 
 
 async def test_the_rest_does_not_run_after_the_first_output(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
-    """The parts of a long list are submitted in slices, and the first goes ahead of them."""
+    """A long list is submitted in slices, after its first input."""
     turns, wait = stand.gateway.turns, stand.gateway.turns.wait
 
     def late(tenant: str, begin: Callable[[], None]) -> None:

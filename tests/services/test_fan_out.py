@@ -1,4 +1,4 @@
-"""Requests with several inputs: how they are answered, refused and left, and what is told of them by one id."""
+"""Requests with several inputs: how they are answered, refused and abandoned, and what their common id shows."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -177,7 +177,7 @@ async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_char
 
 
 async def test_entries_to_be_copied_go_in_calls_of_few_bytes(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
-    """A list whose parts have the same parameters is as many copies of these, however few its entries are."""
+    """Every part gets its own copy of the parameters, even if there are few entries."""
     calls: list[int] = []
     enqueue = stand.broker.enqueue
     monkeypatch.setattr(type(stand.broker), "apart_from", 64 << 10)
@@ -271,7 +271,7 @@ class Line(FairTurns):
 
 
 async def slices(stand: Stand, line: Line, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of parts that are submitted turn by turn, whenever the line is given one."""
+    """Let the line take its turns, and return how many parts it submitted in each."""
     submitted, submit = 0, stand.gateway.submit
 
     def counted(*how: object) -> bool:
@@ -302,7 +302,7 @@ async def test_many_inputs_wait_slice_by_slice_and_few_do_not(monkeypatch: pytes
 
 
 async def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
-    """The first of them is judged for all, and nothing of the others is made or runs."""
+    """The first part is judged for the whole list. Entries for the others are never made."""
     await fan_out(stand, ["a"] * 16)[1]
     ran = sum(map(len, stand.backends[0].batches))
     line = stand.gateway.turns = Line()
@@ -340,10 +340,8 @@ def reject(entries: Sequence[Entry]) -> BackendError | None:
 
 @dataclass
 class Outcome:
-    """What the client of one request with several inputs got, and what ledger, look-up and dead letters tell of it.
-
-    `part_of`: of which request the inputs are told to be parts, while they waited and after they ended.
-    """
+    """What a client got for a request with several inputs, and what the ledger, look-ups and dead letters say about it.
+    `part_of` has the request that each input was reported to belong to, while it waited and after it ended."""
 
     replies: Sequence[Reply]
     row: LedgerRecord

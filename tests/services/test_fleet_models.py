@@ -1,4 +1,4 @@
-"""Models of a fleet, as a gateway learns them from the reports of workers: which there are, on what terms, of what kinds."""
+"""The models that a gateway learns about from workers' reports: their names, terms and kinds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,12 +26,12 @@ def worker(model: str, id: str = "", status: WorkerStatus = WorkerStatus.HEALTHY
 
 
 def gone(*models: str, reason: str = "") -> list[WorkerInfo]:
-    """Workers that have left, or went silent for a reason."""
+    """Return workers that are offline, with `reason` if they went silent instead of leaving."""
     return [msgspec.structs.replace(worker(one, status=WorkerStatus.OFFLINE), reason=reason) for one in models]
 
 
 class Known:
-    """What a process was last told to serve."""
+    """What a process knows about the models it serves."""
 
     def __init__(self, **settings: object) -> None:
         self.settings = Settings(**settings)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_terms_that_do_not_fit_are_left_out() -> None:
 
 
 def weights_told(weights: str, *turns: Sequence[WorkerInfo]) -> list[tuple[str, str, str]]:
-    """Model, versions and hint of each line about weights of the model `a`, as workers come and go."""
+    """Return the model, versions and hint from each log line about the weights of `a`, as workers come and go."""
     models = (ModelSettings("a", values=(("version_weights", weights),)),)
     known = Known(broker="redis://127.0.0.1:6379/0", models=models)
     with capture_logs() as logs:

@@ -1,4 +1,4 @@
-"""Counts, records and memory of requests that are answered, expire, are refused, or whose clients leave."""
+"""Counts, records and memory use of requests that are answered, expire, are refused, or whose clients leave."""
 
 import asyncio
 
@@ -140,7 +140,7 @@ def test_rows_of_tensors_count_as_inferences_and_as_the_size_of_their_batch() ->
         return request
 
     others = of_rows(5, runs[1], failed=True), of_rows(9, runs[1], DedupKind.SAME)
-    counts.finished([], Ending.REPLIED, NOW)  # All had ended before.
+    counts.finished([], Ending.REPLIED, NOW)  # All of them had already ended.
     counts.finished([*others, of_rows(4, runs[0]), of_rows(1, runs[0]), of_rows(2, runs[0])], Ending.REPLIED, NOW)
     one = statistics_of(counters, "m", "1", lambda: 5.0, lambda: 1e9)
     sizes = [(each.batch_size, each.compute_infer.count) for each in one.batch_stats]

@@ -1,4 +1,4 @@
-"""Behaviour of a gateway with a fallback of its own while its broker is out of reach."""
+"""A gateway with its own fallback while its broker is unreachable."""
 
 import asyncio
 
@@ -93,7 +93,7 @@ async def test_what_waits_in_direct_mode_is_withdrawn_when_the_broker_brings_its
     await asyncio.sleep(0.2)
     await fleet.server.fail()
     await asyncio.sleep(0.7)
-    # Its turn comes second there: a higher tier goes first.
+    # `first` comes second there, because a higher tier goes first.
     ahead = fleet.ask("ahead", tier=0)
     await asyncio.sleep(0.7)
     await fleet.server.become("fine")

@@ -1,4 +1,4 @@
-"""Behaviour of a gateway while its broker is out of reach, and what it offers again when the broker is back."""
+"""A gateway while its broker is unreachable, and what it offers again once the broker is back."""
 
 import asyncio
 import itertools
@@ -215,7 +215,7 @@ async def test_an_answer_that_comes_long_after_the_deadline_is_not_given(fleet: 
     asked = fleet.ask("x", timeout=0.5)
     await asyncio.sleep(0.1)
     loop: Any = asyncio.get_running_loop()
-    loop.now += 2.0  # The process stood still; the answer and the end of the deadline come together.
+    loop.now += 2.0  # The process was paused, so the answer and the deadline arrive together.
     fleet.gateway.on_event(fleet.gateway._shared, Replied([Reply(offered(fleet)[0].id, ANYBODY.tenant, "X")]))
     assert await fleet.answered(asked) == [errors.DEADLINE_EXCEEDED]
 
@@ -317,7 +317,7 @@ async def test_everything_is_offered_again_in_chunks_once_for_each_return(fleet:
     asked = [fleet.ask(f"text {number}", timeout=25.0) for number in range(count)]
     await asyncio.sleep(0.1)
     before = len(fleet.server.named("enqueue"))
-    for _ in range(9):  # Its lines break again and again, and it is there in between.
+    for _ in range(9):  # The connections keep breaking, but the broker is reachable in between.
         fleet.server.cut()
         await asyncio.sleep(0.1)
     calls = fleet.server.named("enqueue")[before:]
@@ -371,7 +371,7 @@ async def test_what_is_offered_again_is_not_charged_again(refused: bool, clock: 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 async def test_what_is_on_its_way_is_offered_once(large: bool, monkeypatch: pytest.MonkeyPatch, fleet: Fleet) -> None:
-    """Two offers of one request could end in two ways: its client would be told the one, and the broker go by the other."""
+    """If a request were offered twice, its client and the broker could see different outcomes."""
     fleet.server.script = once("enqueue", "refuse")
     enqueue_takes(fleet, 0.6)
     if large:
@@ -403,7 +403,7 @@ async def test_a_broker_without_memory_may_refuse_what_it_has_and_is_not_believe
 
 
 async def test_a_task_that_is_refused_while_it_is_offered_again_does_not_run(clock: Clock) -> None:
-    """Its first offer is under way when all that may be lost is offered again."""
+    """Its first offer is still in flight when everything that may be lost is offered again."""
     caller = Principal("somebody", "acme", 1, (Limit("user-1", "user", 6.0, 10.0),))
     over = Failure(errors.RATE_LIMITED, "over the limit", 1.0, "rate")
     async with Fleet(clock, FakeBackend(0.2)) as fleet:
@@ -438,7 +438,7 @@ async def test_a_reply_that_is_read_again_is_not_told_again(fleet: Fleet) -> Non
 
 @pytest.mark.fleet(0.5, max_batch=1)
 async def test_a_refusal_of_what_is_offered_beside_clients_that_leave_is_no_outage(fleet: Fleet) -> None:
-    """Entries are offered anew beside withdrawals, too: that alone says nothing of the broker."""
+    """Entries are also offered again alongside withdrawals, so this alone isn't a sign of an outage."""
     for number in range(6):
         fleet.ask(f"{number}", timeout=30.0, tier=2)
     await asyncio.sleep(0.6)

@@ -1,4 +1,4 @@
-"""Tasks, idempotency keys and shared answers at gateways over one broker, and what the journals are told."""
+"""Tasks, idempotency keys and shared answers at gateways that share a broker, and what the journals record."""
 
 import asyncio
 from collections.abc import Sequence
@@ -176,7 +176,7 @@ async def test_a_task_cancelled_before_it_runs_is_unknown_everywhere(fleet: Flee
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.fleet(max_batch=1)
 async def test_a_task_cancelled_while_offered_stays_unknown(fleet: Fleet, at: int, key: str) -> None:
-    """The offer is on its way, and arrives when the gateway has read, and acknowledged, that the task was cancelled."""
+    """The offer arrives only after the gateway has read and acknowledged the cancellation."""
     await busy(fleet)
     asked = await admitted(fleet, "a", key=key, timeout=30.0)
     fleet.gateway.detach(TENANT, asked.id)
@@ -226,7 +226,9 @@ async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(f
 async def test_a_lost_task_is_neither_unknown_nor_pending_until_offered_again(fleet: Fleet) -> None:
     await busy(fleet)
     asked = await admitted(fleet, "a")
-    fleet.server.script = lambda name: "refuse" if name == "enqueue" else None  # It is back, and takes nothing yet.
+    fleet.server.script = lambda name: (
+        "refuse" if name == "enqueue" else None
+    )  # It is back, but doesn't accept anything yet.
     fleet.server.lose_everything()
     for _ in range(2):
         with pytest.raises(BrokerUnavailable):
@@ -372,7 +374,7 @@ async def test_a_task_that_the_broker_has_is_the_brokers_while_it_is_away_too(fl
 
 @pytest.mark.fleet(fallback=0.1, gateways=1)
 async def test_a_task_on_its_way_waits_and_leaves_what_has_its_id_elsewhere(fleet: Fleet) -> None:
-    """Its client asks again at another gateway, as one does that hears nothing."""
+    """The client has heard nothing, so it asks again at another gateway."""
     await fleet.server.fail()
     held = fleet.ask("task", task=True, timeout=30.0)
     kept = DedupKey(DedupKind.TASK, held.id, b"asked elsewhere", 60.0)
@@ -423,7 +425,7 @@ async def test_a_task_that_runs_direct_is_deleted_and_followed_there(fleet: Flee
 
 
 async def late(fleet: Fleet) -> Asked:
-    """A task that nobody waits for, half a second before its end and just after its deadline."""
+    """Return a task that nobody waits for, just after its deadline and half a second before it ends."""
     asked = await admitted(fleet, "a", timeout=0.5)
     fleet.gateway.detach(TENANT, asked.id)
     await asyncio.sleep(0.55)

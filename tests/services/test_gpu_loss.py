@@ -1,4 +1,4 @@
-"""GPUs that are lost, or whose memory is scarce: what becomes of their workers and of what these run, on virtual time."""
+"""Lost GPUs, and GPUs that are short of memory: what happens to their workers and batches."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ BEAT = 1.5
 
 
 class Child(FakeBackend):
-    """Fake of a backend with a process, whose end is the end of its batch."""
+    """A fake backend with a process. When the process is stopped, its batch fails."""
 
     def __init__(self, seconds: float = 0.1) -> None:
         super().__init__(seconds)
@@ -80,7 +80,7 @@ async def test_what_runs_when_a_gpu_is_lost_is_given_back_and_runs_elsewhere_soo
 
 
 async def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet(clock: Clock) -> None:
-    """Each raises as soon as it runs there, long before the next heartbeat."""
+    """Each batch fails immediately on that GPU, long before the next heartbeat."""
     gpus = FakeGpu(), FakeGpu()
 
     def raised(entries: Sequence[Entry]) -> BatchRaised | None:
@@ -97,7 +97,7 @@ async def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet(clock
 
 
 async def test_a_batch_that_fails_with_a_gpu_error_has_its_worker_probed_first(clock: Clock) -> None:
-    """After most Xid errors no call of CUDA works in that process any more: a fine input would be blamed."""
+    """After most Xid errors, every CUDA call in the process fails, so a good input would be blamed."""
     gpu, poisoned = FakeGpu(), False
 
     def run(entries: Sequence[Entry]) -> BatchRaised | None:

@@ -1,4 +1,4 @@
-"""Turns of the batchers that share a GPU: one claims at a time, whoever does not come is passed over."""
+"""How batchers take turns on a shared GPU: one claims at a time, and those that don't respond are skipped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ POLICY = build("window", 0.0)
 
 
 class Broker:
-    """Broker of which each model has as many batches as it is given."""
+    """A broker whose `batches` says how many batches each model has."""
 
     def __init__(self) -> None:
         self.batches: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Stand:
         return lease
 
     async def contested(self, others: str) -> tuple[Lease, dict[str, asyncio.Task[None]]]:
-        """A batch of `a` that runs while others wait, which have claimed in vain."""
+        """Start a batch of `a`. The models in `others` have tried to claim, and are waiting."""
         lease = await self.running("a")
         for model in others:
             await self.claim(model)

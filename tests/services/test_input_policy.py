@@ -1,4 +1,4 @@
-"""The input policy in front of a real gateway, broker and worker, on virtual time."""
+"""The input policy in front of a real gateway, broker and worker."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ class Functions:
         self._clock, self._seconds = clock, seconds
 
     def policy(self, *rules: InputRule) -> Callable[[Counters], InputPolicy]:
-        """Maker of a policy of these rules; patterns are plain words."""
+        """Return a factory for a policy with these rules. Patterns are plain words."""
 
         def make(counters: Counters) -> InputPolicy:
             searches = {

@@ -1,5 +1,3 @@
-"""Judge of one rule over a backend on virtual time."""
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +25,7 @@ FAULTS: dict[str, BackendError] = {
 
 
 class FakeFunction(FakeBackend):
-    """Function that refuses `bad`, and does to a text of FAULTS what its name says; a hang takes its deadline."""
+    """A function that refuses `bad` and fails on the inputs in FAULTS. `hang` takes until the deadline."""
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         if self.dead.is_set():
@@ -45,7 +43,7 @@ class FakeFunction(FakeBackend):
 
 
 class Stand:
-    """A judge over `functions`, with what was told of each question."""
+    """A judge that runs `functions`."""
 
     def __init__(self, clock: Clock, *functions: FakeFunction) -> None:
         self.clock, self.functions = clock, functions
@@ -68,7 +66,7 @@ class Stand:
         return told if taken else None
 
     async def verdicts(self, *texts: str) -> list[Verdict]:
-        """Verdicts on texts that are asked of at once, one by one."""
+        """Return the verdicts on separate questions that are asked at the same time."""
         asked = [self.ask(text) for text in texts]
         return [(await verdict)[0] for verdict in asked if verdict is not None]
 
@@ -183,7 +181,7 @@ async def test_the_room_is_bounded_in_texts_and_in_characters(monkeypatch: pytes
         assert stand.ask("a" * 101, caller=BOB) is None
         assert stand.ask("a" * 100, caller=BOB) is not None
         await asyncio.sleep(1.0)
-        assert stand.ask("a" * 2000) is not None  # What is larger than the room alone is judged alone.
+        assert stand.ask("a" * 2000) is not None  # A text that is larger than the room is judged alone.
         await asyncio.sleep(1.0)
         callers = [("t", str(number)) for number in range(50)]
         assert all(stand.ask("", caller=caller) is not None for caller in callers)

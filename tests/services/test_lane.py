@@ -1,4 +1,4 @@
-"""Lanes of a gateway: who may take one, what closes them, and that both ways lead to the same ends."""
+"""A gateway's lanes: which requests may use them, what closes them, and that both paths lead to the same results."""
 
 import asyncio
 from typing import Any
@@ -57,7 +57,7 @@ async def test_who_asks_for_something_rare_goes_the_longer_way(stand: Stand, wan
 
 
 async def kept(stand: Stand, text: str, principal: Principal = ANYBODY, **wants: Any) -> Reply:
-    """Reply to a request that takes the lane for tasks or for keys."""
+    """Return the reply to a request that uses the lane for tasks or keys."""
     options, sink = RequestOptions(4.0, 1, **wants), FutureSink()
     lane = stand.gateway.lane(principal, options, None)
     assert lane.keeps
@@ -114,7 +114,7 @@ async def test_where_a_setting_is_about_every_request_there_is_no_lane(settings:
 async def test_a_model_that_is_not_there_or_not_for_the_credential_has_no_lane(stand: Stand) -> None:
     other = Principal("u", "t", 1, models=frozenset({"other"}))
     assert not stand.gateway.lane(ANYBODY, PLAIN, "unknown").open
-    assert "unknown" not in stand.gateway.limiter.throttles  # A client may make up any number of names.
+    assert "unknown" not in stand.gateway.limiter.throttles  # A client can invent any number of names.
     assert not stand.gateway.lane(other, PLAIN, None).open
 
 

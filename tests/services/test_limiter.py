@@ -1,4 +1,4 @@
-"""Rate limits while the broker is away, of wrong requests, and the throttle's part in what is refused."""
+"""Rate limits while the broker is away and for invalid requests, and the throttle's share of the refusals."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fleet(0.01, fallback=0.01)
 
 
 async def admitted(fleet: Fleet, rate: float, seconds: float) -> int:
-    """Answered requests of a principal, which come evenly."""
+    """Send requests at a constant rate, and return how many were answered."""
     asked = []
     for number in range(int(rate * seconds)):
         asked.append(fleet.ask(f"text {number}", caller=LIMITED))

@@ -1,4 +1,4 @@
-"""Limits follow the workers that are there: gateways, workers and a controller together, on virtual time."""
+"""Limits follow the available workers: gateways, workers and a controller together."""
 
 import asyncio
 import math
@@ -49,7 +49,7 @@ async def flood(gateway: Gateway, tier: int, rate: float, seconds: float, princi
 
 
 def levels(rates: list[float]) -> list[float]:
-    """The levels that a series of rates has stood at, in order, to a tenth."""
+    """Return the levels in a series of rates. A new level differs by more than a tenth."""
     stood: list[float] = []
     for rate in rates:
         if not stood or abs(rate - stood[-1]) > 0.1 * stood[-1]:
@@ -66,7 +66,7 @@ async def sampled(gateway: Gateway, seconds: float) -> list[float]:
 
 
 async def up(fleets: Fleets, workers: int) -> tuple[Gateway, list[Cut]]:
-    """A gateway, and the ways of so many workers; one whose way is cut is as good as killed."""
+    """Start a gateway and workers, and return the workers' connections, too. One that is `away` is like a killed worker."""
     broker = fleets.broker
     ways = []
     for number in range(workers):
@@ -113,7 +113,7 @@ async def test_half_the_workers_gone_tightens_within_3_s_and_their_return_relaxe
     ("floods", "flood_tier"), [("the other gateway", FREE), ("both gateways", FREE), ("both gateways", PAID)]
 )
 async def test_a_flood_of_the_lowest_tier_takes_from_nobody(floods: str, flood_tier: int, fleets: Fleets) -> None:
-    """The flood is of another free tenant, or of a paid one that asks to be served as a free one."""
+    """The flood comes from another free tenant, or from a paid tenant that asks for the free tier."""
     here, _ = await up(fleets, 2)
     entrance, there = fleets.gateway()
     await entrance.start()
@@ -198,7 +198,7 @@ async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capac
     await entrance.start()
 
     async def seen(percent: int) -> tuple[Any, str, dict[str, str]]:
-        """Rate that the throttle lets in, status and reasons of workers, once figures of so much in use have settled."""
+        """Return the throttle's rate and the workers' status and reasons, once this memory use has settled."""
         nonlocal used
         if whose == "the":
             used = percent / 100
@@ -221,7 +221,7 @@ async def test_a_worker_whose_memory_is_scarce_works_on_and_counts_as_lost_capac
     assert await seen(96) == (whole if whose != "the" else (*half, {"full/gpu-0": f"96{told}"}))
     await seen(99)
     before = len(backends[0].batches)
-    await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other one can carry.
+    await flood(gateway, PAID, 1.5 * PER_WORKER, 3.0)  # More than the other worker can handle.
     assert len(backends[0].batches) > before, "it goes on"
 
 

@@ -1,4 +1,4 @@
-"""Several models of one process: each with its queue, workers and rules, and those that have its GPUs by turns."""
+"""Several models in one process: each with its own queue, workers and rules, and models that take turns on its GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(name: str, **values: object) -> ModelSettings:
 
 
 class TwoModels(Site):
-    """A gateway and a slot for each of two models, which have `gpus` in turn where there are any."""
+    """A gateway and a slot for each of two models. With `gpus`, the models take turns on them."""
 
     def __init__(self, clock: Clock, *models: ModelSettings, gpus: int = 0, **settings: Any) -> None:
         super().__init__(clock, *(models or (model("a"), model("b"))), **settings)

@@ -1,4 +1,4 @@
-"""What waits at a gateway: calls to the broker, small or large, recalls of kept outcomes, and what is to be passed on."""
+"""What waits in a gateway: calls to the broker, small or large, recalls of stored outcomes, and replies to pass on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -85,7 +85,7 @@ async def test_a_request_waits_for_no_more_than_a_share_of_anothers_parts(fleet:
     session = fleet.gateway._session
     fleet.server.script = once("enqueue", "stall")
     session.offer(ask(id="first", nonce=1, tenant="greedy"))
-    await asyncio.sleep(0.01)  # Its call is under way.
+    await asyncio.sleep(0.01)  # Its call is now in flight.
     for nonce in range(2, 400):
         session.offer(ask(id=f"{nonce}", nonce=nonce, tenant="greedy"))
     session.offer(ask(id="modest", nonce=400, tenant="modest"))
@@ -129,7 +129,9 @@ async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(fleet
     for entry in departed:
         session.withdraw(entry.submission)
     session.offer(ask(id="modest", nonce=1, tenant="modest"))
-    session.offer(ask(id=departed[-1].id, nonce=2, tenant="greedy"))  # It makes way for the one of its id.
+    session.offer(
+        ask(id=departed[-1].id, nonce=2, tenant="greedy")
+    )  # It has to wait for the withdrawal with the same id.
     await asyncio.sleep(0.1)
     calls = [(name, len(what)) for _, name, what in fleet.server.calls[before:] if name in ("withdraw", "enqueue")]
     assert calls == [("withdraw", CHUNK), ("enqueue", 1), ("withdraw", CHUNK), ("withdraw", CHUNK), ("enqueue", 1)]
@@ -138,7 +140,7 @@ async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(fleet
 
 
 class Line(LargeEntries):
-    """A line that runs; `calls` has the ids of each call, which ends when `go` is released, or at once."""
+    """A line whose `calls` has the ids of each call. Calls end when `go` is released, or immediately with `at_once`."""
 
     def __init__(self, *, at_once: bool = False) -> None:
         super().__init__(self._note_call)
@@ -148,7 +150,7 @@ class Line(LargeEntries):
     async def _note_call(self, entries: Sequence[Entry]) -> None:
         self.calls.put_nowait(ids(entries))
         await self.go.acquire()
-        raise BrokerUnavailable("away")  # That does not end it.
+        raise BrokerUnavailable("away")  # This doesn't end the line.
 
 
 @asynccontextmanager
@@ -206,7 +208,7 @@ async def test_the_turns_of_tenants_go_on_from_call_to_call() -> None:
 
 
 async def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each entry of a call waits until all inputs of that call are stored."""
+    """Every entry waits until all inputs in its call are stored."""
     monkeypatch.setattr(broker_session, "MOST_BYTES", 100)
     async with running(Line(at_once=True)) as line:
         line.split([ask("x" * size, id=f"{size}") for size in (60, 61, 200, 62, 20, 30)], 10)
@@ -247,13 +249,13 @@ async def test_a_place_is_given_on_by_who_fails_and_who_leaves_as_it_comes(clock
             await asyncio.sleep(0)
             waited.cancel()
             raise ValueError("lost")
-    left.cancel()  # It has got the place in this turn of the loop, and has not heard of it.
+    left.cancel()  # It got the place in this turn of the loop, but hasn't resumed yet.
     await stays
     assert begun == ["c"]
 
 
 class SlowRecalls(Connection):
-    """Takes a second for each recall, and then tells how often this outcome was asked for; or fails, when it is `cut`."""
+    """Takes a second for each recall, then returns how often the outcome was requested, or fails if `cut`."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), BrokerCounts()))
@@ -344,7 +346,7 @@ async def test_failures_are_for_askers_outages_for_all(out_of_reach: bool, broke
     failed = [isinstance(one, BrokerUnavailable) for one in await asyncio.gather(*tasks, return_exceptions=True)]
     assert failed == [place < MOST_READS or out_of_reach for place in range(len(tasks))]
     assert clock() - began == (1.0 if out_of_reach else 10.0)
-    assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Who comes later is tried for.
+    assert await told(*asking(recalls, "t", "new")) == ["call 1"]  # Later requests are still tried.
 
 
 @pytest.mark.fleet(1.0, gateways=2, model="m")

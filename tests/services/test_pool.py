@@ -1,4 +1,4 @@
-"""A pool of workers becomes larger and smaller under load, and nobody's request is lost by it."""
+"""A pool of workers grows and shrinks under load without losing requests."""
 
 import asyncio
 import random
@@ -152,7 +152,9 @@ async def test_a_drained_worker_finishes_its_batch_claims_no_other_and_no_reques
         _, news = await stand.board.history()
         changes = [one for notice in news.notices for one in notice.changes if one.worker == "gpu-1"]
         [cause] = [one.cause for one in changes if one.status == "drained"]
-        assert cause.split(";")[0] == "by an operator"  # Whether its batch still ran depends on when the leader looked.
+        assert (
+            cause.split(";")[0] == "by an operator"
+        )  # Whether its batch was still running depends on when the leader looked.
 
 
 async def test_a_batch_claimed_as_the_drain_comes_is_given_back_uncharged(clock: Clock) -> None:

@@ -1,7 +1,5 @@
-"""Random outages, and the history that comes of them: every request gets one answer, its own, in time.
-
-A plan is a list of phases: how calls end, for how long, and whether the lines break or everything is lost when it
-begins. Requests come all the time, through two gateways; two batchers serve them. At the end all is well again.
+"""Random outages: every request gets exactly one answer, its own, in time. A plan is a list of phases. Requests keep
+arriving through two gateways, and two batchers serve them. After the last phase, the broker is healthy again.
 """
 
 import asyncio
@@ -29,7 +27,7 @@ SETTLED = 3.0
 
 @dataclass(frozen=True)
 class Phase:
-    """Ends of calls for `seconds`, and what breaks at its beginning."""
+    """How calls end for `seconds`, and whether connections are cut or all data is lost at the start."""
 
     mode: str
     seconds: float
@@ -42,7 +40,7 @@ def phases(longest: float) -> st.SearchStrategy[Phase]:
 
 
 class Story:
-    """Requests at random, while the phases go by."""
+    """Sends random requests during the phases."""
 
     def __init__(self, clock: Clock, fleet: Fleet, seed: int, timeout: float = 4.0) -> None:
         self.clock = clock
@@ -90,7 +88,7 @@ class Story:
             await asyncio.sleep(self.rng.expovariate(20.0))
 
     def check(self) -> Counter[str]:
-        """Each has one answer, in time and its own; nothing is left anywhere. Returns how often what was heard."""
+        """Check that each request got its own answer, once and in time, and that nothing is left. Returns outcome counts."""
         heard: Counter[str] = Counter()
         for one in self.asked:
             if one in self.left:
@@ -115,7 +113,7 @@ class Story:
 def lived_through(
     plan: list[Phase], seed: int, after: float, fallback: FakeBackend | None = None, timeout: float = 4.0
 ) -> Story:
-    """A story that was told to its end, and checked: `heard` is what clients heard."""
+    """Run a plan to its end, and check it. `heard` counts the outcomes that clients got."""
 
     async def main(clock: Clock) -> Story:
         backends, gateways = (FakeBackend(0.03), FakeBackend(0.03)), 2 if fallback is None else 1
@@ -147,7 +145,7 @@ def test_an_outage_shorter_than_the_patience_of_the_door_costs_nobody_an_answer(
 
 @pytest.fixture
 def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Admit every entry: a batch whose end could not be told for seconds makes the model look slow for a while."""
+    """Admit every entry. A batch whose end couldn't be reported for seconds makes the model look slow for a while."""
     monkeypatch.setattr(AdmissionLimits, "judge", lambda *_: None)
 
 

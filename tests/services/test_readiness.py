@@ -1,4 +1,4 @@
-"""Whether a gateway should get traffic while its broker is out of reach."""
+"""Whether a gateway should get traffic while its broker is unreachable."""
 
 import asyncio
 from collections.abc import Sequence
@@ -66,14 +66,14 @@ async def test_a_gateway_that_holds_requests_is_ready_with_workers_that_any_rout
 async def test_what_has_not_heard_of_a_worker_says_that_it_knows_of_none(fleet: Fleet) -> None:
     ready = readiness(fleet)
     await fleet.server.become("refuse")
-    await asyncio.sleep(1.0)  # The fallback is warm then.
+    await asyncio.sleep(1.0)  # The fallback is warm by now.
     _, checks = await ready.look()
     assert (checks["workers"], checks["fallback"]) == ("unknown", "1 of 1 healthy")
 
 
 async def test_workers_that_came_after_the_last_look_are_told_of_with_the_age_of_what_is_known(fleet: Fleet) -> None:
     ready = readiness(fleet)
-    ready.learn(())  # As at a start, before there are any.
+    ready.learn(())  # As on startup, before there are any workers.
     watcher = WorkersWatcher([ready], Connection(fleet.server), fleet.clock)
     supervisor = Supervisor()
     watcher.start(supervisor)
@@ -133,7 +133,7 @@ async def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_
 
 
 async def test_what_is_ready_has_told_of_the_workers_that_it_saw(clock: Clock) -> None:
-    """A request of which the versions are not known waits in another queue than the same one a moment later."""
+    """While the versions are unknown, a request waits in a different queue than it would a moment later."""
     broker = memory_broker(clock)
     told: list[list[str]] = []
 

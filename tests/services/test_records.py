@@ -1,4 +1,4 @@
-"""Records of requests: lines of the access log, and rows of the ledger while a request waits and after it has ended."""
+"""Records of requests: lines in the access log, and rows in the ledger while a request waits and after it ends."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ async def test_many_inputs_log_once(
 
 
 def scene(clock: Clock, **settings: Any) -> Stand:
-    """A service whose requests are to be recorded; batches take 1 s each."""
+    """Return a service that records its requests. Batches take 1 s each."""
     patient: dict[str, Any] = {"ledger_rows": "all", "request_timeout_ms": 60_000.0, "queue_timeout_ms": 60_000.0}
     return Stand(clock, FakeBackend(1.0), max_batch=1, **patient | settings)
 

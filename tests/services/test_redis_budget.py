@@ -1,6 +1,5 @@
-"""Budget of the common request over Redis: calls and bytecodes at a gateway and at a worker, held to tests/http/budget.toml.
-
-What the broker's connections are made of is counted, too, but for what is in C. No server is needed: see `redis_peer`.
+"""The calls and bytecodes that a typical request over Redis may cost at a gateway and a worker (tests/http/budget.toml).
+The counts include the broker's connections, but not C code. No server is needed: see `redis_peer`.
 """
 
 import asyncio
@@ -41,8 +40,6 @@ Round = Callable[[], Awaitable[None]]
 
 
 class Sink:
-    """Sink of all requests, which counts their replies."""
-
     def __init__(self) -> None:
         self.count = 0
 
@@ -71,7 +68,7 @@ def turn() -> Generator[None, None, None]:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    """Return when it is so. The peer is in another thread."""
+    """Poll until `reached` is true. The peer runs in another thread."""
     end = monotonic() + PATIENCE
     while not reached():
         assert monotonic() < end, "a request was late, and does not come any more"
@@ -80,7 +77,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def gateway(peer: Peer) -> AsyncIterator[Round]:
-    """Requests at a gateway, BATCH of them in a batch, and GATHERED in a call."""
+    """Send requests through a gateway: BATCH of them per batch, and GATHERED per call."""
     async with over(peer) as broker:
         made, sink, supervisor = Gateway(Settings(), ["m"], broker, GatewayCounts(), monotonic), Sink(), Supervisor()
         made.start(supervisor)
@@ -92,7 +89,7 @@ async def gateway(peer: Peer) -> AsyncIterator[Round]:
             for count in range(GATHERED, BATCH + 1, GATHERED):
                 for _ in range(GATHERED):
                     made.enter(sink, lane, new_id(), "hello world", b"")
-                await until(lambda: peer.waiting == count)  # noqa: B023 - it is waited for within the loop
+                await until(lambda: peer.waiting == count)  # noqa: B023 - it is awaited within the iteration
             peer.answer(str.upper)
             await until(lambda: sink.count == BATCH)
 
@@ -102,7 +99,7 @@ async def gateway(peer: Peer) -> AsyncIterator[Round]:
 
 @asynccontextmanager
 async def worker(peer: Peer) -> AsyncIterator[Round]:
-    """Batches of a slot, which is woken, claims, runs and completes one, and claims in vain."""
+    """Run batches on a slot. It is woken, claims, runs and completes one, and claims again without result."""
     async with over(peer) as broker:
         backend, supervisor = FakeBackend(0.0), Supervisor()
         slot, policy = Slot("gpu-0", "m", 64), policies.build("paced", None)
@@ -134,7 +131,7 @@ def test_a_request_over_redis_costs_no_more_than_its_budget(kind: str) -> None:
             for _ in range(3):
                 await round_()
             rounds = list[Counts]()
-            # On a busy machine the peer answers in more pieces, too.
+            # On a busy machine, the peer's answers may come in more pieces.
             while not enough(BUDGET[kind], rounds, BATCH, ROUNDS):
                 with Counts(lambda path: not path.startswith(HERE)) as counts:
                     await round_()

@@ -1,4 +1,4 @@
-"""Each role as a service of its own: how it comes up, serves, and goes down."""
+"""Each role as a separate service: how it starts, serves and shuts down."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ from tests.virtual_time import Clock
 
 
 async def ended(*services: Service) -> None:
-    """Take services down in good order."""
+    """Shut services down gracefully."""
     for service in services:
         await service.drain()
         await service.stop()
 
 
 class FakeLink:
-    """The way to a broker that answers from the `answers`th attempt on."""
+    """A connection to a broker that is first reachable at attempt number `answers`."""
 
     def __init__(self, told: list[str], answers: float = 1) -> None:
         self.attempts = 0
@@ -119,7 +119,7 @@ async def test_a_worker_going_down_finishes_its_batch_and_claims_no_more(fleets:
 
 
 async def test_who_ends_at_once_gives_back_its_batch_and_its_lead_and_leaves_the_fleet(fleets: Fleets) -> None:
-    """As after a second signal."""
+    """This is what happens after a second signal."""
     entrance, gateway = fleets.gateway()
     leaver = fleets.worker("leaver", FakeBackend(3.0))
     leading, _ = fleets.controller("one")
@@ -197,7 +197,7 @@ async def test_a_broker_that_does_not_come_is_given_up(fleets: Fleets) -> None:
 async def test_processes_and_their_slots_have_names_of_their_own(
     ids: tuple[str, str], told: str, fleets: Fleets
 ) -> None:
-    """Two processes of `serve` have slots named after their gateways."""
+    """In two `serve` processes, slots are named after the gateway of their process."""
     first = fleets.worker("host", FakeBackend(), pid=1, id=ids[0])
     await first.start()
     backend = FakeBackend()

@@ -1,4 +1,4 @@
-"""What the leading controller publishes: capacity, and rollouts that gateways go by and count for."""
+"""What the leading controller publishes: capacity, and rollouts that gateways follow and report counts for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.virtual_time import Clock
 
 
 class Scene(scaling_scene.Scene):
-    """Controllers over a fleet whose gateway tells of so many requests a second for each version."""
+    """Controllers of a fleet whose gateway reports request counts for each version."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)

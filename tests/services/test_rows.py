@@ -1,4 +1,4 @@
-"""Tensors and requests with several rows, from the gateway to the slot: each row counts as an input does."""
+"""Tensors and requests with several rows, from the gateway to the slot: each row counts as one input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ B = 8
 
 
 class TensorsBackend(FakeBackend):
-    """A backend whose target takes tensors, and gives them back; it notes the rows of each batch."""
+    """A backend whose target takes tensors and returns them."""
 
     @property
     def signature(self) -> Signature:
@@ -50,7 +50,7 @@ class TensorsBackend(FakeBackend):
 
 
 class OfOneShape(TensorsBackend):
-    """One whose calls take rows of one shape."""
+    """A tensor backend that takes rows of one shape per call."""
 
     @property
     def signature(self) -> Signature:
@@ -59,7 +59,7 @@ class OfOneShape(TensorsBackend):
 
 
 class RowsStand(Stand):
-    """A stand whose gateway has heard of its workers."""
+    """A stand whose gateway already knows its workers."""
 
     async def __aenter__(self) -> RowsStand:
         await super().__aenter__()
@@ -68,7 +68,7 @@ class RowsStand(Stand):
         return self
 
     async def infer(self, *rows: int, caller: Principal | None = None) -> list[Reply]:
-        """Replies to requests sent at once, each with so many rows."""
+        """Send requests with these numbers of rows at the same time, and return their replies."""
         asked = [self.send(tensors(count, number.to_bytes(2, "big")), caller) for number, count in enumerate(rows)]
         return [reply for [reply] in await asyncio.gather(*(one.replies for one in asked))]
 
@@ -87,12 +87,12 @@ class RowsStand(Stand):
 
 
 def heads(batch: Sequence[str]) -> int:
-    """Rows of a batch, as it was shown."""
+    """Return the number of rows in a batch, given its inputs as shown in logs."""
     return sum(int(shown.rpartition("[")[2].partition(",")[0]) for shown in batch)
 
 
 def models_of(takes: ValueKind, **settings: object) -> ServedModels:
-    """Models of a gateway that has heard what they take."""
+    """Return the models of a gateway that already knows what they take."""
     made = ServedModels(["m"], Settings(model="m", max_batch_size=B, **settings))  # type: ignore[arg-type]
     line = WeightLine(0.0, 10.0)
     made.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=takes.value, weight=line)])
@@ -171,7 +171,7 @@ def test_an_input_weighs_its_rows_or_what_a_function_of_the_target_counts_if_tha
 
 
 def test_while_workers_of_texts_and_of_tensors_serve_one_model_both_kinds_are_let_in() -> None:
-    """A rollout to another kind breaks nothing that any worker could answer; each judges what it gets."""
+    """During a rollout to another kind, the gateway lets in whatever any worker could answer. Workers check it."""
     models = models_of(ValueKind.TENSORS)
     workers = [
         WorkerInfo(worker_id=kind.value, model="m", status=WorkerStatus.HEALTHY, takes=kind.value)
@@ -195,7 +195,7 @@ class TestLimits:
     LIMITED = Principal("u", "t", 1, (Limit("user:u", "user", 60.0, 8.0),))
 
     async def test_a_request_of_rows_counts_as_a_list_of_them(self, clock: Clock) -> None:
-        """A limit of 8 at once: three requests of 3 rows are one too many, as three lists of 3 inputs are."""
+        """With a burst of 8, three requests of 3 rows are one row too many, just like three lists of 3 inputs."""
         async with RowsStand(clock, TensorsBackend(0.1)) as stand:
             by_rows = await stand.infer(3, 3, 3, caller=self.LIMITED)
         async with RowsStand(clock, TensorsBackend(0.1)) as stand:

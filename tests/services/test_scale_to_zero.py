@@ -1,4 +1,4 @@
-"""A model without workers that is asked for: what becomes of the request, when a worker comes, and who hears of it."""
+"""Requests for a model without workers: what happens to them, when a worker is started, and what is reported."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ IDLE = ScaleLimits(idle_after=20.0, most=2)
 
 
 class Zero(Stand):
-    """One process whose pool is scaled to nothing, with all that a request at zero meets."""
+    """A process whose pool is scaled to zero, with all services that handle a request then."""
 
     def __init__(self, clock: Clock, start: float, **settings: Any) -> None:
         self.backend = FakeBackend(0.05)
@@ -70,7 +70,7 @@ class Zero(Stand):
 
 @asynccontextmanager
 async def at_zero(clock: Clock, start: float = 1.0, **settings: Any) -> AsyncIterator[Zero]:
-    """A process whose model has had no worker for a while; a start of one takes `start` seconds."""
+    """A process whose model has had no worker for a while. Starting one takes `start` seconds."""
     zero = Zero(clock, start, **settings)
     async with zero:
         zero.watcher.start(zero.service._supervisor)
@@ -112,7 +112,7 @@ async def test_a_request_that_the_start_would_make_late_is_told_when_it_is_over(
 async def test_a_worker_that_is_wanted_and_never_comes_is_missed_by_all_who_are_asked(clock: Clock) -> None:
     async with at_zero(clock, 3.0) as zero:
         assert zero.controller.autoscaler is not None
-        zero.controller.autoscaler._pools = FakeScaling({"m": 0})  # Nobody is there who could start one.
+        zero.controller.autoscaler._pools = FakeScaling({"m": 0})  # Nothing can start one.
         held = zero.asking("a", timeout=4.0)
         await asyncio.sleep(2)
         word, checks = await zero.ready.look()
@@ -241,7 +241,7 @@ async def test_lines_of_bulk_jobs_bring_no_worker_while_those_of_another_model_a
     none = Capacity(model="b", healthy=0, degraded=0, items_per_second=0.0, usable_per_second=0.0)
 
     def wanted(queue: int, ready: int) -> tuple[int, int]:
-        """Workers that `c`, for which so many entries wait, and `b`, for which lines do, should have."""
+        """Return how many workers `c` (with `queue` entries waiting) and `b` (with lines waiting) should have."""
         c = autoscaler.look(replace(none, model="c", healthy=ready), None, queue, [], [])
         b = autoscaler.look(none, None, 0, [], [], bulk=9)
         return (c.scaling.desired if c.scaling else 0), (b.scaling.desired if b.scaling else 0)
@@ -255,7 +255,7 @@ async def test_lines_of_bulk_jobs_bring_no_worker_while_those_of_another_model_a
 
 @pytest.mark.parametrize("killed", [False, True])
 async def test_no_number_becomes_zero_while_somebody_waits_as_what_is_known_is_old(killed: bool, clock: Clock) -> None:
-    """The broker stood still for longer than a model may be idle; its leader stays, or is killed meanwhile."""
+    """The controllers can't reach the fleet for longer than a model may be idle. The leader survives, or is killed."""
     async with Scene(clock) as scene:
         leader, heir = scene.controller(limits=IDLE, named=["m"]), scene.controller(name="d", limits=IDLE, named=["m"])
         leader._fleet = heir._fleet = fleet = Cut(scene.fleet)

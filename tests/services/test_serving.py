@@ -1,4 +1,4 @@
-"""Requests through gateway, broker and batcher, where all is well, and where workers, backends or inputs fail."""
+"""Requests through gateway, broker and batcher, when all is well, and when workers, backends or inputs fail."""
 
 import asyncio
 import gc
@@ -78,7 +78,7 @@ async def test_random_cancellations_never_wedge_a_batcher(clock: Clock) -> None:
 
 @pytest.mark.parametrize("hangs", ["heartbeat", "extend"])
 async def test_a_lease_is_renewed_whatever_is_slow(hangs: str, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """A heartbeat is never answered, or the first renewal."""
+    """Either a heartbeat or the first renewal is never answered."""
     hung = asyncio.Event()
     async with Stand(clock, FakeBackend(25.0), gpu_timeout_ms=30_000, request_timeout_ms=30_000) as stand:
         asked = stand.asking("long", timeout=30.0)
@@ -99,7 +99,7 @@ async def test_a_lease_is_renewed_whatever_is_slow(hangs: str, monkeypatch: pyte
 
 
 class Api(FakeBackend):
-    """Fake of a remote API, which has no process that could be replaced."""
+    """A fake remote API. It has no process that could be replaced."""
 
     @property
     def pid(self) -> int:
@@ -162,7 +162,7 @@ async def test_a_finished_batch_ends_the_pauses(clock: Clock) -> None:
         await asyncio.sleep(10)
         backend.life = 0.5
         assert (await stand.ask("x", timeout=30.0)).output == "X"
-        await asyncio.sleep(1.2)  # It has died after its batch, and once more.
+        await asyncio.sleep(1.2)  # It died after its batch, and then once more.
         before = clock()
         assert (await stand.ask("y", timeout=30.0)).output == "Y"
         assert clock() - before < 0.1
@@ -181,7 +181,7 @@ async def test_a_worker_that_is_killed_while_it_starts_is_started_again_soon(clo
 
 
 class Trace:
-    """Object that a failed start had in its hands."""
+    """An object that a failed start referred to."""
 
 
 async def test_starts_that_fail_leave_nothing_for_the_garbage_collector(clock: Clock) -> None:
@@ -280,7 +280,7 @@ def poison(entries: Sequence[Entry]) -> BackendError | None:
 
 
 async def test_a_backend_out_of_reach_is_degraded_after_its_first_batch(clock: Clock) -> None:
-    """Whoever waits for it meanwhile is told that there is no worker, and not that a deadline has passed."""
+    """Requests that wait for it fail because there is no worker, not because a deadline has passed."""
     away = True
     backend = Api(0.01, lambda entries: RemoteAbsent("no connection came about") if away else None)
     async with Stand(clock, backend) as stand:
@@ -294,7 +294,7 @@ async def test_a_backend_out_of_reach_is_degraded_after_its_first_batch(clock: C
 
 
 class Broken(FakeBackend):
-    """While `error` is set every batch fails, and the probe of something that no backend is known to raise."""
+    """While `error` is set, every batch fails, and the probe raises `error`, which no backend is known to raise."""
 
     error: Exception | None = None
 

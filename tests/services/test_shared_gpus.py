@@ -1,4 +1,4 @@
-"""GPUs that hold several models, on one host or several: turns, loads and evictions, and faults that stay where they are."""
+"""GPUs that hold several models, on one or more hosts: turns, loads and evictions, and faults that don't spread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOAD = 2.0
 
 
 class OnGpu(FakeBackend):
-    """Backend that takes a GPU for itself while it runs a batch."""
+    """A backend that has its GPU to itself while it runs a batch."""
 
     def __init__(self, gpu: asyncio.Lock) -> None:
         super().__init__(BATCH)
@@ -45,7 +45,7 @@ class OnGpu(FakeBackend):
 
 
 class Stand(Site):
-    """A gateway, and models that share GPUs; with another stand a host of its fleet."""
+    """A gateway, and models that share GPUs. With `beside`, this is another host in that stand's fleet."""
 
     patience = 60.0
 
@@ -248,7 +248,7 @@ async def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it(cloc
             await asyncio.sleep(CHECK_LOADS_EVERY / 20)
         assert stand.on == [""], "the one is leaving, the other does not load yet"
         await stand.pool.wind_down()
-        await asyncio.sleep(3.0)  # The heartbeats of what has left end.
+        await asyncio.sleep(3.0)  # The workers that left stop sending heartbeats.
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
         cold.cancel()
         await asyncio.gather(running, cold, return_exceptions=True)
@@ -348,7 +348,7 @@ async def test_the_fleet_knows_the_models_that_are_cold_before_their_host_is_rea
 
 
 async def _asked_of(stand: Stand, model: str, version: str = "") -> str:
-    """Version that answered a request, as the gateway goes by the workers of this instant."""
+    """Return the version that answers a request, once the gateway knows the current workers."""
     workers = await stand.broker.workers()
     stand.gateway.served.learn(workers)
     reply = await stand.ask(model, version=version)
@@ -374,7 +374,7 @@ async def test_a_cold_version_gets_its_weight(clock: Clock) -> None:
     async with one, Stand(clock, "a", 1, 1, beside=one, version="2"):
         assert await _asked_of(one, "b", "1") == "1"
         assert (await one.statuses())["a/gpu-0"] is WorkerStatus.COLD
-        one.gateway.served.weigh({"": read_weights("1=3,2=1")})  # A number of 0.5 draws the first of them.
+        one.gateway.served.weigh({"": read_weights("1=3,2=1")})  # The random number 0.5 picks the first of them.
         assert await _asked_of(one, "a") == "1"
 
 
@@ -509,12 +509,12 @@ async def test_a_reload_tells_the_code_of_what_is_not_loaded(clock: Clock) -> No
         stand.codes["b"] = "new"
         await stand.pool.replace()
         assert await stand.told("b") == (WorkerStatus.COLD, "new")
-        stand.codes["b"] = "newer"  # Nobody is told: what is loaded reads it.
+        stand.codes["b"] = "newer"  # Nothing is notified: loading the model reads it.
         await stand.ask("b")
         assert await stand.told("b") == (WorkerStatus.HEALTHY, "newer")
         assert await stand.told("a") == (WorkerStatus.COLD, "old")
         await stand.ask("a")
-        for _ in range(2):  # What tells first is the batcher.
+        for _ in range(2):  # The batcher reports first.
             assert await stand.told("b") == (WorkerStatus.COLD, "newer")
             await asyncio.sleep(3.0)
         await asyncio.sleep(14.0)
@@ -526,7 +526,7 @@ async def test_changed_code_of_what_did_not_load_is_only_cold(clock: Clock) -> N
     async with Stand(clock, "ab", 1, 1) as stand:
         stand.broken.add(("b", 0))
         assert (await stand.ask("b", timeout=20.0)).failure is not None
-        await asyncio.sleep(60.0)  # Nobody asks for it any more.
+        await asyncio.sleep(60.0)  # No more requests for it arrive.
         assert (await stand.told("b"))[0] is WorkerStatus.FAILED
         stand.broken.clear()
         stand.codes["b"] = "new"

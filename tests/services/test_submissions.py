@@ -1,4 +1,4 @@
-"""Ids used again, clients that leave, and tasks at gateways over one broker: each submission gets its own outcome."""
+"""Reused ids, clients that leave, and tasks at gateways that share a broker: each submission gets its own outcome."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def test_a_client_that_leaves_a_duplicate_takes_nothing_from_the_first(fle
     await asyncio.sleep(0.01)
     for gateway in (0, 1):
         second = fleet.ask("second", id=first.id, gateway=gateway)
-        fleet.gateways[gateway].abandon(second, TENANT, first.id)  # Before it was told that this is a conflict.
+        fleet.gateways[gateway].abandon(second, TENANT, first.id)  # Before it hears about the conflict.
         await asyncio.sleep(0.1)
     assert await fleet.answered(first) == ["ok"]
     assert fleet.runs("second") == 0

@@ -1,4 +1,4 @@
-"""Loops end when their supervisor stops, and waits when another one is over first, whatever they wait for."""
+"""Loops end when their supervisor stops, and a race ends its other waits when the first is over."""
 
 import ast
 import asyncio
@@ -90,7 +90,7 @@ async def test_who_stops_waiting_for_the_last_call_of_a_loop_does_not_start_it_a
 
 
 async def over(seconds: float, ended: list[float], fails: bool = False) -> float:
-    """Wait, and note when the wait has ended, however that is. It takes a moment to end."""
+    """Sleep, and record when the sleep ends for any reason. Ending takes a moment."""
     try:
         await asyncio.sleep(seconds)
     finally:
@@ -121,7 +121,7 @@ async def test_who_cancels_a_race_ends_all_of_it(clock: Clock) -> None:
 
 
 async def deaf(times: int) -> None:
-    """Lose so many cancellations."""
+    """Ignore the first `times` cancellations."""
     for _ in range(times + 1):
         try:
             await asyncio.Event().wait()
@@ -219,7 +219,7 @@ ROOT = Path(headway.__file__).parent
 
 
 def awaited(function: ast.AsyncFunctionDef, cancelled: set[str]) -> list[int]:
-    """Lines on which a function waits for what it has cancelled, or for any tasks whatever becomes of them."""
+    """Return the lines where a function waits for something it cancelled, or for tasks whatever their outcome."""
     waits = [
         node for node in ast.walk(function) if isinstance(node, ast.Await) and ast.unparse(node.value) in cancelled
     ]
@@ -233,7 +233,7 @@ def awaited(function: ast.AsyncFunctionDef, cancelled: set[str]) -> list[int]:
 
 
 def test_nobody_cancels_once_and_waits() -> None:
-    """A function that cancels something and waits for it ends it with `end`, but for a client, which has none."""
+    """A function that cancels something and waits for it uses `end`, except in the client, which doesn't have it."""
     found = set[str]()
     for path in sorted(ROOT.rglob("*.py")):
         source = path.read_text(encoding="utf-8")

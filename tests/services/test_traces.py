@@ -1,4 +1,4 @@
-"""Spans of requests and batches, as services record them."""
+"""The spans that services record for requests and batches."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def by_name(spans: Sequence[Received]) -> dict[str, list[Received]]:
 def told(
     main: Callable[[Stand], object], *backends: FakeBackend, ratio: float = 1.0, **settings: object
 ) -> list[Received]:
-    """Spans that are recorded while `main` runs against a service that is up."""
+    """Return the spans that are recorded while `main` runs against a running service."""
 
     async def whole(clock: Clock) -> list[Received]:
         recorded = Recorded(clock, ratio)
@@ -209,7 +209,7 @@ def test_the_run_in_the_workers_process_is_told_by_that() -> None:
         run, now = RUN.get(), asyncio.get_running_loop().time()
         assert run is not None
         run.ran(now, now)
-        run.ran(-1e300, now)  # What cannot be is passed over.
+        run.ran(-1e300, now)  # Impossible times are ignored.
         run.ran(now, 1e300)
 
     spans = by_name(told(ask, FakeBackend(0.1, script)))

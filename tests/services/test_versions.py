@@ -1,4 +1,4 @@
-"""Versions of one model side by side: who answers, what is refused, and what becomes of a version that leaves."""
+"""Several versions of one model: which one answers, what is refused, and what happens when a version leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.virtual_time import Clock
 
 
 class Rollout(Site):
-    """A gateway, and a slot for each version of one model."""
+    """A gateway, and a slot for each version of a model."""
 
     def __init__(self, clock: Clock, *versions: str, **settings: Any) -> None:
         super().__init__(clock, model="m", rng=random.Random(3).random, **settings)
@@ -52,13 +52,13 @@ class Rollout(Site):
         return self
 
     async def come_up(self, version: str) -> None:
-        """Start the slot of a further version, of which nobody has heard yet."""
+        """Start a slot with another version, which nothing else knows about yet."""
         self.of_versions[version] = pool = self._pool_of(version)
         await pool.start()
         pool.run(self.supervisor)
 
     async def look(self) -> None:
-        """Have the gateway hear of the workers, and the workers of what nobody serves."""
+        """Tell the gateway about the workers, and the workers about the queues that nobody serves."""
         workers = await self.broker.workers()
         self.gateway.served.learn(workers)
         await self.strays.look()
@@ -103,7 +103,7 @@ async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_
     async with Rollout(clock, "3", "4") as rollout:
 
         async def refusal(*there: str, status: WorkerStatus = WorkerStatus.HEALTHY) -> tuple[str, float | None]:
-            """Code and wait of a request for version 4 while the registry has lines of these versions."""
+            """Return the code and retry delay of a request for version 4 while the registry lists `there`."""
             workers = [one for one in known if one.version in there]
             gone = [msgspec.structs.replace(one, status=status) for one in workers if one.version == "4"]
             workers = [*(one for one in workers if one.version != "4"), *gone]
@@ -128,8 +128,8 @@ async def test_a_version_whose_workers_the_registry_has_lost_is_not_known_for_a_
 
 
 def test_a_new_gateway_that_finds_only_workers_that_left_lets_nothing_in_that_names_a_version() -> None:
-    """It would wait where any version's worker takes it: the next one that comes may run another."""
-    for runs in ("3", "1"):  # What the settings name is what the workers have reported, or not.
+    """The request would wait in a queue that any worker serves, and the next worker may run another version."""
+    for runs in ("3", "1"):  # The workers have reported the version in the settings, or haven't.
         choice = VersionChoice(runs, {}, lambda: 0.5)
         for there in ([worker("3", WorkerStatus.OFFLINE)], [], [worker("4")]):
             choice.learn(there)
@@ -272,7 +272,7 @@ LOADS = 2.0
 
 
 class Changing(Stand):
-    """Stand whose slots read from `code` what they run, and share answers to identical requests."""
+    """A stand whose slots read what they run from `code`, and which shares answers to identical requests."""
 
     def __init__(self, clock: Clock, *backends: FakeBackend) -> None:
         self.code = "old"

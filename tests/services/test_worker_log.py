@@ -1,4 +1,4 @@
-"""Logs of a worker: the start of its backend and what is wrong with its pace, and failed batches, of which one input is one story."""
+"""A worker's log: how its backend starts, what is wrong with its pace, and failed batches, told once per input."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SLOT = Slot("gpu-0", "m", 8)
 
 
 class Slow(FakeBackend):
-    """Backend whose first batch takes `first` seconds and further ones `seconds`; held to its time-out like a process."""
+    """A backend whose first batch takes `first` seconds and the others `seconds`. It times out like a process."""
 
     def __init__(self, first: float, seconds: float) -> None:
         super().__init__(seconds)

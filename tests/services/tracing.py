@@ -1,5 +1,3 @@
-"""Traces on virtual time: what the services record, as a collector would read it."""
-
 import random
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -19,7 +17,7 @@ EPOCH = 1_700_000_000
 
 
 class Recorded:
-    """A recorder that keeps what is recorded, of a share of the requests without a parent."""
+    """A recorder that samples `ratio` of the requests without a parent. `spans` reads its spans as a collector would."""
 
     def __init__(self, clock: Clock, ratio: float = 1.0) -> None:
         self._buffer = SpanBuffer(100_000, 100_000, Counters().spans_dropped, lambda: None)

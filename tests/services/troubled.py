@@ -1,14 +1,10 @@
-"""A broker in trouble, on virtual time: a real in-memory broker behind lines that fail as they are told.
-
-    Server       holds the state; says how calls end, may stall, cut its lines, and lose all it has
-    Connection   what one process has of it: a `ports.Broker`
+"""A faulty broker on virtual time: `Server` is a real in-memory broker, and `Connection` a process's connection to it.
 
 How a call ends (`Server.mode`):
-
-    fine     as it should
-    refuse   BrokerUnavailable, nothing done
-    lose     done, but BrokerUnavailable: its answer was lost
-    stall    nothing for CALL_TIMEOUT seconds, then BrokerUnavailable; done when the stall ends
+    fine     normally
+    refuse   BrokerUnavailable, and nothing is done
+    lose     BrokerUnavailable, but it is done: the answer was lost
+    stall    BrokerUnavailable after CALL_TIMEOUT seconds, but it is done when the stall ends
 """
 
 from __future__ import annotations
@@ -37,9 +33,8 @@ MODES = ("fine", "refuse", "lose", "stall")
 
 
 class Server:
-    """The far end. Calls end as its `mode` says from now on, or for one call alone as its `script` does; while it is
-    `paused`, reads are answered. `calls` has every call so far: when, its name, and what it was made with.
-    """
+    """`mode` says how calls end, unless `script` returns another mode for a call. While `paused`, it takes reads only.
+    `calls` has every call so far: its time, its name, and what it was made with."""
 
     def __init__(
         self, clock: Clock, limits: QueueLimits, counters: BrokerCounts, models: Sequence[str] = ("m",)
@@ -65,19 +60,18 @@ class Server:
         inner = MemoryBroker(
             dict.fromkeys(self._models, self._limits), self.dead, self.counters, self.clock, lambda: 0.5
         )
-        # A fence must not come again after a loss: a batch that runs would be taken for another.
+        # Fences must not repeat after a loss, or a running batch would be mistaken for another.
         inner._fences = itertools.count(1 + self.losses * 1_000_000)
         return inner
 
     def cut(self) -> None:
-        """Break every call that waits for something to happen."""
+        """Break every call that is waiting for an event."""
         for cut in self._cut.values():
             cut.set_result(None)
         self._cut.clear()
 
     def lose_everything(self, *, cut: bool = False) -> None:
-        """Restart without the data. Who listens for the bell is cut off; who reads replies is told nothing, and reads
-        on from what is gone, unless all lines are cut."""
+        """Restart without the data. Breaks the calls that wait for work, and with `cut` all calls that wait."""
         self.losses += 1
         self.inner = self._fresh()
         if cut:
@@ -86,12 +80,12 @@ class Server:
             bell.set_result(None)
 
     async def fail(self, mode: str = "refuse") -> None:
-        """Let calls end like this from now on, and break those that wait."""
+        """Use this mode from now on, and break the calls that are waiting."""
         await self.become(mode)
         self.cut()
 
     async def become(self, mode: str) -> None:
-        """Let calls end like this from now on; when a stall ends, what it held up is done first."""
+        """Use this mode from now on. If a stall ends, the delayed calls are done first."""
         self.mode = mode
         if mode != "stall":
             late, self._late = self._late, []
@@ -101,7 +95,6 @@ class Server:
             recovered.set()
 
     async def call(self, name: str, what: Any, do: Callable[[MemoryBroker], Awaitable[T]]) -> T:
-        """One call of a connection."""
         self.calls.append((self.clock(), name, what))
         mode = self.script(name) or self.mode
         if mode == "refuse":
@@ -119,7 +112,7 @@ class Server:
         return result
 
     async def wait_for(self, name: str, what: Any, wait: Callable[[MemoryBroker], Awaitable[T]]) -> T:
-        """A call that waits for something to happen: it fails when it begins in trouble, or when it is cut."""
+        """Make a call that waits for an event. It fails if it starts in trouble, or when it is cut."""
         self.calls.append((self.clock(), name, what))
         mode = self.script(name) or self.mode
         if mode in ("refuse", "lose"):
@@ -144,7 +137,7 @@ class Server:
 
 
 def passed(name: str, what: Callable[..., Any] = lambda *_: None, told: str = "") -> Any:
-    """A method that passes a call on, which is noted under `told` with `what` of its arguments."""
+    """Return a method that forwards a call. It records the call as `told`, with `what` applied to its arguments."""
 
     async def method(connection: Connection, *arguments: Any, **options: Any) -> Any:
         noted = what(*arguments, **options)
@@ -154,7 +147,7 @@ def passed(name: str, what: Callable[..., Any] = lambda *_: None, told: str = ""
 
 
 class Connection:
-    """See Broker. A claim whose answer was lost is answered with the same lease when it is made again."""
+    """See Broker. Repeating a claim whose answer was lost returns the same lease."""
 
     near, remote = None, True
     linger = 0.001

@@ -1,4 +1,4 @@
-"""Recorded run times of batches: what is drawn from them, and files that are no record."""
+"""Recorded run times of batches: what is drawn from them, and invalid files."""
 
 import json
 import random
@@ -34,12 +34,12 @@ def by_longest(weights: Sequence[int]) -> float:
 
 
 def padded(weights: Sequence[int]) -> float:
-    """Every input is as long as the longest, in blocks of 64; batches of 1, 2, 4, 8, … inputs."""
+    """Inputs are padded to the longest in blocks of 64, and batches to 1, 2, 4, 8, … inputs."""
     return 0.01 + 1e-6 * (1 << (len(weights) - 1).bit_length()) * (-(-max(weights) // 64) * 64)
 
 
 class Exact(BatchTimes):
-    """Run times by a formula."""
+    """Run times from a formula."""
 
     def __init__(self, formula: Formula) -> None:
         self.formula, self.largest, self.heaviest = formula, 64, max(LENGTHS)
@@ -53,7 +53,7 @@ class Exact(BatchTimes):
 
 
 def recorded(formula: Formula, repeats: int = 3) -> list[RecordedBatch]:
-    """Record of a target that takes as long as the formula says."""
+    """Return the record of a target whose run times follow the formula."""
     texts = ["x" * length for length in LENGTHS]
     batches = batches_to_record(texts, 64, repeats, Signature())
     return [RecordedBatch(weights := list(map(len, batch)), formula(weights)) for batch in batches]

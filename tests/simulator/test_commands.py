@@ -1,5 +1,3 @@
-"""`headway simulate` and `headway plan`."""
-
 import errno
 import io
 import json

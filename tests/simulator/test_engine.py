@@ -1,4 +1,4 @@
-"""Simulations: invariants whatever the scenario, bulk jobs, entries that weigh, shards, and gateways that gather."""
+"""Simulations: invariants of any scenario, bulk jobs, weighted entries, shards, and gateways that gather."""
 
 import functools
 import statistics
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_run(policy: str) -> None:
 
 
 def test_one_by_one_the_wait_is_that_of_pollaczek_and_khinchine() -> None:
-    """A batch of one on one GPU is M/D/1, whose mean wait is ρ·ℓ / 2(1−ρ)."""
+    """Batches of one on one GPU form an M/D/1 queue, whose mean wait is ρ·ℓ / 2(1−ρ)."""
     load, seconds = 0.6, 0.01
     scenario = replace(CALM, rate=load / seconds, workers=1, alpha=seconds, max_batch=1, overhead=0.0, policy="eager")
     scenario = replace(scenario, duration=120.0)
@@ -89,7 +89,7 @@ def test_the_time_of_a_batch_varies_as_told() -> None:
 
 class TestTraffic:
     def test_whole_numbers_are_numbers(self) -> None:
-        """A comparison of an int with a float that nobody understands would never end the arrivals."""
+        """If comparing ints with floats failed, arrivals would never end."""
         trace = tuple(range(20))
         whole = simulate(replace(CALM, rate=100, trace=trace, duration=2, warmup=0))
         assert sum(whole.offered) == sum(
@@ -213,7 +213,7 @@ def both(**given: Any) -> tuple[Report, Report]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_lone_request_finds_a_gpu(workers: int) -> None:
-    """But for one in a hundred, and for the first credit."""
+    """Except for one in a hundred, and for the first credit."""
     scenario = replace(H1, rate=1.0, workers=workers, duration=200.0)
     waited, beside = (
         sum(latency > 0.104 for latency in simulate(replace(scenario, bulk=bulk)).latency) for bulk in (False, True)
@@ -223,7 +223,7 @@ def test_a_lone_request_finds_a_gpu(workers: int) -> None:
 
 @pytest.mark.parametrize(("load", "beta"), [(0.5, 0.0), (0.95, 0.0), (0.5, 0.0008)])
 def test_at_every_load_others_are_as_fast_as_without_or_within_the_promise(load: float, beta: float) -> None:
-    """Where seats take time, they are filled as far as the promise goes."""
+    """If seats take time, they are filled as far as the promise allows."""
     without, beside = both(rate=load * 4 * 100 / 0.1015, workers=4, duration=8.0, alpha=0.1 - 100 * beta, beta=beta)
     if beta:
         assert beside.total.in_time == beside.total.requests
@@ -290,7 +290,7 @@ def report(shards: int, gateways: int = 4, gather: float = 0.002, **changes: Any
 
 class TestShards:
     def test_a_shard_has_the_latency_even_gaps_and_full_batches_of_its_slots(self) -> None:
-        """Latency is even between α and α(1 + 1/m), for m slots at home; overhead and gathering come on top."""
+        """Latency is spread evenly between α and α(1 + 1/m) for m home slots, plus overhead and gathering."""
         cut, whole = report(shards=2), report(shards=1)
         assert cut.total.latency_ms.p95 == pytest.approx(100 * (1 + 0.95 / 4) + 1.5 + 2, abs=3)
         assert cut.total.answered == cut.total.requests
@@ -301,7 +301,7 @@ class TestShards:
         assert whole.batches.shard_gap_cv is None
 
     def test_a_fleet_with_too_few_slots_is_not_cut_into_shards(self) -> None:
-        """Seven slots make one shard, however many there may be."""
+        """Seven slots make one shard, however many shards are allowed."""
         few = replace(FLEET, workers=7, rate=6_000.0)
         whole, cut = simulate(few), simulate(replace(few, topology=replace(few.topology, shards=16)))
         assert (cut.latency, cut.left_at) == (whole.latency, whole.left_at)
@@ -313,10 +313,8 @@ class TestShards:
 
 
 def test_what_waits_in_shards_out_of_use_is_taken_by_others_soon() -> None:
-    """Nine of sixteen die, so three of four shards go out of use while entries wait in them; then all come back.
-
-    Entries that ran with those that died run again; nothing else waits longer than a look and a gap or two.
-    """
+    """Nine of sixteen workers die, so three of four shards go unused until all are back.
+    Entries that ran on the dead ones run again. Others wait no longer than a look and a gap or two."""
     topology, faults = replace(FLEET.topology, shards=4), Faults(kills=(Kill(2.0, 9),), restart=0.5)
     fleet = replace(FLEET, topology=topology, faults=faults, workers=16, rate=5_000.0, warmup=1.0)
     record = simulate(fleet)
@@ -338,7 +336,7 @@ class TestGateways:
         assert statistics.median(simulate(lone).latency) == pytest.approx(lone.alpha + lone.overhead)
 
     def test_a_large_group_is_dealt_out(self) -> None:
-        """80 at a time into one shard of two would make every batch either too full or too empty."""
+        """80 requests at a time in one of two shards would make every batch too full or too empty."""
         lumpy = report(shards=2, gateways=1, gather=0.01)
         assert lumpy.batches.shard_gap_cv is not None
         assert lumpy.batches.shard_gap_cv < 0.05

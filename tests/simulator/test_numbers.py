@@ -1,6 +1,4 @@
-"""The cases that the paced policy was made for: Poisson arrivals, cold starts, overload, and a day under the autoscaler.
-
-Beside what people know, it answers no later than windows or no rule."""
+"""The paced policy under Poisson arrivals, cold starts, overload and autoscaling. Other policies are no faster."""
 
 import math
 import random
@@ -49,7 +47,7 @@ def test_the_simulated_95th_percentile_is_within_what_was_promised(
 
 
 def test_a_fleet_at_98_percent_load_comes_out_of_step() -> None:
-    """The fleet starts in step, since the batch time is not known yet; near saturation nearly every batch is full."""
+    """The fleet starts in step, as the batch time isn't known yet. Near saturation, nearly every batch is full."""
     report = run(rate=2_500, workers=8, alpha=0.2, max_batch=64, duration=24, warmup=16)
     assert report.offered_rate / report.capacity > 0.96
     assert report.batches.gap_cv < 0.35
@@ -57,7 +55,7 @@ def test_a_fleet_at_98_percent_load_comes_out_of_step() -> None:
 
 
 def test_a_start_into_98_per_cent_settles_within_3_s() -> None:
-    """32 GPUs of 200 ms, batches of at most 64, 10,000 requests/s from the first instant."""
+    """32 GPUs run up to 64 requests in 200 ms, and get 10,000 requests/s from the start."""
     run = simulate(Scenario(rate=10_000.0, workers=32, alpha=0.2, max_batch=64, duration=6.0, warmup=0.0))
     assert sum(run.lost.values()) == 0
     assert p95(run, 0.0, 1.0) <= 0.24
@@ -82,7 +80,7 @@ def test_the_first_second_is_no_worse_than_with_windows(alpha: float, beta: floa
 def test_an_overload_leaves_no_capacity_unused_and_the_lowest_tier_bears_it(
     rate: float, target: float, goodput: float
 ) -> None:
-    """Two GPUs, 100 ms for a batch of 100: 1,970 requests/s; promise and deadline are 200 ms."""
+    """Two GPUs take 100 ms for a batch of 100: 1,970 requests/s. Promise and deadline are 200 ms."""
     scenario = Scenario(
         rate=rate, workers=2, alpha=0.1, max_batch=100, duration=12.0, warmup=2.0, mix=USUAL_MIX,
         queue=QueueRules(timeout=0.2, promise=0.2, target_utilisation=target),
@@ -203,14 +201,14 @@ POLICIES = ("paced", "window", "eager")
 
 
 def at(load: float, workers: int, alpha: float, beta: float, max_batch: int, **more: Any) -> Scenario:
-    """Scenario of Poisson arrivals at a share of what the workers carry."""
+    """Return a scenario of Poisson arrivals. `load` is a share of the workers' capacity."""
     rate = load * workers * max_batch / (alpha + beta * max_batch)
     how: dict[str, Any] = {"duration": 10.0, **more}
     return Scenario(rate=rate, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, **how)
 
 
 def unlike(workers: int, slow: float, rate: float) -> Scenario:
-    """Scenario of GPUs of which one is slower."""
+    """Return a scenario in which one GPU is slower."""
     duration, faults = 6000.0 / rate + 5.0, Faults(slow=slow)
     return Scenario(rate=rate, workers=workers, alpha=0.2, max_batch=64, faults=faults, jitter=0.1, duration=duration)
 
@@ -223,13 +221,13 @@ UNLIKE_PAIR = Scenario(
 @pytest.mark.parametrize(
     "scenario",
     [
-        # Batches that take longer the more they hold.
+        # Batches that take longer the fuller they are.
         at(0.5, 6, 0.1, 0.002, 64),
         at(0.5, 2, 0.1, 0.0, 100),
-        # Times that vary.
+        # Varying times.
         at(0.7, 5, 0.2, 0.025, 16, jitter=0.3, duration=70.0),
         at(0.6, 1, 0.05, 0.002, 32, jitter=0.3, duration=55.0),
-        # One GPU that is slower.
+        # One slower GPU.
         unlike(2, 3.0, 265.0),
         unlike(8, 2.0, 2040.0),
         # Two unlike GPUs that do better without gaps.
@@ -244,7 +242,7 @@ def test_requests_wait_no_longer(scenario: Scenario) -> None:
 def clients(
     count: int, workers: int, alpha: float, beta: float, max_batch: int, seconds: float, **more: Any
 ) -> Scenario:
-    """Scenario of clients that ask again as soon as they are answered, for so long after a warm-up of a fifth."""
+    """Return a scenario of clients that ask again once answered, for `seconds` after a warm-up of a fifth of that."""
     return Scenario(
         clients=count, workers=workers, alpha=alpha, beta=beta, max_batch=max_batch, duration=1.2 * seconds,
         warmup=0.2 * seconds, **more,
@@ -252,7 +250,7 @@ def clients(
 
 
 def together(count: int, workers: int, alpha: float, beta: float, max_batch: int, slow: float) -> Scenario:
-    """Scenario of clients that do best in groups, each on its GPU, with no gaps."""
+    """Return a scenario in which clients do best in groups, one per GPU, without gaps."""
     cycle = alpha + beta * max_batch
     return clients(count, workers, alpha, beta, max_batch, 100 * cycle, faults=Faults(slow=slow), queue=PATIENT)
 
@@ -260,13 +258,12 @@ def together(count: int, workers: int, alpha: float, beta: float, max_batch: int
 @pytest.mark.parametrize(
     ("scenario", "least", "seeds"),
     [
-        # Clients that come back together are not left to ride together for ever, while the other GPU rests.
+        # Clients that return together don't stay together forever while the other GPU is idle.
         (clients(4, 2, 0.02, 0.002, 64, 10.0), 0.97, 1),
         (clients(16, 2, 0.02, 0.002, 64, 10.0, jitter=0.05), 0.97, 1),
-        # As many clients as GPUs have one each.
+        # If there are as many GPUs as clients, each has its own.
         (clients(4, 4, 0.1, 0.003, 32, 24.0, faults=Faults(slow=1.5), jitter=0.3), 0.97, 1),
-        # All fit into one batch. Under a window they keep together from their first requests on, a rhythm that another rule finds
-        # by chance.
+        # All fit into one batch. With a window they stay together from the start; other rules get there by chance.
         (clients(16, 7, 0.02, 0.00125, 32, 8.3, faults=Faults(slow=3.0), jitter=0.3), 1.08, 2),
         (together(16, 5, 0.02, 0.00125, 32, 1.5), 1.08, 1),
     ],

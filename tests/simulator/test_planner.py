@@ -1,4 +1,4 @@
-"""Plans: the least number of GPUs for a load, what it rests on, and what cannot be met."""
+"""Plans: the fewest GPUs for a load, what a plan is based on, and goals that can't be met."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ USUAL = {name: getattr(planner, name) for name in SHORT}
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough to test the search; for figures to plan by, runs are longer."""
+    """Shorten runs: these are enough to test the search, but not for real plans."""
     for name, value in SHORT.items():
         monkeypatch.setattr(planner, name, value)
 
@@ -75,7 +75,7 @@ def test_a_plan_tells_how_many_gpus_would_leave_room(share: float, gpus: int) ->
 
 
 def test_no_plan_takes_more_gpus_than_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run alone would do with as many, and several show that they do not."""
+    """With one run, these GPUs seem enough; several runs show that they aren't."""
     met_by = planner._Planner._meets
     monkeypatch.setattr(
         planner._Planner, "_meets", lambda self, gpus, rate, seeds: seeds == 1 and met_by(self, gpus, rate, seeds)
@@ -85,7 +85,7 @@ def test_no_plan_takes_more_gpus_than_are_allowed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_plan_simulates_nothing_twice_and_no_more_than_a_user_waits_for(asked: list[Scenario]) -> None:
-    """The plan of the README. A slow machine simulates 50,000 requests a second."""
+    """The README's plan. A slow machine simulates 50,000 requests a second."""
     make_plan(Goal(scenario=replace(MODEL, alpha=0.1, max_batch=100), p95=0.155))
     runs = [(scenario.workers, scenario.rate, scenario.seed) for scenario in asked]
     assert len(runs) == len(set(runs))

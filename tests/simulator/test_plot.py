@@ -1,5 +1,3 @@
-"""Pictures of simulations: what is on them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +25,7 @@ RUN = Scenario(
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Draw on no screen, and close what was drawn. The library is not imported by who only collects tests: that takes long."""
+    """Draw without a screen, and close the figures. Imported here because importing matplotlib slows collection."""
     from matplotlib import pyplot
 
     pyplot.switch_backend("agg")

@@ -1,4 +1,4 @@
-"""Files and databases are waited for, as in the contract suites."""
+"""Waits for files and databases, as in the contract suites."""
 
 from tests.contracts.conftest import patient
 

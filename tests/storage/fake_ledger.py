@@ -1,4 +1,4 @@
-"""A ledger in memory that answers as it is told to."""
+"""A ledger in memory that does what the test wants."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from headway.model import LedgerRecord
 class FakeLedger:
     def __init__(self) -> None:
         self.away = False  # Every call fails.
-        self.slow = 0.0  # Seconds that a call takes.
-        self.row_seconds = 0.0  # Seconds that a write takes for each row.
-        self.within = 5.0  # Seconds after which a write counts as not answered, and is undone.
+        self.slow = 0.0  # Seconds per call.
+        self.row_seconds = 0.0  # Seconds per row of a write.
+        self.within = 5.0  # Seconds after which a write counts as unanswered, and is undone.
         self.unfit = ""  # Why no row can be removed, if none can.
-        self.refusals = 0  # Writes yet to come that are refused, whatever is in them.
-        self.unloved: set[str] = set()  # Ids of records that it cannot take.
+        self.refusals = 0  # Number of coming writes to refuse, whatever is in them.
+        self.unloved: set[str] = set()  # Ids of records that it can't take.
         self.batches: list[list[LedgerRecord]] = []
-        self.calls = 0  # Writes that were asked for.
+        self.calls = 0  # Number of writes requested.
         self.pruned: list[tuple[float, float, int]] = []
-        self.old = 0  # Records that are too old.
+        self.old = 0  # Number of records that are too old.
         self.opened = self.closed = 0
         self.waiting: dict[tuple[str, str], LedgerRecord] = {}  # Records of requests without an outcome.
-        self.noted = 0  # Records of such requests that were noted, in all.
+        self.noted = 0  # Number of such records noted in all.
 
     @property
     def records(self) -> list[LedgerRecord]:

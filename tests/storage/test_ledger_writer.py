@@ -198,7 +198,7 @@ async def test_a_slow_ledger_is_drained_as_fast_as_it_goes(clock: Clock) -> None
 
 
 async def test_what_a_ledger_cannot_take_in_time_it_is_given_in_halves(clock: Clock) -> None:
-    """Bulks had grown before the ledger became slow."""
+    """The bulks had grown before the ledger became slow."""
     async with keeping(clock) as it:
         it.noted(notes(3 * BULK))
         await asyncio.sleep(INTERVAL)

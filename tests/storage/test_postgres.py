@@ -1,4 +1,4 @@
-"""Peculiarities of PostgreSQL: privileges, constraints, levels of isolation, and a pool in front."""
+"""Peculiarities of PostgreSQL: privileges, constraints, isolation levels, and a pooler in front."""
 
 import asyncio
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_row_that_the_database_refuses_is_no_outage(postgres: SharedPostgres, 
         first, good, bad = record(), record(), record(tenant="globex")
         await ledger.write([first])
         connections = await backends(server, url)
-        for bulk in ([good, bad], [first, bad]):  # The second way is the one for rows of which some are there already.
+        for bulk in ([good, bad], [first, bad]):  # The second way is for rows of which some exist already.
             with pytest.raises(ValueError, match="PostgreSQL rejects one of the values"):
                 await ledger.write(bulk)
         assert await ledger.find(good.id) == []

@@ -1,8 +1,6 @@
-"""Files of SQLite: their locks, damage that is told as that, and replacement while they are in use.
-
-Closing any descriptor of a file ends all locks that the process has on it. Another process then takes itself for the last
-one, and deletes the log that this one writes on into.
-"""
+"""SQLite files: their locks, damage that is reported as such, and replacement while they are in use. Closing any
+descriptor of a file releases all locks that the process has on it. Another process then thinks that it is the last one,
+and deletes the log that this one still writes to."""
 
 import asyncio
 import errno
@@ -39,9 +37,9 @@ _hooked = False
 
 @contextmanager
 def opened_by_python(folder: Path) -> Iterator[list[str]]:
-    """Files that Python itself opens in a folder, in the order in which it does."""
+    """Files in a folder that Python itself opens, in order."""
     global _hooked
-    if not _hooked:  # A hook cannot be taken away again.
+    if not _hooked:  # A hook can't be removed.
         _hooked = True
         sys.addaudithook(_note)
     found: list[str] = []
@@ -61,7 +59,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def locks(path: Path, pid: int | None = None) -> int:
-    """POSIX locks of a process on a file; of this one, if none is named."""
+    """POSIX locks of a process on a file; by default, of this one."""
     inode = str(path.stat().st_ino)
     rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return sum(
@@ -70,7 +68,7 @@ def locks(path: Path, pid: int | None = None) -> int:
 
 
 def descriptors(path: Path, pid: int | None = None) -> int:
-    """Descriptors of a file in a process; in this one, if none is named."""
+    """Descriptors of a file in a process; by default, in this one."""
     found = 0
     for entry in Path(f"/proc/{pid or os.getpid()}/fd").iterdir():
         try:
@@ -86,7 +84,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(path: Path) -> None:
-    """A service with `--keys ledger` has a ledger and a store of keys, one opened after the other."""
+    """A service with `--keys ledger` opens a ledger and then a store of keys."""
     with opened_by_python(path.parent) as opened:
         ledger = SqliteLedger(f"sqlite:///{path}")
         await ledger.open()
@@ -114,7 +112,7 @@ async def test_the_locks_outlast_whatever_opens_and_closes_the_file_beside(path:
 async def test_a_new_file_is_made_for_its_owner_only_by_several_at_once_who_do_not_open_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
 ) -> None:
-    """Where only root makes nodes, it is linked in."""
+    """If only root can make nodes, it is linked into place."""
     if not root:
         monkeypatch.setattr(os, "mknod", Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted")))
     before = os.umask(0o022)
@@ -150,7 +148,7 @@ _OVERWRITE = "import sys; f = open(sys.argv[1], 'r+b'); f.seek(int(sys.argv[2]))
 
 
 def overwrite(path: Path, offset: int) -> None:
-    """Write nonsense into the file, by another process: this one would lose its locks by opening it."""
+    """Overwrite part of the file with garbage, in another process: this one would lose its locks by opening it."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     subprocess.run([sys.executable, "-c", _OVERWRITE, str(path), str(offset)], check=True)
@@ -246,7 +244,7 @@ def copied(path: Path) -> Path:
 
 
 def put_in_place(copy: Path, path: Path) -> None:
-    """The file alone: the log of the one that was there stays beside it."""
+    """Replace only the file: the log of the old one stays beside it."""
     copy.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""Files that cannot be a ledger are refused when opened, and one that does not answer is reported as that."""
+"""Files that can't be a ledger are refused when opened, and one that doesn't answer is reported as that."""
 
 import asyncio
 import contextlib
@@ -124,7 +124,7 @@ async def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, m
 
 
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is given up, and the next ones wait for it no longer either; when the disk is back they go on."""
+    """The call is given up, and later calls don't wait for it either. When the disk is back they go on."""
     monkeypatch.setattr(sqlite, "BUSY_WITHIN", LONG)
     path = tmp_path / "ledger.db"
     ledger = await opened(f"sqlite:///{path}")
@@ -192,7 +192,7 @@ async def test_a_server_that_stands_still_is_reached_later(
     kept = record()
     with own.silent():
         monkeypatch.setattr(postgres_database, "CALL_WITHIN", 0.05)
-        for _ in range(2):  # On the connection that there was, and on a new one.
+        for _ in range(2):  # On the existing connection, and on a new one.
             with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
                 await ledger.write([kept])
         with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
@@ -258,7 +258,7 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
     for name in [*sys.modules]:
         if name.startswith("headway.storage.postgres") or name.partition(".")[0] == "asyncpg":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(storage, "postgres")  # What is imported anew would stay there after the test.
+    monkeypatch.delattr(storage, "postgres")  # A module imported anew would stay after the test.
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(SettingError, match=r"pip install 'asyncpg>=") as caught:
         stores.make_ledger(UNREACHABLE)

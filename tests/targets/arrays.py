@@ -1,5 +1,3 @@
-"""Targets that take arrays."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,7 +7,7 @@ import numpy as np
 
 
 class Sums:
-    """Sums of rows of four numbers. A negative number is bad as long as the file `obstacle` is there, and NaN stays."""
+    """Sums rows of four numbers. Negative numbers fail while the file `obstacle` exists. 99 at the start gives NaN."""
 
     example = np.zeros(4, np.float32)
 
@@ -24,7 +22,7 @@ class Sums:
 
 
 class Ranked:
-    """Scores of ids by a query."""
+    """Scores ids for a query."""
 
     inputs: ClassVar = {"query": ("FP32", [2]), "ids": ("INT64", [-1])}
     outputs: ClassVar = {"scores": ("FP64", [-1]), "best": ("INT64", [])}
@@ -35,13 +33,13 @@ class Ranked:
 
 
 class Padded(Ranked):
-    """The same, of ids that are filled up."""
+    """The same, with padded ids."""
 
     pad = 0
 
 
 class Image:
-    """Mean of each image, whose example is too long to be shown."""
+    """Returns the mean of each image. Its example is too long to be shown."""
 
     inputs: ClassVar = {"image": ("UINT8", [64, 64, 3])}
 
@@ -50,7 +48,7 @@ class Image:
 
 
 class Kept:
-    """The mean of each large row, and what the first row of the batch before was; views of the inputs are kept."""
+    """Returns the mean of each row, and the first number of the previous batch, read from a view that it kept."""
 
     inputs: ClassVar = {"x": ("FP32", [-1])}
     kept: np.ndarray | None = None
@@ -62,8 +60,6 @@ class Kept:
 
 
 class Same:
-    """The arrays themselves."""
-
     inputs: ClassVar = {"x": ("FP32", [-1])}
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -71,7 +67,7 @@ class Same:
 
 
 class Cuts:
-    """Rows without their first number; ragged."""
+    """Returns rows without their first number. They are ragged."""
 
     example: ClassVar = np.zeros(3, np.float32)
 
@@ -80,7 +76,7 @@ class Cuts:
 
 
 class Forges:
-    """Answers that are no tensors, as user code may write them."""
+    """Sends answers that aren't tensors, as user code could."""
 
     inputs: ClassVar = {"x": ("FP32", [1])}
     content = b""

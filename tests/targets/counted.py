@@ -1,4 +1,4 @@
-"""A target that goes on a list: what it is asked is appended to the file `runs` in the working directory."""
+"""A target that appends its inputs to the file `runs` in the working directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Counted(Gated):
 
 
 def runs_in(folder: Path) -> list[str]:
-    """Inputs that a service in `folder` has run, without its warm-up."""
+    """Return the inputs that a service in `folder` has run, except its warm-up."""
     from headway.model import WARM_UP
 
     return [text for text in (folder / RUNS).read_text().splitlines() if text != WARM_UP]

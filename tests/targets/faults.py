@@ -1,4 +1,4 @@
-"""A target that does what its inputs say: a text is answered in capitals, a word from FAULTS goes wrong."""
+"""A target that returns its inputs in upper case, except for the words that make it fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_TEXT: dict[str, Any] = {
 
 
 def answer(inputs: list[str]) -> Any:
-    """The whole batch goes wrong if any of its inputs says so."""
+    """Any input can make the whole batch fail."""
     for text in inputs:
         match text:
             case "raise":
@@ -62,7 +62,7 @@ def answer(inputs: list[str]) -> Any:
             case "scribble":
                 scribble(b"this is no frame at all")
             case "babble":
-                scribble(bytes(1 << 16))  # As much as is read at once.
+                scribble(bytes(1 << 16))  # The size of a single read.
             case "flood":
                 sys.stdout.write("flood\n" * 200_000)
             case "noise":
@@ -79,7 +79,7 @@ def answer(inputs: list[str]) -> Any:
 
 
 class Unreadable(list[str]):
-    """Cannot even be counted."""
+    """A list whose length can't be read."""
 
     def __len__(self) -> int:
         raise SystemExit(5)
@@ -88,7 +88,7 @@ class Unreadable(list[str]):
 
 
 class Unprintable(Exception):
-    """Cannot even be shown."""
+    """An exception that can't be printed."""
 
     def __str__(self) -> str:
         raise RuntimeError("nor this")
@@ -111,7 +111,7 @@ def scribble(nonsense: bytes) -> None:
 
 
 def forge() -> None:
-    """Answer a batch that was never asked for."""
+    """Answer a batch that was never sent."""
     content = msgspec.msgpack.encode(["outputs", 999, "text", ["FORGED", "FORGED"], {}])
     for fd in sockets():
         os.write(fd, frames.framed(content))

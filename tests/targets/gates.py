@@ -1,15 +1,14 @@
-"""A target whose batches, and whose start, wait until a test lets them go on; else it goes wrong as `faults` does.
+"""A target whose start and batches wait until a test lets them continue. It also fails on the words in `faults`.
 
-    gate PATH …    the batch waits at the FIFO at PATH until somebody who had it open for writing closes it
-    print …        the rest is printed on both streams
-    unless PATH …  the batch fails while there is a file at PATH
-    big N          N times `x`
-    memory         more memory is asked for than a limit set just before allows
-    grow N         N MiB are kept for good
-    pid            the process id
+    gate PATH …    the batch waits at the FIFO PATH until whatever opened it for writing closes it
+    print …        prints the rest on both streams
+    unless PATH …  the batch fails while the file PATH exists
+    big N          returns N times `x`
+    memory         sets a memory limit, and tries to exceed it
+    grow N         keeps N MiB for good
+    pid            returns the process id
 
-`Gated` waits in its setup at the FIFO `setup-gate` in the working directory, if there is one. While there is a file
-`broken`, nothing works, the warm-up batch included.
+The setup waits at the FIFO `setup-gate`, if it exists. While the file `broken` exists, even the warm-up batch fails.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _kept: list[bytes] = []
 
 
 class Gated:
-    """Answers each input in capitals, unless it is one of the words above or one of `faults`."""
+    """Returns each input in upper case, unless it is one of the words above or in `faults`."""
 
     def setup(self, device: str) -> None:
         with contextlib.suppress(FileNotFoundError):

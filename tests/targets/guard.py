@@ -1,9 +1,8 @@
-"""A function of an input policy that goes wrong on demand: a text with `bad` in it is refused.
-
-hang     it never returns
-crash    its process ends
-raise    it raises
-odd      it returns what is no list
+"""An input policy's function that refuses inputs containing `bad`, and fails on demand:
+hang     never returns
+crash    ends its process
+raise    raises an error
+odd      doesn't return a list
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`gates.Gated` that writes down what it runs, so that a test can tell how often each input ran, where and when.
+"""`gates.Gated` with a journal, from which a test can tell how often, where and when each input ran.
 
-The journal is the file `journal` in the working directory: a JSON array a line, when a batch begins and when it has its
-outputs. Lines of several processes do not mix, as each is written by one call.
+The journal is the file `journal` in the working directory. It gets a JSON array as a line when a batch begins and when
+its outputs are ready. Lines from several processes don't get mixed up, because each is written in one call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JOURNAL = "journal"
 
 
 class Journaled(Gated):
-    """Notes, and answers as `Gated` does; a batch takes some seconds more."""
+    """Records its batches, and answers like `Gated`. Each batch takes `seconds` longer."""
 
     seconds = 0.0
 
@@ -41,6 +41,6 @@ class Journaled(Gated):
 
 
 class Slow(Journaled):
-    """Takes as long for each batch as a GPU might."""
+    """Takes as long for a batch as a GPU might."""
 
     seconds = 0.06

@@ -1,4 +1,4 @@
-"""Targets of every kind that can be served, and of some that cannot."""
+"""Targets of every kind that can be served, and some that can't."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def coroutine(inputs: list[str]) -> list[str]:
 
 
 class Model:
-    """Answers with what it was set up with."""
+    """Shows what it was set up with."""
 
     made = 0
 
@@ -69,7 +69,7 @@ class Model:
 
 
 class AsyncModel:
-    """Model whose setup, calls and tasks share one event loop."""
+    """A model whose setup, calls and tasks share an event loop."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -92,7 +92,7 @@ class AsyncModel:
 
 
 class Text(str):
-    """A string of another type, as numpy has one."""
+    """A subclass of str, like numpy's."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ def environment(inputs: list[str]) -> list[str]:
 
 
 def inherited(inputs: list[str]) -> list[str]:
-    """The descriptors that a program started without care would get."""
+    """Return the descriptors that a program started carelessly would inherit."""
     listed = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, check=True, text=True)
     return [listed.stdout for _ in inputs]
 
@@ -118,13 +118,13 @@ def standard_library(inputs: list[str]) -> list[str]:
 
 
 def with_child(inputs: list[str]) -> list[str]:
-    """Leaves a process of its own behind, and says which."""
+    """Leave a child process behind, and return its pid."""
     process = subprocess.Popen(["sleep", "60"])
     return [str(process.pid)] * len(inputs)
 
 
 def with_fork(inputs: list[str]) -> list[str]:
-    """Whether a forked process ends when it is asked to."""
+    """Return the exit code of a forked process after SIGTERM."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:

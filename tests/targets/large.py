@@ -1,4 +1,4 @@
-"""Targets that take and give large values, and some that misuse the memory in which these travel."""
+"""Targets that take and return large values, and some that misuse the shared memory that carries them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def echo(inputs: list[str]) -> list[str]:
 
 
 def arenas() -> list[int]:
-    """Descriptors of this process for the memory that it shares with its host."""
+    """Return this process's descriptors for the memory that it shares with its host."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -31,7 +31,7 @@ def arenas() -> list[int]:
 
 
 def attacks(inputs: list[str]) -> list[str]:
-    """What becomes of each attempt to change the size of the shared memory."""
+    """Try to change the shared memory in several ways, and return the results."""
     [fd] = arenas()
     told = []
     attempts: dict[str, Callable[[], object]] = {
@@ -50,7 +50,7 @@ def attacks(inputs: list[str]) -> list[str]:
 
 
 def _punch(fd: int) -> None:
-    """Take the pages away that the arena has; they are zeros then, and still there."""
+    """Remove the arena's pages. It keeps its size, and reads as zeros."""
     keep_size, punch_hole = 1, 2
     size = os.fstat(fd).st_size
     if ctypes.CDLL(None, use_errno=True).fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(size)):
@@ -58,7 +58,7 @@ def _punch(fd: int) -> None:
 
 
 def lies(inputs: list[str]) -> list[str]:
-    """Answer with places in the shared memory that cannot be: the input says OFFSET LENGTH GENERATION POSITION."""
+    """Answer with impossible places in the shared memory. The input is OFFSET LENGTH GENERATION POSITION."""
     child = sys.modules["__main__"]
     asked = inputs[0].split()
     if len(asked) == 4:
@@ -74,7 +74,7 @@ def lies(inputs: list[str]) -> list[str]:
 
 
 def scribbles(inputs: list[str]) -> list[str]:
-    """Answer with a place that holds no text."""
+    """Answer with a place that holds invalid UTF-8."""
     _scribble(inputs)
     return inputs
 
@@ -92,7 +92,7 @@ def _scribble(inputs: list[Any]) -> None:
 
 
 def dies(inputs: list[str]) -> list[str]:
-    """Die with large values in hand."""
+    """Die while holding large values."""
     if inputs[0].startswith("die"):
         os.kill(os.getpid(), signal.SIGKILL)
     return inputs
@@ -113,7 +113,7 @@ def sizes(inputs: list[memoryview]) -> list[str]:
 
 
 class Keeps:
-    """Answers with what it sees in what it has kept of its first input: the view itself, or what it made of that."""
+    """Keeps a view of its first input, or with `made` a slice of it, and answers with what the view shows now."""
 
     def __init__(self, made: bool) -> None:
         self.made = made

@@ -1,12 +1,11 @@
-"""A model function whose every output can be traced to its run, and that writes down what it runs.
+"""A model function that records its runs in a journal. Each output can be traced to its run.
 
-The output of an input is the input in capitals, `|`, and the run and the place in it: `HELLO|4e1a.18f.7.0`. The journal is
-the file that PROMISES_JOURNAL names, else `journal` in the working directory: a JSON array a line, when a batch begins
-(name, instant, inputs, version, model, host, and the parameters of the call where it has any) and when it has ended (name, instant).
-PROMISES_MS is the time that a batch takes in milliseconds, MODEL_VERSION the version that this one is, and PROMISES_HOST the process that runs it.
-
-An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise;
-`vector` is answered with the code points of its output, as a JSON array.
+An output is the input in upper case, `|`, the run, and the position in it: `HELLO|4e1a.18f.7.0`. The journal is the
+file PROMISES_JOURNAL, by default `journal` in the working directory. It gets a JSON array as a line when a batch begins
+(name, time, inputs, version, model, host, and the call's parameters, if any) and when it ends (name, time).
+PROMISES_MS is how long a batch takes in milliseconds, MODEL_VERSION is the version of the model, and PROMISES_HOST the
+process that runs it. An input that starts with `slow` makes its batch take SLOW seconds longer, `reject` fails alone,
+`poison` fails its batch, and `vector` is answered with the code points of its output, as a JSON array.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ FILLED, READ = 25_000, 2_000
 
 
 class Marked:
-    """Answers in capitals, with a mark."""
-
     model = ""
     """Name of the model in the journal; empty for the one that is meant by those who name none."""
 
@@ -53,7 +50,7 @@ class Marked:
         ]
 
     def _time(self, inputs: list[str]) -> float:
-        """Seconds that a call takes."""
+        """Return how many seconds a call takes."""
         return self._seconds + SLOW * any(text.startswith("slow") for text in inputs)
 
     def _note(self, *line: object) -> None:
@@ -61,11 +58,8 @@ class Marked:
 
 
 class Fitted(Marked):
-    """Pads its inputs, and has one value of the parameter `t` for a call.
-
-    A call takes a tenth of PROMISES_MS, and all of it besides for each FILLED characters, when all inputs are as long as the longest.
-    Of an input it reads READ characters at most, as models do that truncate.
-    """
+    """Pads its inputs, and takes one value of the parameter `t` per call. A call takes a tenth of PROMISES_MS, plus
+    PROMISES_MS for every FILLED characters after padding. Like models that truncate, it reads READ characters at most."""
 
     together = ("t",)
 
@@ -77,7 +71,7 @@ class Fitted(Marked):
 
 
 class Rows(Marked):
-    """Does the same with tensors of texts, of which each is a row. A row that is rejected fails its request."""
+    """Does the same with tensors of strings, one per row. A rejected row fails its request."""
 
     inputs: ClassVar[Mapping[str, Any]] = {"text": ("BYTES", [])}
     outputs: ClassVar[Mapping[str, Any]] = {"text": ("BYTES", [])}
@@ -87,10 +81,7 @@ class Rows(Marked):
 
 
 class Numbers(Marked):
-    """Does the same with two tensors of numbers: the octets of a text, filled up with zeros, and their sum.
-
-    Rows whose sum is that of other octets make the batch raise.
-    """
+    """Does the same with the bytes of a string, padded with zeros, and their sum. A wrong sum makes the batch fail."""
 
     inputs: ClassVar[Mapping[str, Any]] = {"codes": ("UINT8", [-1]), "sum": ("INT64", [])}
     outputs: ClassVar[Mapping[str, Any]] = {"codes": ("UINT8", [-1])}
@@ -109,7 +100,7 @@ class Numbers(Marked):
 
 
 class Codes(Numbers):
-    """Does the same with the octets alone."""
+    """Does the same with only the bytes."""
 
     inputs: ClassVar[Mapping[str, Any]] = {"codes": ("UINT8", [-1])}
 

@@ -1,5 +1,3 @@
-"""Targets that tell runs apart."""
-
 from __future__ import annotations
 
 import os
@@ -7,14 +5,14 @@ import uuid
 
 
 class Numbered:
-    """Answers each input with itself and a mark that no other answer of any run has."""
+    """Answers with the input and a mark that is unique across all runs."""
 
     def __call__(self, inputs: list[str]) -> list[str]:
         return [f"{text}|{uuid.uuid4().hex}" for text in inputs]
 
 
 class Picky:
-    """Fails on `poison`, dies of `killer`, and answers all else in capitals."""
+    """Fails on `poison`, dies on `killer`, and returns all other inputs in upper case."""
 
     def __call__(self, inputs: list[str]) -> list[str]:
         for text in inputs:

@@ -1,5 +1,3 @@
-"""Targets whose inputs and outputs are no texts."""
-
 from __future__ import annotations
 
 import math
@@ -8,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Scores:
-    """Answers with the sum of its numbers, and how large their batch was."""
+    """Takes objects instead of strings. Answers with the sum of `numbers`, and the input."""
 
     example: ClassVar[dict[str, Any]] = {"numbers": [1, 2]}
 

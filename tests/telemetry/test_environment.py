@@ -1,4 +1,4 @@
-"""The variables OTEL_…: what they mean, and that no value of them keeps a process from starting."""
+"""The OTEL_… variables: what they mean, and that no value stops a process from starting."""
 
 import pytest
 from hypothesis import given

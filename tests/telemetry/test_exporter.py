@@ -1,4 +1,4 @@
-"""Spans on their way to a collector, in the SDK's form: a good one, and dead, slow and lying ones."""
+"""Sending spans to a collector in the SDK's format. The collector may work, be dead or slow, or lie."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ def span(name: str = "one") -> Span:
 
 @contextmanager
 def made(counters: Counters, url: str, protocol: str = "http/protobuf", **variables: str) -> Iterator[Tracing]:
-    """Parts that record and send, in an environment that says so."""
+    """Create the parts that record and send spans, as the environment says."""
     own = {"EXPORTER_OTLP_ENDPOINT": url, "EXPORTER_OTLP_PROTOCOL": protocol, "BSP_SCHEDULE_DELAY": "10"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**own, **variables}.items():
@@ -46,7 +46,7 @@ def made(counters: Counters, url: str, protocol: str = "http/protobuf", **variab
 
 
 def sent(making: AbstractContextManager[Tracing], then: Callable[[], object], count: int = 1) -> None:
-    """Send so many spans, and close after `then`."""
+    """Send `count` spans, call `then`, and close."""
 
     async def main(tracing: Tracing) -> None:
         await tracing.exporter.open()
@@ -96,7 +96,7 @@ def test_spans_are_sent_in_whole_messages_and_the_last_when_the_process_ends() -
     with http_collector() as collector:
         tracing = made(Counters(), collector.url, BSP_SCHEDULE_DELAY="60000", BSP_MAX_EXPORT_BATCH_SIZE="100")
         sent(tracing, lambda: collector.until(lambda spans: len(spans) == 200), 250)
-        assert (len(collector.messages), len(collector.spans)) == (3, 250)  # The last one as the process ends.
+        assert (len(collector.messages), len(collector.spans)) == (3, 250)  # The last one is sent as the process ends.
 
 
 def test_spans_beyond_those_that_may_wait_are_dropped_and_counted() -> None:
@@ -137,7 +137,7 @@ def test_a_silent_collector_does_not_hold_up_the_end(protocol: str, monkeypatch:
     counters = Counters()
     with silent() as url:
         tracing = made(counters, url, protocol, BSP_MAX_EXPORT_BATCH_SIZE="2")
-        sent(tracing, lambda: None, 50)  # It returns: joined with a bound.
+        sent(tracing, lambda: None, 50)  # This returns, because the join has a timeout.
     assert counters.spans_dropped["export"] == 50, "with those of the message that was on its way"
 
 

@@ -1,4 +1,4 @@
-"""`headway.testing`: what a test sees of a target is what a client of a service would."""
+"""`headway.testing`: a test gets from a target what a service's client would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that Triton serves beside Headway, at once or after EMULATED_MS of sleep, one for each model of triton_server.py."""
+"""Functions that Triton serves for comparison with Headway, instantly or after EMULATED_MS of sleep, one for each model of triton_server.py."""
 
 import json
 import os
@@ -14,14 +14,14 @@ def upper(tensors: list[Any]) -> list[Any]:
 
 
 def ends(tensors: list[Any]) -> list[Any]:
-    """The first and the last number of each row, read from one array of all rows, as a model wants its batch."""
+    """Return the first and last number of each row, read from one array of all rows, which is how a model wants its batch."""
     rows = np.concatenate(tensors)
     answers = rows.reshape(len(rows), -1)[:, [0, -1]].astype(np.float32)
     return np.split(answers, np.cumsum([len(rows) for rows in tensors])[:-1])
 
 
 class TritonPythonModel:
-    """Named as the backend asks."""
+    """The backend requires this name."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self.seconds = float(os.environ.get("EMULATED_MS", "0")) / 1000.0
@@ -29,7 +29,7 @@ class TritonPythonModel:
         self.name = json.loads(args["model_config"])["input"][0]["name"]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer the requests that Triton has put together."""
+        """Answer the requests that Triton has batched."""
         if self.seconds:
             time.sleep(self.seconds)
         tensors = [triton.get_input_tensor_by_name(request, self.name).as_numpy() for request in requests]

@@ -16,8 +16,7 @@ TYPES = {
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Content security policy: everything comes from this port, nothing is inline, and no page may embed this one."""
+)  # Content security policy: everything comes from this port, nothing is inline, and no page may embed this one.
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",

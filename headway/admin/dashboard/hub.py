@@ -4,8 +4,7 @@
     tick    changes: twice a second if there are departures, otherwise once a second, which also keeps the stream alive
 
 Nothing runs while there are no viewers. A viewer that reconnects within a minute gets the ticks after its `Last-Event-ID`
-instead of a start. While the broker is unreachable, ticks say so and contain the last known state.
-"""
+instead of a start. While the broker is unreachable, ticks say so and contain the last known state."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 
 class FleetHistory:
-    """Rows of the last half hour, and current rates and percentiles. `tiers` contains names, highest first. `rows` already include
-    `notices`."""
+    """Rows of the last half hour, and current rates and percentiles. `tiers` are names, highest first. `rows` include `notices`."""
 
     def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
         self._tiers = tiers

@@ -2,8 +2,7 @@
 
 GET     returns whether a session is needed, and whether this browser has one
 POST    {"token": …} starts a session; wrong tokens are limited and logged
-DELETE  ends the session on the server, which invalidates all copies of its cookie
-"""
+DELETE  ends the session on the server, which invalidates all copies of its cookie"""
 
 from __future__ import annotations
 

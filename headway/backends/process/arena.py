@@ -1,12 +1,11 @@
 """A worker's arena: memory for large values, which the worker's process shares with its host.
 
-The host creates anonymous memory, and sends its descriptor to the child over the socket pair. The size is sealed, so that the child
-can't make the host access memory that is gone. Pages are allocated when first used, and every later batch reuses them. The memory
-is freed once both sides have closed the arena or were killed.
+The host creates anonymous memory, and sends its descriptor to the child over the socket pair. The size is sealed, so the child can't
+shrink memory that the host is using. Pages are allocated on first use, and reused by later batches. The memory is freed once both
+sides have closed the arena or have ended.
 
-`core.arena` chooses the places. The sender of a batch or of its outputs puts large values there, and the receiver takes them out.
-The host copies in steps that report their size, so that its event loop can run between two steps. On systems other than Linux, there
-is no arena, and all values are sent in frames.
+`core.arena` chooses the places. The sender of inputs or outputs puts large values there, and the receiver takes them out. The host
+copies in steps, between which its event loop can run. Only Linux has arenas; on other systems, all values are sent in frames.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ LARGE = 1 << 15  # Size in bytes from which a value is put into the arena. For s
 _GREETING = b"H"  # First byte on the socket pair. The descriptor, if any, is sent along with it.
 _DESCRIPTOR = 4  # Size in bytes of a descriptor in a control message.
 
-Count = Callable[[str, bool], None]
-"""A function that counts a large value: its direction (`in` or `out`), and True if it went through the arena."""
+Count = Callable[[str, bool], None]  # Counts a large value: `in` or `out`, and True if it went through the arena.
 
 
 class Arena:
@@ -63,7 +61,7 @@ class Arena:
             at = end
 
     def copy(self, place: Place) -> bytes:
-        """Return a copy of the value at a place. Check the copy, because the other side may change the original at any time."""
+        """Return a copy of the value at a place. Check only the copy: the other side can change the original at any time."""
         return self._memory[place.offset : place.end]
 
     def text(self, place: Place) -> str:
@@ -99,10 +97,8 @@ class Arena:
 
 
 def hand_over(size: int, end: socket.socket) -> Arena | None:
-    """Make an arena, and send its descriptor over the socket pair, before anything else.
-
-    If `size` is 0 or the system has no such memory, send a greeting without a descriptor, and return None. If the child is gone,
-    return None."""
+    """Create an arena, and send its descriptor as the first thing on the socket pair. Return None if `size` is 0, the
+    system lacks such memory, or the child is gone. In the first two cases, the child is told that there is no arena."""
     import _socket  # Importing `socket` would slow down the start of a child.
 
     made = _make(size) if size else None
@@ -187,7 +183,7 @@ class Pieces:
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move a batch's large inputs into the arena while it has room. Yield the size of each. Raises UnicodeEncodeError."""
+    """Move a batch's large inputs into the arena while there is room. Yield the size of each. Raises UnicodeEncodeError."""
     allocator = Allocator(arena.size, run.number)
     inputs = run.inputs
     for position, value in enumerate(inputs):
@@ -221,7 +217,7 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
 
 
 def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
-    """Move a batch's large outputs into the arena while it has room after the inputs."""
+    """Move a batch's large outputs into the arena while there is room after the inputs."""
     outputs = word.outputs
     if arena is None:
         if word.kind is ValueKind.TENSORS:
@@ -246,9 +242,8 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
     """Copy the outputs in the arena into the batch's list of outputs. Yield the size after each copy and each check.
 
-    The child can't be trusted. It may name impossible places; then NoFrame is raised. It may also still be writing to a place, so the
-    copy is checked instead of the original.
-    """
+    The child isn't trusted. NoFrame is raised if it names impossible places. Since it may still be writing, only the copy
+    is checked."""
     outputs = word.outputs
     if len(word.placed) > len(outputs):
         raise NoFrame("more places than outputs")
@@ -270,7 +265,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
-    """Return the content of a value for the arena, and its kind. ASCII strings are returned as they are."""
+    """Return the content of a value for the arena, and its kind. An ASCII string stays a string."""
     kind = kind_of(value).kind
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), kind

@@ -12,11 +12,9 @@
     outputs     the same for its outputs, which are checked against it
     pad         number to pad free axes with, so that rows of several lengths run together
 
-BYTES become arrays of bytes objects. BF16, which numpy lacks, becomes FP32. A target's output is converted to its declared
-datatype: floats of another width are rounded, integers of another width must fit, and anything else is refused.
-
-Annotations may use array classes from any library. A target annotated with torch tensors gets torch tensors, any other target gets
-numpy arrays.
+BYTES become arrays of bytes objects. BF16, which numpy lacks, becomes FP32. Outputs are converted to their declared datatype: floats
+of another width are rounded, integers of another width must fit, and anything else is refused. Annotations may use array classes
+of any library, but all targets get numpy arrays, except that a target annotated with torch tensors gets torch tensors.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class Column(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """One entry's arrays by name, each with `length` rows. If `single`, its client sees the only row without a row axis."""
+    """An entry's arrays by name, each with `length` rows. If `single`, the client sees the only row without a row axis."""
 
     place: int
     arrays: Mapping[str, Any]
@@ -93,9 +91,8 @@ def numpy() -> Any:
 
 
 def array_of(tensor: Tensor, datatype: str) -> Any:
-    """Return a tensor as a read-only array. It is a view of the data, except for BYTES, BF16 and widened tensors.
-
-    `datatype` is the tensor's own or a wider one. Raises NoTensors if the data is damaged."""
+    """Return a tensor as a read-only array of `datatype`, which is the tensor's own or a wider one. The array is a view of
+    the data, except for BYTES, BF16 and wider datatypes. Raises NoTensors if the data is damaged."""
     np = numpy()
     head = tensor.head
     if head.datatype in (BYTES, JSON):
@@ -114,9 +111,8 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Convert a target's output, an array from any library or a list of rows, to the declared datatype, if any.
-
-    Raises NoOutput for any other output, or if it doesn't fit the datatype."""
+    """Convert a target's output (an array of any library, or a list of rows) to its declared datatype, if any. Raises
+    NoOutput for any other output, or if it doesn't fit the datatype."""
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
     converted = _column_of_array(value)
@@ -291,11 +287,9 @@ _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Ma
 
 
 class ArrayKind(NamedTuple):
-    """Forms and specifications of a target's arrays. `takes` is the form of its inputs, or "" if it takes no arrays.
-
-    Specifications are empty if unknown. Free axes are padded with `pad`. If `pad` is None, all rows of a call must have the same
-    shape. `library` is `torch`, or empty for numpy.
-    """
+    """Forms and specifications of a target's arrays. `takes` is the form of its inputs, or "" if they aren't arrays.
+    Specifications are empty if unknown. Free axes are padded with `pad`; if it is None, all rows of a call must have the
+    same shape. `library` is `torch`, or empty for numpy."""
 
     takes: str
     gives: bool
@@ -312,8 +306,8 @@ class ArrayKind(NamedTuple):
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation means, or "" if it means none. A union has the form of its first member if all its
-    members except None have a form."""
+    """Return the form of arrays that an annotation means, or "" if none. A union has the form of its first member, provided
+    that all members but None have a form."""
     members = [member for member in members_of(annotation) if member is not None and member is not type(None)]
     if members and members[0] is not annotation:
         forms = [form_of(member) for member in members]
@@ -330,11 +324,9 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return a target's ArrayKind from its annotations and attributes, or None if it uses no arrays.
-
-    If arrays aren't annotated, attributes `inputs` and `outputs` only matter if they are specifications, because a target that takes
-    text may use these names for something else. Raises NoArrays if numpy isn't installed, or an attribute is invalid.
-    """
+    """Return a target's ArrayKind from its annotations and attributes, or None if it uses no arrays. Without annotated
+    arrays, attributes `inputs` and `outputs` are ignored unless they are specifications, since they may mean something
+    else. Raises NoArrays if numpy is missing, or an attribute is invalid."""
     input_hint, output_hint = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
     takes = form_of(input_hint)
@@ -381,7 +373,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of a target's inputs from its attributes, or "" if they don't specify it."""
+    """Return the form of inputs that a target's attributes specify, or ""."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)

@@ -1,14 +1,12 @@
 """Runs batches of arrays.
 
-For each call of the target, the rows of several entries are joined into one array. Rows of different shapes are padded, or are
-passed in different calls. The target's outputs are split again, so that each entry gets its own.
+For each call of the target, the rows of several entries are joined into one array, and the outputs are split again. Rows of
+different shapes go into different calls, unless they are passed as a list or need little padding. A call has at most as many rows
+as a batch. A list of outputs has one item per row: a value, an exception, or an `Output` with its tokens. If a row fails, so does
+its entry.
 
-A value in the arena is copied once, into the array for a call. If its entry runs alone, the value isn't copied at all. Outputs are
-copied once, into the arena. A target always gets read-only arrays, because views of the arena are read-only.
-
-All rows of a call have the same shape, except for lists and for axes that need little padding. A call has at most as many rows as a
-batch. A list of outputs has one item for each row: a value, an exception, or an `Output` with its tokens. If one row fails, its
-entry fails.
+A value in the arena is copied once, into the array for a call, or not at all if its entry runs alone. Outputs are copied once, into
+the arena. Targets always get read-only arrays, because views of the arena are read-only.
 """
 
 from __future__ import annotations
@@ -51,11 +49,9 @@ def run(
     describe: Callable[[BaseException], str],
     keys: Mapping[int, bytes] = MappingProxyType({}),
 ) -> Outputs | Failed:
-    """Run a batch for a target that takes arrays, in as many calls as its shapes and rows require.
-
-    `call` takes the inputs, with at most `most` rows (0 for no limit), and the place of the entry that each row belongs to.
-    `describe` describes an exception that the target returned. Only entries with the same key in `keys` share a call.
-    """
+    """Run a batch for a target that takes arrays, in as many calls as its shapes and rows require. `call` takes the inputs,
+    with at most `most` rows (0 for no limit), and for each row the place of its entry. `describe` describes an exception
+    that the target returned. Only entries with the same key in `keys` share a call."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})
     entries: list[Rows] = []
     for place, value in enumerate(inputs):
@@ -76,7 +72,7 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer each input of a batch with one row of the returned arrays. The inputs aren't arrays."""
+    """Answer each input of a batch with one row of the returned arrays. The inputs themselves aren't arrays."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
@@ -205,8 +201,7 @@ def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column
 def _put_listed(
     whole: Outputs, group: Sequence[Rows], result: list[Any], kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> None:
-    """Give each entry its part of `result`, a list with an output or an exception for each row. The outputs of different entries may
-    have different shapes."""
+    """Give each entry its part of `result`, a list with an output or exception per row. Shapes may differ between entries."""
     answered: list[tuple[Rows, list[Any]]] = []
     begin = 0
     for entry in group:
@@ -243,7 +238,7 @@ _SEVERAL = "; return several outputs as a dict by name"
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
-    """Divide entries into a few groups that need little padding. In a call, all rows are padded to the longest one."""
+    """Divide entries into a few groups that need little padding. All rows of a call are padded to the longest one."""
     together = _Padding()
     if all(together.takes(entry) for entry in entries):  # The usual case.
         return [entries]
@@ -261,9 +256,8 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Pad rows of several shapes into one array. Strings are padded with empty strings.
-
-    Return the array and, for each row, the length of the free axis or a list of lengths if several axes are free."""
+    """Pad rows of several shapes into one array, strings with empty strings. Return the array and, for each row, the length
+    of the free axis, or a list of lengths if several axes are free."""
     np = numpy()
     free = free_axes(spec)
     counts = [len(array) for array in columns]

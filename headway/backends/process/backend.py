@@ -4,8 +4,7 @@
        ▲                   │               │
        └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: kill it, start() again
 
-A child is killed if nobody is waiting for its batch any more. Otherwise it would finish the batch, and its answer could be mistaken
-for the answer to a later batch.
+A child is killed once nobody is waiting for its batch: a late answer could be mistaken for the answer to a later batch.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ _MOST_SHOWN = 200
 
 _encode = msgspec.msgpack.Encoder().encode
 
-Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]
-"""A function that starts a child. For the arguments, see `ChildProcess`."""
+Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]  # See `ChildProcess`.
 
 
 class ProcessBackend:
@@ -110,7 +108,7 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """The child's process id, or 0 if there is no child. It remains after the child's death until `stop`."""
+        """The child's process id, which stays until `stop` even if the child dies, or 0 if there is no child."""
         return 0 if self._child is None else self._child.pid
 
     @property
@@ -124,14 +122,11 @@ class ProcessBackend:
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
-        """Stop any previous child, start a new one, load the target, and run warm-up batches.
+        """Stop any previous child, start a new one, load the target, and run warm-up batches. Return how many seconds the
+        first one, a batch of one input, took, or 0 if no input is known. `core.service_model` chooses the others.
 
-        Return how many seconds the first warm-up batch took, or 0 if no input is known. That batch has one input; `core.service_model`
-        chooses the others. A target may reject the warm-up input by returning an exception, but not by raising one.
-
-        Raises:
-            TargetError: a step failed, or together they took longer than `start_timeout` seconds. No process is left running.
-        """
+        A target may reject the warm-up input by returning an exception, but not by raising one. Raises TargetError if a
+        step fails, or all steps take longer than `start_timeout` seconds; no process is then left running."""
         await self.stop()
         spec = self._spec
         place = ["module", spec.module] if isinstance(spec, ModuleTarget) else ["file", str(spec.path)]
@@ -312,7 +307,7 @@ class ProcessBackend:
             del waiter  # Its exception's traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
-        """Kill a child whose batch has run too long. A child that is already handing over its outputs first gets more time."""
+        """Kill a child whose batch has run too long. A child that is already handing over outputs first gets more time."""
         child.catch_up()
         if waiter.done():
             return
@@ -332,7 +327,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Return the results in the child's answer to a batch. Kill the child if the answer is anything else."""
+        """Return the results in the child's answer to a batch. Kill the child if it sent anything else."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)

@@ -2,10 +2,9 @@
 
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
-WORKER is only for the process table, FD is the child's end of the socket pair, and PARENT is the process that the child must not
-outlive. The other arguments name the target. A class's arguments may be secret, so they are sent over the socket pair. The child is
-started by its path, so that no module in the working directory can shadow its imports. It imports little, so that it starts in a
-few hundredths of a second.
+WORKER is only for the process table, FD is the child's end of the socket pair, and PARENT is the id of the parent process. The other
+arguments name the target. A class's own arguments may be secret, so they are sent over the socket pair. The script is started by
+path, so that no module in the working directory can shadow its imports; they are few, so that it starts in hundredths of a second.
 """
 
 from __future__ import annotations
@@ -163,11 +162,9 @@ def serve(
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore the signals that a terminal or service manager sends to all processes at once.
-
-    The parent decides how to react, and may let running batches finish. The handler is an empty function and not SIG_IGN, because
-    processes started by user code would inherit that, and these signals could no longer end them.
-    """
+    """Ignore the signals that a terminal or service manager sends to all processes at once. The parent may let running
+    batches finish. The handler is an empty function, because processes of user code would inherit SIG_IGN, and these
+    signals couldn't end them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=partial(signal.signal, number, before))

@@ -2,9 +2,9 @@
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
-A child can die at any moment. There are three signs of this: the kernel reports its end (pidfd), its pipe closes, or it sends a
-malformed message. After the second or third sign, its whole process group is killed. So every child ends in `_exited`, which reaps
-it, reads its last output, and wakes all waiters. Everything here runs in callbacks of one event loop.
+A child can fail at any moment: the kernel reports its end (pidfd), its pipe closes, or it sends a malformed message. In the last two
+cases, its process group is killed. So every child ends in `_exited`, which reaps it, reads its last output, and wakes all waiters.
+Everything here runs in callbacks of one event loop.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Child(ABC):
         self._waiter: asyncio.Future[Message] | None = None
 
     def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Send a frame. Return a future of the child's next message, which raises ChildProcessError if the child ends first."""
+        """Send a frame. Return a future of the child's next message; it raises ChildProcessError if the child ends first."""
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"worker {self._worker} was sent a request before it answered the previous one")
         waiter: asyncio.Future[Message] = self._loop.create_future()
@@ -233,7 +233,7 @@ class ChildProcess(Child):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Arrange for `_exited` to be called once the process has ended. Return its pidfd, or None if the system has none."""
+        """Arrange for `_exited` to be called at the end of the process. Return its pidfd, or None if the system has none."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -280,7 +280,6 @@ class ChildProcess(Child):
             self._pipeless = self._loop.call_later(_PIPELESS, self.kill, "closed its pipe to Headway")
 
     def _readable(self) -> bool:
-        """Read from the socket. Return False if there is nothing to read."""
         if self._nonsense:
             return False
         try:

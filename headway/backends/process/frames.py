@@ -1,9 +1,8 @@
 """Messages on the socket pair between a worker's parent and its child.
 
-Both ends send frames: MAGIC, a length, and a message of that length as msgpack. The child answers the parent's only Build with
-Ready or TargetRefused, and then each Run with Outputs or Failed. It announces large Outputs with Computed. MAGIC distinguishes a
-frame from bytes that user code wrote to the descriptor by mistake. Large values of a batch are in the arena (`arena.py`), at places
-that the messages name.
+A frame consists of MAGIC, a length, and a message of that length as msgpack. MAGIC tells frames from bytes that user code wrote to
+the descriptor by mistake. The child answers the parent's only Build with Ready or TargetRefused, and then each Run with Outputs or
+Failed. It announces large Outputs with Computed. Messages name the places of large values in the arena (`arena.py`).
 """
 
 from __future__ import annotations
@@ -21,22 +20,16 @@ MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30  # Limit on a frame, in bytes.
 LONG = 64 << 10  # Size in bytes of a batch's parameters above which identical ones are sent only once.
 MAX_OUTPUT = MOST_OUTPUT  # Limit on the output of one input, in bytes.
-MAX_OUTPUTS = 192 << 20
-"""Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs whose outputs exceed it run again in another batch."""
-MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
-"""Limit on the total of all outputs of at least LONG_HAND_OVER bytes, because the whole batch waits for their transfer."""
+MAX_OUTPUTS = 192 << 20  # Limit per batch on requests' outputs, in characters or bytes. Inputs beyond it run again.
+MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT  # The same for outputs from LONG_HAND_OVER on, for which the batch must wait.
 LARGE_BESIDE = MOST_OUTPUT // 2  # The same limit for a batch with several callers that also has smaller outputs.
 LONG_HAND_OVER = 1 << 20  # Size in bytes from which the child announces a batch's outputs.
-MAX_LINES_OUTPUTS = MOST_OUTPUT
-"""Limit on the outputs of all bulk lines of a batch. One line always fits. Lines beyond the limit run again in another batch."""
+MAX_LINES_OUTPUTS = MOST_OUTPUT  # Limit per batch on bulk lines' outputs. Lines beyond it run again; one always fits.
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
-    """Message of the parent: load the target.
-
-    `weight` is the name of the weight function, or empty. Modules are imported from `folder`, by default the working directory. If
-    `whole`, each batch runs in one call, as far as `max_weight` allows.
-    """
+    """Message of the parent: load the target. `weight` names the weight function, or is empty. Modules are imported from
+    `folder`, by default the working directory. If `whole`, each batch runs in one call, as far as `max_weight` allows."""
 
     arguments: str = ""
     folder: str = ""
@@ -102,7 +95,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Message of the child: why the target can't be loaded, and how to fix it. `trace` is user code's traceback, or empty."""
+    """Message of the child: why the target can't be loaded, and the remedy. `trace` is user code's traceback, or empty."""
 
     message: str
     trace: str = ""
@@ -149,8 +142,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed; see also `Outputs`. User code raised or, if `bad_output`, didn't return a list of the
-    right length. `places` has the inputs of the call that raised, or is empty for the whole batch."""
+    """Message of the child: the batch failed; see also `Outputs`. User code raised, or returned no list of the right length
+    (`bad_output`). `places` has the inputs of the call that raised, or is empty for the whole batch."""
 
     number: int
     bad_output: bool
@@ -177,7 +170,7 @@ def framed(content: bytes) -> bytes:
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Return the rest of a frame with this content after `sent` bytes were sent."""
+    """Return what is left of the frame with this content after `sent` bytes were sent."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 

@@ -1,8 +1,7 @@
 """Guard that kills the descendants of workers if this process is killed.
 
-The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code started in
-the worker's process group. So the host writes each group to a shell, which reads its standard input. When the host ends, for
-whatever reason, the input ends too, and the shell kills the groups.
+The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code started. So
+the host tells a shell each worker's process group. When the host ends, so does the shell's input, and the shell kills the groups.
 """
 
 from __future__ import annotations

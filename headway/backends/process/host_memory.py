@@ -1,8 +1,8 @@
 """Usage of the memory that this process and its children share.
 
-This is the maximum of the used share of the machine's memory and of each control group's limit, from the process's own group up to
-the root. File pages that the kernel can drop immediately count as free: in a group the list `inactive_file`, as in Kubernetes, and
-on the machine all of `MemAvailable`. A number that the system doesn't report counts as 0.
+The usage is the largest used share among the machine's memory and the limits of all control groups from the process's own to the
+root. Memory that the kernel can free at once doesn't count: a group's `inactive_file`, as in Kubernetes, and the machine's
+`MemAvailable`. A number that the system doesn't report counts as 0.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _limit(path: str) -> int:
 
 
 def _number(path: str) -> int:
-    """Return the number in a file, or 0 if it contains something else, such as the word `max`."""
+    """Return the number in a file, or 0 for anything else, such as the word `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -93,7 +93,7 @@ def _figures(path: str, *names: str) -> dict[str, int]:
 
 
 def _text(path: str) -> str:
-    """Return the content of a small kernel file, or "" if it can't be read. This runs every second, so it calls `read` only once."""
+    """Return the content of a small kernel file, or "" if unreadable. It runs every second, so it calls `read` only once."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

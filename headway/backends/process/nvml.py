@@ -1,7 +1,7 @@
 """GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
 
-NVML comes with the driver. The package nvidia-ml-py, an extra, gives access to NVML. Calls may take tens of milliseconds, and
-never return if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
+NVML comes with the driver, and the optional package nvidia-ml-py gives access to it. Calls may take tens of milliseconds, or forever
+if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
 
     figures() ──outdated──▶ thread reads all GPUs ──▶ the next figures() returns the new stats
 
@@ -52,7 +52,7 @@ class NvmlGpus:
         return self._watched[device]
 
     def _ask(self, fresh: bool = False) -> None:
-        """Request a reading of all GPUs soon. If `fresh`, request one even if one is pending, because that may already have started."""
+        """Request a reading of all GPUs soon. If `fresh`, a pending request isn't enough, as its reading may have begun."""
         if (fresh or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)

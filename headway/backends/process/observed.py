@@ -1,8 +1,7 @@
 """Backend for a target under test. It records the inputs of each batch, and its child may be a thread of this process.
 
-The thread calls user code as a child process would, and checks its outputs in the same way. It is part of this process, so a test
-can run, inspect and replace objects that no other process could import. But nothing can end a hanging call: its thread is abandoned,
-and another thread takes its place.
+The thread calls user code and checks the outputs as a child process would. Because it is part of this process, a test can run,
+inspect and replace objects that no other process could import. If a call hangs, the thread is abandoned, and another takes its place.
 """
 
 from __future__ import annotations

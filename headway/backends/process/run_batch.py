@@ -1,8 +1,8 @@
 """Runs a batch in the child process: weighs the inputs, calls user code, and judges its result.
 
-User code must return a list or tuple with one output per input. Any other result fails the whole batch. An exception instance or
-an invalid value fails only its input. If user code raises anything, even SystemExit, its batch fails, and the process continues.
-Even inspecting a result of user code may raise anything.
+User code must return a list or tuple with one output per input; any other result fails the whole batch. An exception instance or
+an invalid value fails only its input. If user code raises anything, even SystemExit, the batch fails, but the process continues.
+Even inspecting a result may raise anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_SHOWN = 60
 
 
 class NoWeight(Exception):
-    """The weight function returned no weight for an input. `fault` is True if the function is at fault rather than the input."""
+    """The weight function returned no weight for an input. `fault` is True if the function is to blame, not the input."""
 
     def __init__(self, text: str, fault: bool, trace: str = "") -> None:
         super().__init__(text)
@@ -42,10 +42,9 @@ class NoWeight(Exception):
 
 
 class Weighing:
-    """Weighs inputs using a method of a loaded target, or a function in its module.
-
-    Batches are packed by estimated weight. One that turns out to be too heavy is run in parts, each within the limit `most` (0 for no
-    limit). An input above the limit runs alone. Raises Refusal if there is no such function, or it fails on the warm-up input."""
+    """Weighs inputs using a method of a loaded target, or a function in its module. Raises Refusal if there is none, or it
+    fails on the warm-up input. Batches are packed by estimated weight. One that turns out too heavy runs in parts of at
+    most `most` each (0: no limit). An input above the limit runs alone."""
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
         self._name, self._most, self._loop = function, most, loop
@@ -148,13 +147,13 @@ def _refusal(target: Target, name: str, why: str) -> Refusal:
 def run(
     target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
 ) -> Outputs | Failed:
-    """Run a batch in user code, and judge its result. If an input can't be passed to user code, only that input fails.
+    """Run a batch in user code, and judge its result. An input that can't be passed to user code fails alone. If a call
+    fails, the whole batch fails. Inputs with conflicting call parameters, which queues keep apart once they know the
+    target, run in separate calls.
 
-    Inputs with conflicting call parameters run in separate calls. Queues keep such inputs apart, unless they arrived before the
-    target was known. If a call fails, the batch fails. With `weighing`, a batch that is too heavy runs in parts, and the answer
-    contains each input's weight. `most_rows` limits the rows in a call of a target that takes arrays, 0 for no limit. `calls` learns
-    what calls cost, and may divide a batch into several.
-    """
+    With `weighing`, a batch that is too heavy runs in parts, and the answer contains each input's weight. `most_rows`
+    limits the rows in one call of a target that takes arrays (0: no limit). `calls` learns the costs of calls, and may
+    divide a batch."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
         if target.arrays is not None and target.arrays.takes:
@@ -182,7 +181,7 @@ def _run_in_parts(
     calls: Calls | None,
     groups: Mapping[bytes, list[int]],
 ) -> Outputs | Failed:
-    """Run a batch in several calls because of `groups` or weights, or to save time. Inputs that have `reasons` are left out."""
+    """Run a batch in several calls because of `groups` or weights, or to save time. Inputs with `reasons` are left out."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     refused = {place: (reason, False) for place, reason in reasons.items()}
     weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
@@ -228,7 +227,6 @@ def _parts(
 
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
-    """Run a batch of arrays in user code. Each row gets its request's parameters."""
     from headway.backends.process import arrays  # Targets that take text start faster without it.
 
     parameters = batch.parameters_of_each()
@@ -254,7 +252,7 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
-    """Return the weight of each place. If weighing an input fails, move it from `inputs` to `refused`, with weight 0."""
+    """Return the weight of each place. An input that can't be weighed moves from `inputs` to `refused`, and gets weight 0."""
     weights = [0] * expected
     fit = []
     for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
@@ -308,11 +306,9 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Drop outputs from an answer if they are too large together. Small outputs of requests are the last to be dropped.
-
-    The last `lines` inputs of the batch are bulk lines. If the batch is `mixed`, it has several callers, and the large outputs of one
-    must not delay the small outputs of others.
-    """
+    """Drop outputs from an answer if they are too large together, small outputs of requests last. The batch's last `lines`
+    inputs are bulk lines. A `mixed` batch has several callers, and the large outputs of one must not delay the small
+    outputs of others."""
     if isinstance(word, Failed):
         return word
     sizes = [len(output) if output else 0 for output in word.outputs]

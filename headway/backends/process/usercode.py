@@ -79,7 +79,7 @@ class Refusal(Exception):
 
 
 def describe(exc: BaseException) -> str:
-    """Return the type and message of an exception, even if its `__str__` raises. The result is valid Unicode, truncated if long."""
+    """Return the type and message of an exception as valid Unicode, truncated if long, even if its `__str__` raises."""
     try:
         text = str.__str__(str(exc))[:_MAX_TEXT]
     except BaseException:
@@ -89,7 +89,7 @@ def describe(exc: BaseException) -> str:
 
 
 def trace(exc: BaseException) -> str:
-    """Return the traceback of an exception raised by user code, without Headway's frames, as valid Unicode, truncated if long."""
+    """Return the traceback of user code's exception, without Headway's frames, as valid Unicode, truncated if long."""
     from traceback import TracebackException
 
     try:
@@ -222,8 +222,7 @@ class Target:
         return readable, refused
 
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
-        """Call user code with one batch. Raises whatever user code raises. `parameters` has JSON for each input, empty if the input has
-        no parameters."""
+        """Call user code with one batch. Raises whatever it raises. `parameters` has JSON for each input, or b"" if it has none."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
         decoded: object
@@ -236,7 +235,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of inputs that may share a call, by the call's parameters as JSON, or {} if all inputs may share one."""
+        """Return the places of inputs that may share a call, by the call's parameters as JSON, or {} if all may share one."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -248,7 +247,7 @@ class Target:
         return groups if len(groups) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Return the parameters of a call in normal form, in which they are identical for all its inputs."""
+        """Return an input's per-call parameters in canonical form. They are then identical for all inputs of a call."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)
@@ -264,9 +263,8 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that apply to a whole call, from the target's attribute `together`. A method is ignored.
-
-    Raises Refusal if the attribute is invalid, or the target takes no parameters."""
+    """Return the parameters that apply to a whole call, from the target's attribute `together`. Raises Refusal if the
+    attribute is invalid, or the target takes no parameters. A method named `together` is ignored."""
     names = getattr(call, "together", ())
     if callable(names) or names == ():
         return ()
@@ -291,7 +289,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return a target's ArrayKind, or None if it uses no arrays. In that case, numpy isn't imported."""
+    """Return a target's ArrayKind, or None if it uses no arrays; then numpy isn't imported."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
     if not hinted and not are_arrays(getattr(call, "example", None)):
@@ -316,7 +314,7 @@ def _example(example: object, takes: ValueKind, name: str, first: str) -> Value 
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Return whether a target takes parameters, whether only by name, and the name of its first parameter, the inputs."""
+    """Return whether a target takes parameters, whether only by name, and the name of its first parameter."""
     import inspect
 
     try:
@@ -340,16 +338,16 @@ def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str
 
 
 class SourceLoader(SourceFileLoader):
-    """Loader that ignores cached bytecode. Python trusts bytecode if the source has the same size and modification time in whole
-    seconds. So if a file is saved twice within a second, Python might load the first version."""
+    """Loader that ignores cached bytecode. Python trusts bytecode whose source still has the same size and modification
+    time (in whole seconds), so it might load an outdated version of a file that was saved twice within a second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def import_from_source(folder: str) -> None:
-    """Import modules in and below `folder` with SourceLoader from now on. Installed packages and Python's library still use bytecode,
-    because they are large, and nobody edits them while a service runs."""
+    """From now on, import modules in and below `folder` with SourceLoader. Installed packages and Python's library still
+    use bytecode: they are large, and nobody edits them while a service runs."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
     make = FileFinder.path_hook(
@@ -375,11 +373,9 @@ def import_from_source(folder: str) -> None:
 
 
 def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "", folder: str = "") -> Target:
-    """Import, instantiate and set up a target. Raises Refusal if it can't be served.
-
-    `kind` is `module` or `file`, and `place` is the module's name or the file's path. `attribute` may be dotted. `arguments` are those
-    of a class; see `core.arguments`. A module is imported from `folder`, by default the working directory.
-    """
+    """Import, instantiate and set up a target. `kind` is `module` or `file`, and `place` the module's name or the file's
+    path. `attribute` may be dotted. `arguments` are those of a class; see `core.arguments`. A module is imported from
+    `folder`, by default the working directory. Raises Refusal if the target can't be served."""
     name = f"{place}:{attribute}"
     module = subject = _import(kind, place, name, folder)
     for part in attribute.split("."):
@@ -494,7 +490,6 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Return the refusal if the arguments don't fit the class's signature, or None if they do."""
     import inspect
 
     try:

@@ -42,7 +42,7 @@ _LARGE = 1 << 16  # Size in bytes of JSON above which the garbage collector is p
 
 
 class NoOutput(Exception):
-    """The output can't be sent. The message completes "the target returned …", and `mend` tells the author what to write."""
+    """The output can't be sent. The message follows "the target returned", and `mend` tells the author what to write."""
 
     def __init__(self, text: str, mend: str = "") -> None:
         super().__init__(text)
@@ -86,7 +86,7 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the name of the annotated type if it is the type of a single input rather than a list of inputs, or else ""."""
+    """Return the name of an annotated type if it means a single input rather than a list of inputs, otherwise ""."""
     if hasattr(call, "__wrapped__"):  # This is the wrapped function's annotation, and the decorator may take a list.
         return ""
     kind = typing.get_origin(annotation) or annotation
@@ -96,7 +96,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and returns, by its annotations or else its example. `first` is its first parameter."""
+    """Return the kinds that a target takes and returns, from its annotations or else its example. `first` names its inputs."""
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
     if gives is None:
@@ -144,7 +144,7 @@ def octets_type(annotation: Any) -> type:
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
-    """Return the JSON types that a list annotation allows, with a description such as "an object" for each, or {} if it allows all."""
+    """Return the JSON types that a list annotation allows, each with a description ("an object"), or {} if it allows all."""
     allowed: dict[str, str] = {}
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
@@ -159,9 +159,8 @@ def json_types(annotation: Any) -> Mapping[str, str]:
 def decoder(
     takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Value], object]:
-    """Return a function that converts an input for user code. It raises ValueError if the input doesn't fit.
-
-    `octets` is the type in which the target takes bytes. `types` are the JSON types that it allows, from `json_types`."""
+    """Return a function that converts an input for user code. It raises ValueError if the input doesn't fit. `octets` is
+    the type in which the target takes bytes. `types` are the JSON types that it allows, from `json_types`."""
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
     return _text_in if takes is ValueKind.TEXT else partial(_json_in, types)
@@ -197,8 +196,8 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, or a list with only this annotation. For an Output, that is the type of its value. Exceptions
-    are left out, because they may replace any output."""
+    """Return the members of a union, or a list of the annotation itself. An Output stands for the type of its value.
+    Exceptions are left out, because they may replace any output."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if not _is(member, (BaseException,))]
         return [inner for member in members for inner in members_of(member)]

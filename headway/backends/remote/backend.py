@@ -4,10 +4,8 @@ A batch needs several concurrent requests if its inputs have too many rows toget
 parameters that apply to a whole request.
 
 All attempts and pauses together stay within the batch's timeout. If a pause doesn't fit, there are no more attempts. If the API
-requests a rest, all slots observe it, because they share the breaker. If no connection was made, the batch hasn't run. Once a byte
-was sent, the batch may have run, and counts as a run.
-
-Credentials and the URL's query never leave the backends. The body of an API's error is only written to the log.
+requests a rest, all slots observe it, because they share the breaker. Once a byte was sent, the batch counts as run; without a
+connection, it doesn't. Credentials and the URL's query never leave the backends. The body of an error is only written to the log.
 """
 
 from __future__ import annotations
@@ -71,10 +69,9 @@ class Generation(msgspec.Struct, Generic[T], eq=False):
 
 
 class Generations(Generic[T]):
-    """Generations of one slot's connections to a remote API: the current one, and retired ones that still run requests.
-
-    A generation is retired after `idle` seconds without requests, when its certificates change, and by `give_up`. Its requests finish
-    on it, and the next use creates a new generation. `stamp` returns an object that changes with the certificates."""
+    """Generations of one slot's connections to a remote API: the current one, and retired ones that still run requests. A
+    generation is retired after `idle` seconds without requests, by `give_up`, and when `stamp` returns another object
+    because certificates changed. Its requests finish on it, and the next use creates a new generation."""
 
     def __init__(
         self,
@@ -181,8 +178,8 @@ class TryVerdict(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Outcome of a failed attempt. `problem` is for operators, and `shown` for clients. `rest` is how many seconds of rest the API
-    requests, if any. `body` is only for the log. `status` is 0 if there was no answer."""
+    """Outcome of a failed attempt. `problem` is for operators, and `shown` for clients. `rest` is how many seconds of rest
+    the API requests, if any. `body` is only for the log. `status` is 0 if there was no answer."""
 
     problem: str
     shown: str
@@ -263,7 +260,7 @@ class RemoteBackend(ABC):
         return self._dialect.signature
 
     async def start(self) -> float:
-        """Run a warm-up batch of one input, if a suitable input is known. Return how many seconds it took, or 0 if none was sent. Raises
+        """Run a warm-up batch of one input, if one is known. Return how many seconds it took, or 0 if none was sent. Raises
         TargetError if it fails."""
         self._generations.open()
         passed = False
@@ -353,7 +350,7 @@ class RemoteBackend(ABC):
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return the results of each group. If the API rejects one of several groups, and it is a single input, only that input fails."""
+        """Return each group's results. If there are several, and the API rejects one with a single input, only that input fails."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -450,7 +447,7 @@ class RemoteBackend(ABC):
             run.end_try(context, begun, number, problem, self._place)
 
     def _log_answer(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body. It is shown nowhere else, because it may contain credentials, hosts or other callers' data."""
+        """Log the beginning of a body. It may contain credentials or others' data, and so is shown nowhere else."""
         shown = printable(bytes(body[:_MAX_SHOWN]))
         log.warning("the remote API returned no outputs", api=str(self._spec), answer=what, body=shown)
 
@@ -475,8 +472,8 @@ def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length. Failed inputs get no
-    tokens, so that those of the answered inputs add up to the charged tokens."""
+    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length. Failed
+    inputs get none, so that the tokens of the answered inputs add up to the charged tokens."""
     answered = [place for place, item in enumerate(items) if item.output is not None]
     prompts = shares(all.prompt, [len(octets(inputs[place])) for place in answered])
     completions = shares(all.used - all.prompt, [len(items[place].output or "") for place in answered])
@@ -519,11 +516,9 @@ def guessed_format(body: bytes | bytearray) -> str:
 def grouped(
     entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
-    """Divide a batch into requests: by row shape, by parameters if they apply to a whole request, and by number of rows.
-
-    `most_rows` limits the rows of a request with several entries, 0 for no limit. Return the groups, and by place the results of
-    entries whose inputs can't be sent.
-    """
+    """Divide a batch into requests: by row shape, by parameters if they apply to a whole request, and by number of rows, of
+    which a request with several entries may have `most_rows` (0: no limit). Return the groups, and by place the results of
+    entries whose inputs can't be sent."""
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}
     rows: dict[Hashable, int] = {}

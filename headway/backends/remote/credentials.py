@@ -16,11 +16,10 @@ HINT = "Write one field per line, for example Authorization: Bearer …"
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
-_OURS = frozenset((
+_OURS = frozenset((  # Fields that Headway sets, because they depend on the body or the connection.
     "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
     "inference-header-content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "x-request-timeout-ms",
 ))  # fmt: skip
-"""Fields that depend on the body or the connection, and so are set by Headway."""
 
 
 class BadHeaders(ValueError):
@@ -45,11 +44,9 @@ def read_header_fields(text: str) -> dict[str, str]:
 
 
 class Credentials:
-    """A bearer token, and header fields from a file that is reread when it changes.
-
-    Raises SettingError if the file is invalid or conflicts with the token. If the file becomes invalid later, this is logged once, and
-    the previous fields stay in use.
-    """
+    """A bearer token, and header fields from a file that is reread when it changes. Raises SettingError if the file is
+    invalid or conflicts with the token. If the file becomes invalid later, the log says so once, and the previous fields
+    stay in use."""
 
     def __init__(self, token: str = "", file: str = "") -> None:
         self._fixed = {"Authorization": f"Bearer {token}"} if token else {}

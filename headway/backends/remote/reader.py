@@ -2,9 +2,9 @@
 
     python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
-DIALECT is a name in the dialect table, and FIELDS is a JSON object with the dialect's fields. The process first writes an error about
-the whole answer, or an empty string, and then a result for each input. Each is in msgpack and preceded by its length. The process is
-killed once it is no longer needed.
+DIALECT is a name in the dialect table, and FIELDS is a JSON object with the dialect's fields. The process first writes the error about
+the whole answer, or an empty string, and then a result for each input, each as msgpack preceded by its length. It is killed once
+it is no longer needed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ _decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool, bool, T
 async def read(
     dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
 ) -> list[ItemResult]:
-    """Read a result for each of the `expected` inputs, in a separate process if the answer is large.
-
-    `json_bytes` is the length of the JSON if binary data follows it, or else -1. For `rows`, see `Dialect.decode`. Raises NoOutputs
-    if the answer is unreadable, or has the wrong number of outputs.
-    """
+    """Read a result for each of the `expected` inputs, in a separate process if the answer is large. `json_bytes` is the
+    length of the JSON if binary data follows it, or else -1. For `rows`, see `Dialect.decode`. Raises NoOutputs if the
+    answer is unreadable, or has the wrong number of outputs."""
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)
     name = next(name for name, kind in DIALECTS.items() if kind is type(dialect))

@@ -1,7 +1,7 @@
 """Explains TLS failures at a remote API, with a remedy for each. In case of such a failure, the API has run nothing.
 
-A server may refuse a certificate only after the client has finished the handshake and sent a request. In TLS 1.3, this is always the
-case. nginx then sends its own answer. gRPC only reports an unreadable message or a closed connection.
+A server may refuse a certificate only after the client has finished the handshake and sent a request, as always in TLS 1.3. nginx
+then sends its own answer. gRPC only reports an unreadable message or a closed connection.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import ssl
 SHOWN = "the TLS handshake failed"  # Explanation for clients.
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
-_ANOTHER_CERTIFICATE = "Present one that has not expired, from an authority that it knows"
-"""What to do if the API refuses a certificate."""
+_ANOTHER_CERTIFICATE = "Present one that has not expired, from an authority that it knows"  # If ours is refused.
 _NO_TLS = "it does not speak TLS on this port. Write {scheme}:// in its URL, or name the port that does"
 
-_TITLES = {
+_TITLES = {  # Explanations, by the title of nginx's 400 answers.
     b"No required SSL certificate was sent": _NO_CERTIFICATE,
     b"The SSL certificate error": f"it refuses the certificate of remote_cert. {_ANOTHER_CERTIFICATE}",
     b"The plain HTTP request was sent to HTTPS port": "it speaks TLS. Write https:// in its URL",
 }
-"""Explanations, by the title of nginx's 400 answers."""
 
 _TITLE = re.compile(rb"<title>400 ([^<]*)</title>")
 _WHOLE = 1000  # Maximum size of such an answer in bytes.
@@ -52,7 +50,7 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def explain_words(said: str) -> str:
-    """Explain to operators, from gRPC's error message, why there is no connection. Return "" if TLS isn't the cause."""
+    """Turn gRPC's error message into an explanation for operators of why the connection failed. Returns "" if TLS isn't the cause."""
     if untrusted := _UNTRUSTED.search(said):
         return _distrust(untrusted[1] or "it cannot be verified")
     if "Hostname Verification Check failed" in said:

@@ -1,8 +1,7 @@
 """The broker for a single process: `core.queue` plus leases, wake-ups, and a mailbox for each gateway.
 
 Methods don't suspend midway, so each of them is atomic. The entries are lost when the process ends, but so is the only gateway that
-could ask for them.
-"""
+could ask for them."""
 
 from __future__ import annotations
 
@@ -246,11 +245,9 @@ _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter(
 _MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
-REAP_EVERY = 0.05
-"""Maximum seconds between two calls to `reap` without a rest, and therefore the maximum delay of an expiry."""
+REAP_EVERY = 0.05  # Maximum seconds between two calls to `reap` without a rest, and maximum delay of an expiry.
 REST_SECONDS = 1.0  # Maximum seconds between two calls to `reap` with a rest.
-LOOK_AGAIN = 0.05
-"""Seconds after which entries that are held back from an idle worker are checked again, because the load may have changed."""
+LOOK_AGAIN = 0.05  # Seconds until entries that are held back from an idle worker are checked again.
 COMING_SECONDS = 0.05  # Seconds within which a woken worker must claim. After that, another one is woken.
 LINGER = 0.001
 

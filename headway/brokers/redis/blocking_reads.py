@@ -30,12 +30,11 @@ class _Waiting(Generic[P, T]):
 
 
 class BlockingReads(Generic[P, T]):
-    """Blocking reads of keys that may be in the same command.
+    """Combines blocking reads of several keys into one command. All keys must be allowed in the same command.
 
     Arguments:
-        read: reads keys, each from its position, for at most some seconds. Returns results by key.
-        block: returns the seconds after which a wait ends without a result. May be infinite.
-    """
+        read: reads keys, each from its position, blocking for at most the given number of seconds. Returns results by key.
+        block: returns the number of seconds after which a wait ends without a result. May be infinite."""
 
     def __init__(
         self, read: Callable[[Mapping[str, P], float], Awaitable[Mapping[str, T]]], block: Callable[[], float]
@@ -48,8 +47,7 @@ class BlockingReads(Generic[P, T]):
         self._begins: asyncio.Handle | None = None
 
     async def wait(self, key: str, place: P) -> T | None:
-        """Wait for data at a key. There may be one caller per key. Returns None if the read ends without data. Raises
-        BrokerUnavailable."""
+        """Wait for data at a key. There may be one caller per key. Returns None if the read ends without data. Raises BrokerUnavailable."""
         waiting = self._waiting[key] = _Waiting[P, T](place)
         self._begin_soon(GATHERED if len(self._reading) >= FEW and key not in self._known else 0.0)
         try:

@@ -1,7 +1,5 @@
 """The fleet's departure board in the server: a stream of notices with limited size, and a row for each step of the history.
-
-The server sums the counts of all processes, so the history doesn't grow with the fleet.
-"""
+The server sums the counts of all processes, so the history doesn't grow with the fleet."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class RedisBoard(Board):
         self._born = b""
 
     async def post(self, notice: Notice) -> Posted:
-        """See Board. Nothing is posted while the server is short of memory, because requests need what is left."""
+        """See Board. Nothing is posted while the server is short of memory, because requests need the memory that is left."""
         connection = self._connection
         whole = b"" if notice.empty else wire.encode(notice)
         try:
@@ -61,7 +59,7 @@ class RedisBoard(Board):
         return News(_read(entries), entries[-1][0].decode() if entries else after, lost_at)
 
     async def _watch(self) -> float:
-        """Return the time since which the broker has had data again after it lost its data, or 0 if it lost none."""
+        """Return since when the broker has had data again after losing its data, or 0 if it has lost none."""
         born: bytes = await self._connection.call("watch", self._key, self._connection.clock_text())
         return float(born[1:]) if born[:1] == b"1" else 0.0
 

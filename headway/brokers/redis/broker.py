@@ -1,8 +1,7 @@
 """The broker over Redis. Its queues are in the server, where each atomic step is a function of the library.
 
-Entries go to the shards of their model in turn, and a replayed entry goes to its former shard. A slot claims from its home shard. From
-time to time it checks if another shard needs help.
-"""
+Entries go to the shards of their model in turn, and a replayed entry goes to its former shard. A slot claims from its home shard, and
+sometimes checks if another shard needs help."""
 
 from __future__ import annotations
 
@@ -246,8 +245,8 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 
 class Lookup:
-    """Looks up entries and tasks for one process. If one isn't in a known queue, the servers are asked for queues that this process
-    doesn't know yet or has forgotten."""
+    """Looks up entries and tasks for one process. If an entry or task isn't in a known queue, the servers are asked for queues that this
+    process doesn't know yet or has forgotten."""
 
     def __init__(self, queues: QueueTable, router: ShardRouter) -> None:
         self._queues, self._router = queues, router
@@ -375,11 +374,9 @@ class Reaping:
         return bool(self._mine)
 
     async def reap(self, rest: float) -> float:
-        """Reap the queues that are due. Returns the seconds until the next queue is due.
-
-        A queue at rest is due again after `rest` seconds, or earlier if it gets entries. If `rest` is 0, no queue rests. Raises
-        BrokerUnavailable if a queue didn't answer. All other queues are reaped nevertheless.
-        """
+        """Reap the queues that are due. Returns the seconds until the next queue is due. An idle queue is due again after
+        `rest` seconds, or earlier if it gets entries. If `rest` is 0, no queue counts as idle. Raises BrokerUnavailable if
+        a queue didn't answer. All other queues are reaped nevertheless."""
         self._rest = rest
         await self._reap_due(look=True)
         now, at = asyncio.get_running_loop().time(), min(self._due_at.values())
@@ -443,7 +440,7 @@ RUNNING = 1_000  # Maximum number of running leases whose waits are remembered.
 
 
 class _UnansweredClaim(msgspec.Struct):
-    """Claim that wasn't answered. It may have been granted, so it is repeated at the same shard."""
+    """Unanswered claim. It may have been granted, so it is repeated at the same shard."""
 
     queue: Queue
     token: str

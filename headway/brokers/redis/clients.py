@@ -1,8 +1,7 @@
 """Clients for a broker's URL: one server, Sentinel or Cluster, each with or without TLS.
 
 The URL's query may have options (`headway.config.broker.OPTIONS`), as in rediss://HOST:PORT/0?ssl_ca_certs=/etc/headway/ca.pem.
-Commands are never retried, because an unanswered command may have been carried out.
-"""
+Commands are never retried, because an unanswered command may have been carried out."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ log = get_logger(__name__)
 
 Vote = tuple[int, Address]  # Configuration epoch of a failover, and the primary since then.
 
-CHANNELS = ("+promoted-slave", "+switch-master")
-"""Channels on which a failover is announced: first by the leading Sentinel, and at the end by all Sentinels."""
+CHANNELS = ("+promoted-slave", "+switch-master")  # Announce failovers: by the leading Sentinel, at the end by all.
 QUIET = 5.0  # Seconds without a message after which a Sentinel is pinged, and after the ping until it counts as gone.
 AGAIN = 1.0  # Seconds between two votes on the primary while it is impossible to listen to a Sentinel.
 
@@ -87,11 +85,10 @@ class Sentinels(Sentinel):
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
-        """Return the address of the primary. Once a majority of the Sentinels agrees, slow ones aren't waited for.
-
-        If the primary has changed, all connections to the old one are closed, because it may still accept writes that will be lost.
-        Raises MasterNotFoundError if no Sentinel names a primary that is up, and ResponseError if a host isn't a Sentinel.
-        """
+        """Return the address of the primary. Once a majority of the Sentinels agrees, slow ones aren't waited for. If the
+        primary has changed, all connections to the old one are closed, because it may still accept writes that will be
+        lost. Raises MasterNotFoundError if no Sentinel names a live primary, and ResponseError if a host isn't a
+        Sentinel."""
         while True:
             known = self._config_epoch
             config_epoch, address = await self._shared_vote(service_name)
@@ -396,16 +393,14 @@ class Single(Client):
 
 @cache
 def _driver() -> DriverInfo:
-    """Return the driver name and version that connections report. If cached, not every connection reads redis-py's metadata."""
+    """Return the driver name and version that connections report. Cached, so that not every connection reads redis-py's metadata."""
     return DriverInfo()
 
 
 def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[Client]:
-    """Create one client for each of `bounds`: its maximum number of connections to one server, or None if there is no limit.
-
-    If there are Sentinels, all clients use the same primary. `timeout` is in seconds, and may be infinite. Raises SettingError if a
-    file that the URL names can't be used.
-    """
+    """Create one client for each of `bounds`: its maximum number of connections to one server, or None if there is no
+    limit. If there are Sentinels, all clients use the same primary. `timeout` is in seconds, and may be infinite. Raises
+    SettingError if a file that the URL names can't be used."""
     parts, kind, hosts, query, secure = _read(url)
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),

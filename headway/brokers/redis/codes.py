@@ -1,4 +1,4 @@
-"""Codes, and the order of packed values, which the functions in the server share. `function_library` writes them there."""
+"""Codes, and the order of packed values, which the functions in the server share. `function_library` writes both there."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A call that isn't answered in time raises BrokerUnavailable, although it may have been carried out. It is tried only once, because
 only its caller knows whether it can be repeated safely. Calls, claims, large values and blocking reads use separate connections, so
-that one kind doesn't wait for another. A few connections per server are enough, because a server executes one step at a time.
-"""
+that one kind doesn't wait for another. A few connections per server are enough, because a server executes one step at a time."""
 
 from __future__ import annotations
 
@@ -42,10 +41,8 @@ LOADS = 3  # Maximum number of times that one call loads the library, if the ser
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
 """Permissions that a user needs, as in ACL SETUSER. For a cluster, `+cluster|slots` is also needed."""
 MISSING = "Function not found"
-TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
-"""Exceptions that redis-py raises if there is no answer."""
-OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
-"""The library's error for a call whose caller has stopped waiting. It contains the server's time."""
+TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)  # What redis-py raises without an answer.
+OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")  # Error for a call that came too late, with the server's time.
 CLOSED = "the handler is closed"  # Message of uvloop's RuntimeError for a write to a connection that was just reset.
 
 _TRUST = "Use the host name in its certificate. Name a CA to trust as in rediss://HOST:PORT/0?ssl_ca_certs=FILE."
@@ -177,9 +174,8 @@ class RedisConnection:
     async def takes_reads_only(self) -> bool:
         """Return True if every server answers reads, but writes aren't answered or are refused because there is no primary.
 
-        Servers behave like this while writes are paused and a replica takes over. Reads may fail as well for a while (twice the
-        timeout) after a server turned out not to be the primary: connections are closed, and the new primary may be slow at first.
-        """
+        That happens while writes are paused and a replica takes over. For twice the timeout after a server turned out not
+        to be the primary, reads may fail too: connections are closed, and the new primary may be slow at first."""
         for pause in (READ_AGAIN, 0.0):  # Connections to a replaced server are closed.
             if self._refused:
                 return False
@@ -217,7 +213,7 @@ class RedisConnection:
                 log.info("the functions were loaded into the broker again")
 
     async def _ask(self, act: Callable[[], Awaitable[T]], wait: float = 0.0) -> T:
-        """Return the answer of `act`. It may take `wait` seconds longer than an ordinary call."""
+        """Return the answer of `act`, which may take `wait` seconds longer than an ordinary call."""
         if self._closed:
             raise BrokerUnavailable("the connection to the broker is closed")
         if self._unfit:

@@ -30,11 +30,9 @@ MOST_COUNTED = (1 << 32) - 1  # Maximum size of an entry that a header can hold,
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
-    """Entry as it is stored, after the schema. Members that few entries need come last, and are omitted if none of them is set.
-
-    `input` is a value for `read_value`, or a StoredApart. If the kind of a StoredApart is in upper case, the parameters are stored
-    with the input, before it, and `parameters` is empty.
-    """
+    """Entry as it is stored, after the schema. Members that few entries need come last, and are omitted if none of them is
+    set. `input` is a value for `read_value`, or a StoredApart. If the kind of a StoredApart is in upper case, the
+    parameters are stored with the input, before it, and `parameters` is empty."""
 
     input: Any
 
@@ -55,10 +53,8 @@ class _Versioned(msgspec.Struct, array_like=True):
 
 ENTRY_KIND = struct.Struct(">HBddIIHd")
 """Beginning of a header: its own length including the gateway, tier, timeouts, weight, bytes of memory to reserve, number of inputs,
-and shape. The gateway follows. Most entries of a call share this beginning, so the server parses it once.
-"""
-ENTRY_NAME = struct.Struct(">dHB")
-"""Middle of a header: nonce, length of the tenant, and length of the token of a separately stored input. Token and key follow."""
+and shape. The gateway follows. Most entries of a call share this beginning, so the server parses it once."""
+ENTRY_NAME = struct.Struct(">dHB")  # Middle of a header: nonce, lengths of tenant and input token. Then token and key.
 LETTER = struct.Struct(">ddI")  # Header of a dead letter: time, number of runs, and length of the packed failure.
 
 Apart = tuple[Value, bytes]  # Input and parameters that were stored separately.
@@ -68,8 +64,7 @@ _versioned = msgspec.msgpack.Decoder(_Versioned)
 _LIMITS = attrgetter("limits")
 _MEMBERS = Entry.__struct_fields__
 _STORED = attrgetter(*_MEMBERS[: _MEMBERS.index("limits")])
-_USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])
-"""Returns the members that every entry needs. Readers use the defaults for the others."""
+_USUAL = attrgetter(*_MEMBERS[: _MEMBERS.index("dedup_keys")])  # Members of every entry. Others have defaults.
 
 
 def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
@@ -124,11 +119,9 @@ def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
 
 
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
-    """Pack the header and payload of each entry in one call. They alternate in the result.
-
-    Entries of more than `threshold` bytes get an empty header and payload, and are returned by position. The last result is True if
-    any entry has dedup keys or a digest, or is charged for others or by another.
-    """
+    """Pack the header and payload of each entry in one call. They alternate in the result. Entries of more than `threshold`
+    bytes get an empty header and payload, and are returned by position. The last result is True if any entry has dedup keys
+    or a digest, or is charged for others or by another."""
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
     rare, small, known, kind = False, min(SMALL, threshold), None, b""

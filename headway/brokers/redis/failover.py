@@ -4,13 +4,12 @@
        │                                   │                │ not done in time, and the old one is still the primary
        └── refused                         └────────────────┴──▶ pause lifted, failover abandoned
 
-The pause lasts PAUSE seconds and is renewed, so it expires if this program dies. It isn't lifted before the old primary has become a
-replica, because writes that it accepts in between would be lost. But it is never renewed to last longer than MARGIN seconds after
+The pause lasts PAUSE seconds and is renewed, so it expires if this program dies. The pause isn't lifted before the old primary is a
+replica, because writes that the old primary accepts in between would be lost. But no renewal makes it last longer than MARGIN seconds after
 `within`. A cluster pauses, waits and lifts the pause on its own (CLUSTER FAILOVER), so for a cluster this program only adds guards.
 
-The first termination signal takes effect immediately, and lifts the pause. But once the takeover has been requested, it takes effect
-only after the pause. A second signal always takes effect immediately.
-"""
+The first termination signal takes effect immediately, and lifts the pause. But once the takeover has been requested, the signal takes
+effect only after the pause. A second signal always takes effect immediately."""
 
 from __future__ import annotations
 
@@ -35,11 +34,9 @@ from headway.runtime.race import end, heed_cancellation
 
 PAUSE = 3.0
 RENEW_EVERY = 0.5
-MARGIN = 4.0
-"""Maximum seconds after `within` until writes continue. This is 1 less than promised, because commands take time to arrive."""
+MARGIN = 4.0  # Maximum seconds after `within` until writes continue. 1 less than promised, for latency.
 LOOK_EVERY = 0.02  # Seconds between two checks while waiting for a state.
-SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
-"""Best age of a Sentinel's last look at a replica for a failover, and maximum time to wait for it, in seconds."""
+SEEN_AGO, SEEN_WITHIN = 0.6, 11.0  # Best age in seconds of a Sentinel's last look at a replica, and maximum wait.
 CLUSTER_TRIES = 5.0  # Seconds after which a cluster abandons a failover and ends the pause of writes.
 MOST_LAG = 10  # Maximum seconds since a replica in sync last reported. Replicas report every second.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,8 +48,7 @@ _LOGIN = "pass a URL with an administrator's credentials in HEADWAY_BROKER or as
 _REPLICA = "check the replica, and try again"
 _REACH = "check HEADWAY_BROKER or --broker, and that this host can reach it"
 
-_OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")
-"""Commands that the user must be allowed to run on the primary, with invalid arguments. See `_check_right`."""
+_OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")  # Tried on the primary; see `_check_right`.
 
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
@@ -217,7 +213,7 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
 
 
 async def _check_right(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
-    """Raise NoPermissionError if the user isn't allowed to run this command. Its invalid arguments keep it from doing anything."""
+    """Raise NoPermissionError if the user isn't allowed to run this command. Pass invalid arguments, so that it has no effect."""
     try:
         await servers.ask(address, *command, sentinel=sentinel)
     except NoPermissionError:
@@ -227,11 +223,9 @@ async def _check_right(servers: _Servers, address: Address, *command: Any, senti
 
 
 async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
-    """Wait until a failover is fastest, so that writes are paused for half a second instead of a full one.
-
-    Sentinels look at replicas every 10 s. During a failover they look again once the last look is a second old. The leading Sentinel
-    learns only from a look that the replica has taken over, and taking over takes about 0.25 s.
-    """
+    """Wait until a failover is fastest, so that writes are paused for half a second instead of a full one. Sentinels look
+    at replicas every 10 s, but during a failover again once the last look is a second old. Only by looking does the leading
+    Sentinel learn that the replica has taken over, which takes about 0.25 s."""
     until = monotonic() + SEEN_WITHIN
     say(f"waiting at most {SEEN_WITHIN:g} s for its next look at the replicas, because that keeps the pause short")
     while (ago := await _seen_ago(servers, sentinel)) > SEEN_AGO and monotonic() < until:
@@ -241,7 +235,7 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 
 
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
-    """Return how many seconds ago a Sentinel looked at the replicas that are up. Returns the longest of these times."""
+    """Return how many seconds ago a Sentinel last looked at the replicas that are up: the longest time for any of them."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     ages = [int(replica["info-refresh"]) / 1000 for replica in map(_named, rows) if replica["flags"] == "slave"]
     return max(ages, default=0.0)
@@ -280,11 +274,9 @@ async def _hand_over(
 
 
 async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float, begun: float) -> Address:
-    """Make the Sentinels replace the primary, and return the replica that took over.
-
-    If the Sentinels give up, they are requested again, because their leader may have noticed the promotion too late. A failover in
-    progress is awaited even after the end of the pause.
-    """
+    """Make the Sentinels replace the primary, and return the replica that took over. If they give up, they are asked again,
+    because their leader may have noticed the promotion too late. A failover in progress is awaited even after the end of
+    the pause."""
     requested = False
     while True:
         under_way = requested and await _under_way(servers, sentinel)
@@ -330,7 +322,7 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
 
 
 async def _taken_over_part(servers: _Servers, primary: Address, replica: Address, within: float, begun: float) -> None:
-    """Make a replica in a cluster take over. If the cluster gives up, for example for lack of votes, the replica is asked_at again."""
+    """Make a replica in a cluster take over. If the cluster gives up, for example for lack of votes, the replica is asked again."""
     asked_at = -math.inf
     while (await _role(servers, replica)) != "master" or (await _role(servers, primary)) != "slave":
         if (now := monotonic()) >= begun + within:
@@ -391,7 +383,7 @@ def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
 
 
 class _Pause(msgspec.Struct):
-    """Pause of writes. If `lifts` is set at its end, it is lifted, otherwise it expires."""
+    """Pause of writes. At its end it is lifted if `lifts` is set, and otherwise left to expire."""
 
     lifts: bool = True
 

@@ -103,8 +103,8 @@ class Registry:
         )
 
     async def look(self, known_until: Mapping[str, float]) -> tuple[Sequence[WorkerInfo], Sequence[str]]:
-        """Return the recent workers with their current status, and the names of models that may have data in the server. `known_until`
-        adds models to these names, and the server times until which they may have data, so that other processes learn about them."""
+        """Return the recent workers with their current status, and the names of models that may have data in the server. `known_until` maps
+        further models to the server times until which they may have data. Other processes then learn about these models."""
         arguments = chain.from_iterable((repr(until), model) for model, until in known_until.items())
         ask = self._connection.join if known_until else self._connection.share
         now, packed, models = await ask("workers", self._key, self._connection.clock_text(), *arguments)

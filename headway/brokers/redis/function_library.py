@@ -3,10 +3,9 @@
 Its constants come from `headway.core`, so each is defined only once. Its name contains a hash of its source, so that processes of two
 releases can each load their library and work on the same keys.
 
-A queue's numbers are doubles, stored as one string in several sections. The first section changes with every call. If it is as the
-library remembers it, the other sections needn't be read. A call writes all sections up to the last one that it changed, so numbers
-that change often come first.
-"""
+A queue's numbers are doubles, stored as one string in several sections. The first section changes with every call. While that section is as
+the library remembers it, the others needn't be read. A call writes all sections up to the last one that it changed, so numbers that change
+often come first."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ from headway.core.slot_factors import FACTORS
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import MOST_OUTPUT, BatchFailure, Cause, DedupKind
 
-PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))
-"""Numbers of slots at each position of the speed factors. Slots at the usual position aren't counted."""
+PACES = tuple(f"pace{position}" for position in range(1, len(FACTORS) + 1))  # Slots per factor, except the usual one.
 
 SECTIONS: Mapping[str, Mapping[str, float]] = {
     "STEP": {
@@ -149,19 +147,14 @@ def _number(number: float) -> str:
 
 T = TypeVar("T")
 
-LAYOUT = "headway14"
-"""Version of the data layout in the server. It changes if the releases before and after a change can't share data."""
+LAYOUT = "headway14"  # Version of the data layout. It changes if releases before and after can't share data.
 
 RULE_AGE = 0.1  # Seconds for which a rule and its load can be used.
-OUTPUT_SECONDS = 240
-"""Seconds after which a separately stored output expires if it isn't read. The stream that names it expires sooner."""
-REAP_EVERY = 0.05
-"""Maximum seconds between two reaps while entries are waiting, and therefore the maximum delay of an expiry."""
-REST_SECONDS = 1.0
-"""Maximum seconds between two reaps of an idle queue. Leases last longer, because the reaper doesn't learn about claims."""
+OUTPUT_SECONDS = 240  # Lifetime of an unread output stored separately. The stream that names it expires sooner.
+REAP_EVERY = 0.05  # Maximum seconds between two reaps while entries wait, and maximum delay of an expiry.
+REST_SECONDS = 1.0  # Maximum seconds between two reaps of an idle queue. Leases, which it may not know of, last longer.
 STIRS_SECONDS = 1.0  # Seconds after the last entry until an empty queue is at rest.
-CLAIM_SECONDS = 10.0
-"""Seconds for which the claim of a task id is kept, because the task may still be on its way to the queue."""
+CLAIM_SECONDS = 10.0  # Seconds for which a task id stays claimed. The task may be on its way to the queue.
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
@@ -314,8 +307,7 @@ def _causes(name: str, causes: Iterable[Cause]) -> str:
 
 _BODY = _body()
 
-VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"
-"""Name of the library. The names of its functions begin with it."""
+VERSION = f"{LAYOUT}_{hashlib.sha256(_BODY.encode()).hexdigest()[:8]}"  # Library name, and prefix of its functions.
 
 
 def source() -> str:

@@ -6,8 +6,7 @@ entry and read after the claim. An output is stored before the completion and re
     gateway ──SET input──▶ enqueue … claim ──GET input──▶ worker ──SET output──▶ complete … reply ──GET output──▶ gateway
 
 Parameters are stored in the same value, before the input. A value is dropped in the step that ends its entry or reply, and expires if
-that step never happens. A process transfers a few values at a time, and tenants take turns.
-"""
+that step never happens. A process transfers a few values at a time, and tenants take turns."""
 
 from __future__ import annotations
 
@@ -31,10 +30,8 @@ GRACE_SECONDS = 60  # Seconds for which an input is kept after its entry's deadl
 PREFIX = 4  # Number of bytes that hold the length of the stored parameters, before these.
 TEXT = KIND[ValueKind.TEXT].letter
 AT_ONCE = 2  # Maximum number of values that a process sends or reads at the same time.
-SLOWEST = 10_000_000
-"""Minimum speed in bytes per second at which a server transfers large values. It lengthens the timeouts of such calls."""
-PIECE = 1 << 19
-"""Bytes of a large value per answer. An answer of this size blocks Redis for 0.1 ms, one of 8 MB for 6 ms."""
+SLOWEST = 10_000_000  # Minimum bytes per second for large values. Lengthens the timeouts of such calls.
+PIECE = 1 << 19  # Bytes of a large value per answer. One this size blocks Redis for 0.1 ms, one of 8 MB for 6 ms.
 _text_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -50,7 +47,7 @@ class StoredValues:
         await self._ask(lambda: self._client.call(key, "SET", key, value, "EX", seconds, large=True), wait)
 
     async def fetch(self, key: str, length: int) -> bytes | None:
-        """Read a value of known length in pieces. The value of its key must never change. None if it doesn't exist."""
+        """Read a value of known length in pieces. Its key must never get another value. None if it doesn't exist."""
         return await self._ask(lambda: self._joined_pieces(key, length, PIECE), length / SLOWEST)
 
     async def fetch_text(self, key: str, length: int) -> str | None:
@@ -58,7 +55,7 @@ class StoredValues:
         return await self._ask(lambda: self._text(key, length), length / SLOWEST)
 
     async def fetch_whole(self, key: str, length: int) -> bytes | None:
-        """Read a value of known length in one piece, because the value of its key may change. None if it doesn't exist."""
+        """Read a value of known length in one piece, because it may be replaced meanwhile. None if it doesn't exist."""
         return await self._ask(lambda: self._joined_pieces(key, length, length), length / SLOWEST)
 
     async def _joined_pieces(self, key: str, length: int, most: int) -> bytes | None:

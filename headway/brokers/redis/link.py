@@ -2,8 +2,7 @@
 
 redis-py connects, logs in and selects the database. Then the link takes over the transport from redis-py's streams, which need more
 time for a command than the server does. A large answer is collected in pieces and joined once, because a parser or a stream would
-copy each piece several times. A large command and its short answer use the streams, which apply flow control.
-"""
+copy each piece several times. A large command and its short answer use the streams, which apply flow control."""
 
 from __future__ import annotations
 
@@ -228,16 +227,11 @@ class BulkAnswer:
 
 KEPT = 2  # Maximum number of idle connections of an unlimited client. It makes two kinds of blocking reads.
 
-_DEPOSED = "NOREPLICAS", "UNBLOCKED"
-"""Errors from a server that lacks its replicas and, for blocking reads, from one that has just become a replica."""
+_DEPOSED = "NOREPLICAS", "UNBLOCKED"  # Errors of a server without replicas, and of a new replica to blocking reads.
 
 
 class Client(Protocol):
-    """Client of the servers behind a URL. It connects on the first call.
-
-    Attributes:
-        mode: `cluster`, `sentinel` or `standalone`.
-    """
+    """Client of the servers behind a URL. Connects on first use. `mode` is `cluster`, `sentinel` or `standalone`."""
 
     mode: str
 

@@ -399,10 +399,8 @@ class Wakeups:
 
 
 MOST_ENTRIES = 256  # Maximum number of entries in one call, because a step blocks the server.
-GATHERING, GATHERED = 0.1, 0.004
-"""Time for which entries may gather if a slot may be free: a share of the headway, up to a maximum in seconds."""
-GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012
-"""The same while no slot is free. Longer times would delay verdicts, and entries would miss a slot that is free earlier than expected."""
+GATHERING, GATHERED = 0.1, 0.004  # Gathering time if a slot may be free: share of the headway, maximum in seconds.
+GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012  # The same while none is free. If longer, entries would miss a free slot.
 AHEAD = 0.001  # Seconds by which entries must be in the queue before a slot is free.
 KEPT_SHARE = 0.25  # Maximum share of a server's `maxmemory` for kept outcomes, so that they never cause a refusal.
 ROOM_SHARE = 0.5  # Maximum share of a server's `maxmemory` for large entries, so that there is room for small entries.
@@ -464,8 +462,7 @@ class RateLimitCache:
 
 
 class Gathering:
-    """How long entries for one queue may gather before they are offered. Times, such as that of the last offer, are the event
-    loop's."""
+    """Decides how long entries for one queue may gather before they are offered. Times are the event loop's."""
 
     def __init__(self) -> None:
         self.offered_at = self._free_at = -math.inf
@@ -618,7 +615,6 @@ class Queue:
         return await self._steps.call("enqueue_known", *arguments)
 
     async def claim(self, slot: Slot, policy: Policy, token: str, guest: bool) -> Granted | NoWork:
-        """See `Claims.claim`."""
         self.wakeups.forget(slot.worker)
         self.wakeups.start()
         name = f"{self.connection.process}\0{slot.worker}"
@@ -684,11 +680,9 @@ class Queue:
         return Contender(model, slack, seconds, depth > 0)
 
     async def reap(self, rng: float, shards: int = 1, rests: bool = False) -> tuple[float, int, bool, bool]:
-        """Reap. If the caller `rests` while the queue is at rest, the next call may be due much later.
-
-        Returns the seconds until the next call, the number of entries of lost leases that run again, whether the queue is at rest,
-        and whether it is this process that reaps it.
-        """
+        """Reap. If the caller `rests` and the queue is idle, the next call may be due much later. Returns the seconds until
+        then, the number of entries of lost leases that run again, whether the queue is idle, and whether it is this process
+        that reaps it."""
         numbers, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
         now, born, due = wire.read_numbers(numbers)
         self._learn_times(now, born)

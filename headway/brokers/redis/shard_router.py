@@ -30,8 +30,7 @@ from headway.model import CostLine, DedupKind, Entry, Failure, QueueName, Worker
 from headway.runtime.race import end
 
 LIST_QUEUES_EVERY = 10.0  # Seconds between two readings of the server's lists.
-FORGET_AFTER = 120.0
-"""Seconds after which a queue that nothing names is forgotten. A server that has lost its state lists nothing for a while."""
+FORGET_AFTER = 120.0  # Seconds until a queue that nothing names is forgotten. Restarted servers list nothing at first.
 
 
 class QueueTable(dict[QueueName, list[Queue]]):
@@ -188,8 +187,7 @@ async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
 
 CENSUS_AGE = 1.0  # Seconds for which a census is valid.
 REMEMBERED = 100_000  # Maximum number of entries whose queue is remembered.
-MOVES = 4
-"""Maximum number of queues that an entry is offered to. The flight that it wants to join may end and begin in another queue."""
+MOVES = 4  # Maximum queues to offer an entry to. The flight it wants to join may begin anew in another queue.
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")
@@ -261,11 +259,9 @@ class ShardRouter:
         return self._queues[name][self._in_use(name) : spread]
 
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
-        """Offer entries to their queues, which must exist. Returns the verdicts in order, with None for each admitted entry.
-
-        All versions of a model share idempotency keys, tasks and chosen ids. So each queue also checks if the queue of another
-        version knows those of the entry. If so, the entry is offered to that queue.
-        """
+        """Offer entries to their queues, which must exist. Returns the verdicts in order, with None for each admitted
+        entry. All versions of a model share idempotency keys, tasks and chosen ids. So each queue also checks if another
+        version's queue knows the entry's. If so, the entry is offered to that queue."""
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
         dealt, offered = self._deal(entries), list(entries)

@@ -1,8 +1,7 @@
 """Steps of one queue: library calls that the server skips once their callers have stopped waiting.
 
 A delayed call may reach the server after its caller has repeated it and answered the client. So each call states, as a time of the
-server's clock, how long its caller waits. After that time the server skips the call.
-"""
+server's clock, how long its caller waits. After that time the server skips the call."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from typing import Any
 from headway.brokers.redis.connection import Overdue, RedisConnection
 
 WINDOW = 60.0  # Seconds for which answers count as recent, because clocks drift.
-PUT_BACK = 2.0
-"""If an answer lags this many seconds behind the best one, the server's clock was set back. No answer takes that long."""
+PUT_BACK = 2.0  # If an answer lags this many seconds behind the best one, the server's clock was set back.
 
 
 class ServerClock:
@@ -53,7 +51,7 @@ class ServerClock:
         return self._clock() + self._latest
 
     def after(self, seconds: float) -> float | None:
-        """Return the server's time in `seconds` from now, or slightly less. None before the first answer."""
+        """Return what the server's clock will show `seconds` from now, or slightly less. None before the server's first answer."""
         ahead = max(self._best, self._best_before)
         return None if math.isinf(ahead) else self._clock() + ahead + seconds
 
@@ -74,7 +72,7 @@ class Steps:
         return self._make(self._connection.join, function, *arguments)
 
     def share(self, function: str, *arguments: object) -> Awaitable[Any]:
-        """Make a read-only call like `join`. Identical concurrent calls share one answer."""
+        """Make a read-only call, batched with others as in `join`. Identical concurrent calls share one answer."""
         return self._make(self._connection.share, function, *arguments)
 
     def claim(self, function: str, *arguments: object) -> Awaitable[Any]:

@@ -1,8 +1,7 @@
 """Batches calls that are made at about the same time into one call per node, because periodic tasks wake up together.
 
 A call waits a few turns of the event loop for others. Each call gets its own answer or error. If there are no others, the call is sent
-as it is. Identical read-only calls become one call with one answer.
-"""
+as it is. Identical read-only calls become one call with one answer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Wire format of the data in the server: msgpack arrays that begin with a schema version.
 
 New members are only added at the end, and have defaults. So a process can read data from the releases immediately before and after
-its own, and refuses data from later releases.
-"""
+its own, and refuses data from later releases."""
 
 from __future__ import annotations
 
@@ -266,8 +265,7 @@ def read_wakeup(packed: bytes) -> tuple[float, bytes, str]:
     return _STAMP.unpack_from(packed)[0], packed[_STAMP.size : end], packed[end:].decode()
 
 
-StoredApart = tuple[str, int]
-"""What replaces a separately stored value: its kind and token, and its length in bytes."""
+StoredApart = tuple[str, int]  # In place of a separately stored value: its kind and token, and its length in bytes.
 Apart = dict[int, StoredApart]  # Separately stored outputs, by the positions of their replies.
 
 

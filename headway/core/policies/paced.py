@@ -1,22 +1,21 @@
 """`paced`: evenly spaced departures, the default.
 
-With a fixed batch time, "leave whenever a GPU is free" makes GPUs bunch like buses on a line: one leaves full, and the next follows
-it nearly empty. An even gap between departures needs no more GPUs, and cuts the longest wait from a whole batch time to one gap.
-With batch time ℓ(n) = α + βn, k GPUs and arrival rate λ, each departure carries n = λs, and k departures must fit into one batch
-time, k·s = α + βλs:
+With a fixed batch time, "leave whenever a GPU is free" makes GPUs bunch like buses on a line: one leaves full, and the next follows it
+nearly empty. An even gap between departures needs no more GPUs, and cuts the longest wait from a whole batch time to one gap. With batch
+time ℓ(n) = α + βn, k GPUs and arrival rate λ, each departure carries n = λs, and k departures must fit into one batch time, k·s = α + βλs:
 
     s* = α / (k − βλ)
 
 Saturation. If all batches are full, GPUs that become free together would always leave together, each with what the others left
-behind. So a full batch leaves only once a schedule has reached it. Each departure moves the schedule on by PACE gaps. It is faster
-than the GPUs, so in the long run it costs none of their time. A batch may be ahead of the schedule by as much as batch times vary,
-since there is no use in holding it because of chance. (A leaky bucket as a meter, the virtual scheduling of ITU-T I.371.)
+behind. So a full batch only leaves once a schedule has reached it. Each departure moves the schedule on by PACE gaps, which is
+faster than the GPUs, so spacing costs no throughput. A batch may be as far ahead of the schedule as batch times vary by chance. (A
+leaky bucket as a meter: the virtual scheduling of ITU-T I.371.)
 
 The actual gap. The formula leaves no slack. If larger batches take longer, a batch that is large by chance comes back late, the
-next is larger still, and gaps bunch again. It also applies to a lasting load; if GPUs have been idle, the first gaps would be too
-long. So the gap is ℓ(n)/k for the largest batch n on a GPU, the pace at which GPUs are then coming back. This converges to s*:
-λ·ℓ(n)/k arrivals come in a gap, and n = λs* is the fixed point. After a start it would get there too late, because batches are few
-and small. So the first batch of each GPU leaves s* after the one before, and is not cut.
+next is larger still, and gaps bunch again. And after idle time, the first gaps would be too long. So the gap is ℓ(n)/k for the
+largest batch n on a GPU, the pace at which GPUs are then coming back. This gap converges to s*: λ·ℓ(n)/k arrivals come in it, and
+n = λs* is the fixed point. At the start, batches are too few and small for that. So the first batch of each GPU leaves s* after the
+one before, and is not cut.
 
 Varying batch times. GPUs come back at uneven times, and the largest batch is partly large by chance. So the part of the gap due to α
 is made somewhat longer, and the part due to the size shorter. A single GPU needs no spacing, and only waits for a few more entries.
@@ -36,9 +35,9 @@ Bursts. The gap since the last departure says little: the first request of a bur
 wait. So if a request comes late in a gap in which others were due, it gets a gap of its own to gather a batch. This is the gap of
 idle GPUs, α/k, and it ends early if again nobody follows. Poisson arrivals are hardly affected.
 
-Waiting clients. They are served best in fixed groups, one on each slot. Then nobody waits for a GPU, and no GPU for a client. So
-their rule keeps no gap. When a batch has come back, its clients ask again within a moment, and leave after that. If they are fewer
-than half an even part of all clients, they wait for the next group to come back, and join it.
+Waiting clients, who ask again once answered, are served best in fixed groups, one on each slot. Then nobody waits for a GPU, and no
+GPU for a client. So their rule keeps no gap. A moment after a batch has come back, its clients have asked again, and leave. If they
+are fewer than half an even part of all clients, they wait for the next group to come back, and join it.
 
 No formula is best everywhere. From recent arrivals, a look-ahead determines whether a window, or leaving immediately, would have
 done better, and then uses that rule (`core.look_ahead`).
@@ -88,7 +87,6 @@ class Table:
     otherwise                                   32 / 50 ms"""
 
     def rule(self, load: Load) -> Rule:
-        """Return the rule for the row that fits the load. Sizes are limited by the largest batch."""
         if load.utilisation > 0.85 or load.depth > 100:
             size, window = HEAVY
         elif load.utilisation < 0.50 and load.depth < 10:
@@ -134,9 +132,8 @@ TOLERANCE_DEVIATIONS = 4.0  # Standard deviations of the batch time by which it 
 SILENCE = 3.0  # A silence of this many mean gaps between arrivals isn't chance: only 5 % of Poisson gaps are longer.
 
 LONGER = 0.3  # How much the part of a gap due to α grows with the relative standard deviation of the batch time.
-# Relative standard deviation assumed at the start, and the number of batches per GPU until it no longer matters.
-PRESUMED, PRESUMED_FOR = 0.3, 2.0
-SMALLER = 2.0  # How much the part due to the largest batch shrinks with it, because its size is partly chance.
+PRESUMED, PRESUMED_FOR = 0.3, 2.0  # The relative deviation assumed at first, and batches per GPU until it is ignored.
+SMALLER = 2.0  # How much the part due to the largest batch shrinks with that deviation, as the size is partly chance.
 
 WORTH_MORE = 0.95  # Slower slots take part only if they bring latency below this share of what it is without them.
 ROOM = 0.5  # Standard deviations of a batch's size for which a full batch must have room.

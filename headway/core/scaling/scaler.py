@@ -1,17 +1,17 @@
 """Scaler of one model: computes how many workers it should have from measurements.
 
     policy `rules`   each rule whose condition has held for its time changes the number
-    policy `plan`    the fewest workers that keep the promise under the forecast load (`sizing`), with room
+    policy `plan`    the fewest workers that keep the promised latency under the forecast load (`sizing`), with room
 
-Both respect the same limits. Requested workers count as coming until they are late, so that a shortage is answered only once. Late
-workers no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so
-replacements are requested as far as the limits allow. Workers are removed only after the time of the rule (or that of `plan`) has
-passed without a change, and without any of them being wanted. At most a fifth of the workers is removed at a time, but at least one,
-and never so many that the load would bring some back.
+Both respect the same limits. Requested workers count as coming until they are late, so that a shortage is answered only once. Late workers
+no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming, so replacements are
+requested as far as the limits allow. Workers are removed only after the time of the rule (or that of `plan`) has passed without a change,
+and only if none of them was wanted in that time. At most a fifth of the workers is removed at a time, but at least one, and never so many
+that the load would bring some back.
 
-With `idle_after`, a model that has had no requests for that time has no worker until the next request. While a worker is starting,
-the time doesn't count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting bulk lines
-keep the workers, or bring one back, but no sooner after the last change than a start takes."""
+With `idle_after`, a model that has had no requests for that time has no worker until the next request. The time of a start isn't
+counted, unless loading failed, so that a client that was told to come back finds a worker. Waiting bulk lines keep the workers, or
+bring one back, but no sooner after the last change than a start takes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from headway.core.scaling.sizing import MOST_SLOTS, BatchCost, fewest_slots
 
 RULES, PLAN = "rules", "plan"  # Policies.
 UP, DOWN, AGAIN = "up", "down", "again"
-# Directions of a decision: more workers, fewer, or the same number again because requested workers didn't come.
-DIRECTIONS = (UP, DOWN, AGAIN)
+DIRECTIONS = (UP, DOWN, AGAIN)  # More workers, fewer, or the same number again because requested workers didn't come.
 AS_FOUND = "as it was found"  # Reason before the first decision.
 MOST_REMOVED = 0.2  # Largest share of the workers that may be removed at a time.
 ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
 SPARE = 0.05  # Before `plan` removes workers, the load must be below the smaller fleet's capacity by this share.
 PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it requests them.
-PLAN_KEEPS = 300.0  # Seconds, or a start time if longer, for which a worker to remove must not have been wanted.
+PLAN_KEEPS = 300.0  # Seconds (or a start time, if longer) for which a worker must have been unneeded to be removed.
 FIRST_START = 60.0  # Assumed start time of a worker in seconds until one has been seen.
 ASKED = 0.05  # Entries per second, averaged over about a second. Below this, none has come for a few seconds.
 FADING = 0.8  # Weight of an earlier, longer start in the expected start time after a shorter one.
@@ -141,8 +140,7 @@ class ArrivalForecast:
         return earlier
 
     def _compare(self, rate: float, now: float, elapsed: float) -> None:
-        """Learn the dispersion from two samples: half of their squared difference is their variance. Samples at one level differ
-        only by chance, and a slow climb adds little."""
+        """Update the dispersion from two rate samples. Their variance is half their squared difference; a slow rise adds little."""
         self._before.append((now, rate))
         while len(self._before) > 1 and self._before[1][0] <= now - APART:
             self._before.popleft()
@@ -156,8 +154,8 @@ class ArrivalForecast:
 
 
 class Scaler:
-    """Scaler of one model. Starts from the number of workers requested last, the reason for that number, and the seconds that a
-    worker's start was seen to take, if any. No worker is removed until the time of a rule, or of `plan`, has passed since `now`."""
+    """Scaler of one model. Continues from the number of workers requested last and the reason for it. `start` is the observed time
+    of a worker's start, or 0. No worker is removed until the time of a rule, or of `plan`, has passed since `now`."""
 
     def __init__(
         self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND, start: float = 0.0
@@ -166,13 +164,11 @@ class Scaler:
         self.desired = desired  # Number of workers that there should be.
         self.reason = reason  # Reason for the last decision.
         self.utilisation: float | None = None  # Offered load over the capacity of the ready workers; None if unknown.
-        # The same once the coming workers are ready. The rules use it, so that a shortage is answered only once.
-        self.foreseen: float | None = None
+        self.foreseen: float | None = None  # The same once the coming workers are ready, which the rules use.
         self.forecast = ArrivalForecast()
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
-        # Start times of the awaited workers, oldest first, and True if the start shows how long starts take. It doesn't if the
-        # worker had been there and died, or if a worker failed to load in that time.
+        # When awaited workers were requested, oldest first, and False if a death or a failure to load makes their start untypical.
         self._awaited: list[tuple[float, bool]] = []
         self.late = 0  # Requested workers that didn't come in time.
         self.drained = 0  # Workers that claim nothing because an operator drained them, as last reported.
@@ -206,11 +202,9 @@ class Scaler:
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if all that it may have
-        are drained.
-
-        This is the rest of the current start, or a whole start if it would begin now. After a failed start it begins with the next
-        try. An overdue start is assumed to take as long again as it is overdue, up to a usual start or a minute."""
+        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if all are drained. This
+        is the rest of the current start, or else a whole start, from the next try if the last one failed. An overdue start is
+        assumed to take as long again as it is overdue, up to a usual start or a minute."""
         if not self.limits.idle_after or 0 < self.desired <= self.drained:
             return None
         start = self._usual_start
@@ -296,7 +290,8 @@ class Scaler:
         return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
 
     def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
-        """Return True if a rule's condition has held for its time. While workers are coming, a queue counts only if they are too few."""
+        """Return True if a rule's condition has held for its time. While workers are coming, a queue counts only if they won't be
+        enough."""
         answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.foreseen or 0.0) <= 1.0
         if answered or not rule.holds(state.queue, self.foreseen):
             self._held.pop(rule, None)
@@ -346,7 +341,7 @@ class Scaler:
 
     @property
     def _window(self) -> float:
-        """Seconds for which `plan` must not have wanted a worker that it removes. It couldn't have the worker back sooner."""
+        """Seconds for which `plan` must not have wanted a worker before removing it. A new one wouldn't be there sooner."""
         return max(PLAN_KEEPS, self._start)
 
     def _shrunk(self, now: float) -> ScaleDecision | None:

@@ -46,8 +46,7 @@ class BatchCost(msgspec.Struct, frozen=True):
 
 
 def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
-    """Return the 95th percentile of latency in seconds at a `rate` in size per second (λ); infinite if the slots can't handle the
-    load. `dispersion` is the variance over the mean of the number of arrivals in a second or so."""
+    """Return the 95th percentile of latency in seconds at `rate` (λ, in size per second); infinite if the slots can't keep up."""
     capacity = slots * cost.pace
     if rate >= capacity:
         return math.inf
@@ -91,8 +90,7 @@ def fewest_slots(
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the number of workers for each process, `desired` in total. Each gets at least one, unless `desired` is 0. `processes`
-    maps each to its current workers and its limit."""
+    """Share `desired` workers out to `processes`, given the current number and limit of each. If not 0, each gets at least one."""
     if desired <= 0:
         return dict.fromkeys(processes, 0)
     has = {id: max(min(present, most), 1) for id, (present, most) in processes.items()}

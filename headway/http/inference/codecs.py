@@ -65,11 +65,10 @@ from headway.oip.model_tensors import value_of_raw
 
 OCTETS = b"application/octet-stream"
 _CONTENT_TYPE = b"content-type: %b\r\n" % OCTETS
-_RANGES = {
+_RANGES = {  # For each type, the media ranges in `Accept` that match it, from the least to the most specific.
     OCTETS: (b"*/*", b"application/*", OCTETS),
     b"application/json": (b"*/*", b"application/*", b"application/json"),
 }
-"""For each type, the media ranges in `Accept` that match it, from the least to the most specific."""
 
 
 class Form(enum.Enum):
@@ -77,8 +76,7 @@ class Form(enum.Enum):
 
     JSON = "json"
     OCTETS = "octets"
-    AS_OUTPUT = "as output"
-    """Octets if the output is octets, otherwise JSON."""
+    AS_OUTPUT = "as output"  # Octets if the output is octets, otherwise JSON.
 
 
 def read_accept(fields: Sequence[tuple[bytes, bytes]], otherwise: Form) -> Form:
@@ -199,8 +197,7 @@ def _model_and_version(query: bytes) -> tuple[str, str]:
     return models[0], versions[0]
 
 
-SHORT_ANSWER = UNHELD // 4
-"""Maximum number of characters in several outputs that are written in one go. Quotas ignore them."""
+SHORT_ANSWER = UNHELD // 4  # Maximum characters in several outputs that are written in one go. Quotas ignore them.
 
 _NONE = msgspec.Raw(b"[]")
 
@@ -276,8 +273,7 @@ class Codec(msgspec.Struct, frozen=True):
         return write(outcome.id, output, outcome.milliseconds, outcome.version, added_up(outcome.tokens))
 
 
-NO_ROUTE = Codec()
-"""The codec of a connection before its first inference request."""
+NO_ROUTE = Codec()  # The codec of a connection before its first inference request.
 
 
 def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> Value | list[Value]:

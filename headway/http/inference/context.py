@@ -68,8 +68,7 @@ def _last(head: Head, field: bytes) -> bytes:
 
 
 UPLOADS = b"/v1/files"
-FORM = 1 << 16
-"""Size in bytes that an upload's form may have in addition to its file."""
+FORM = 1 << 16  # Size in bytes that an upload's form may have in addition to its file.
 
 
 class InferenceContext(ConnectionContext):

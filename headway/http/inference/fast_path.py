@@ -24,8 +24,7 @@ from headway.http.server.writer import CONTINUE
 from headway.model import Principal
 
 _ZERO = ord("0")
-_UNASKED = object()
-"""The model of a request that can't take its lane. It differs from every lane's model."""
+_UNASKED = object()  # The model of a request that can't take its lane. It differs from every lane's model.
 
 
 class FastPathConnection(Connection):
@@ -199,8 +198,8 @@ class FastPathConnection(Connection):
         request.ask(body)
 
     def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
-        """Start a request that has the known head and a large body. Return False if the head must be parsed. `digits` is the value
-        of Content-Length. The body starts at `begun` in the received `data`."""
+        """Start a request that has the known head and a large body, which starts at `begun` in the received `data`. `digits` is
+        the value of Content-Length. Return False if the head must be parsed."""
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
         inference, principal, received = self.inference, self.principal, len(data) - begun
         known, entrance, reader = self.known, inference.entrance, self.reader
@@ -233,8 +232,7 @@ class FastPathConnection(Connection):
         return pieces
 
     def _belong(self, principal: Principal) -> None:
-        """Count the connection towards its principal's tenant. If the tenant has too many, raises RequestError, and the connection
-        will close."""
+        """Count the connection towards its tenant. Raises RequestError, and will close, if the tenant has too many."""
         try:
             self.inference.quotas.belong(self, principal.tenant)
         except RequestError:

@@ -53,8 +53,7 @@ class BodyPieces:
         self._taken += count
 
     def take(self) -> bytes:
-        """Return the whole body, and drop the reference to it. It may be a bytearray, which passes for bytes because nobody changes
-        it."""
+        """Return the whole body, and drop the reference to it. It may be a bytearray, but nobody changes it."""
         body = b"".join(self._pieces) if self._room is None else cast(bytes, self._room)
         self.clear()
         return body
@@ -125,8 +124,7 @@ class Unpacker:
         self._body, self._coding, self._settings = body, coding, settings
         self._unpacker = zlib.decompressobj(WINDOWS[coding])
         self._at = 0
-        self._more = False
-        """True if zlib may have more output without further input."""
+        self._more = False  # True if zlib may have more output without further input.
         self._pieces: list[bytes] = []
         self.size = 0
 

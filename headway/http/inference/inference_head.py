@@ -133,8 +133,7 @@ def read_prefer(value: bytes) -> Wish | None:
     return Wish(float(wait), b"respond-async, wait=%d" % int(wait))
 
 
-MOST_DIGITS = 9
-"""Maximum number of digits in the Content-Length of a remembered head."""
+MOST_DIGITS = 9  # Maximum number of digits in the Content-Length of a remembered head.
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _UNREAD = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _UNUSUAL = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)
@@ -168,8 +167,7 @@ class KnownHead(msgspec.Struct, eq=False):
     skipped: int = 0
 
     def remember(self, raw: bytes, limit: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the head's bytes `raw`. Return False if Content-Length is missing or unusual, or if a head might exceed
-        `limit`."""
+        """Remember the head's bytes. Return False if Content-Length is missing or unusual, or heads might exceed `limit`."""
         match = _LENGTH.search(raw)
         if match is None or len(raw) + MOST_DIGITS > limit:
             return False
@@ -180,5 +178,4 @@ class KnownHead(msgspec.Struct, eq=False):
         return True
 
 
-UNKNOWN = KnownHead(NO_ROUTE, b"")
-"""A head that matches no request."""
+UNKNOWN = KnownHead(NO_ROUTE, b"")  # A head that matches no request.

@@ -93,8 +93,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.inference.entrance.refund(self.principal)
 
     def ask(self, body: bytes, exchange: Exchange | None = None) -> None:
-        """Decode the body, unless an `exchange` is given, and submit the request. It is submitted on its lane if the lane is
-        open."""
+        """Decode the body, unless an `exchange` is given, and submit the request, on its lane if that is open."""
         known = self.known
         inference = self.inference
         principal = self.principal
@@ -139,7 +138,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         exchange.input = ""  # Only the gateway holds a reference now.
 
     def _submit_slow(self, exchange: Exchange) -> None:
-        """Submit a request that has several inputs, or whose body changes the options from its head."""
+        """Submit a request that has several inputs, or whose body overrides options from its head."""
         entrance = self.inference.entrance
         principal = self.principal = entrance.principal_for(exchange, self.principal)
         owner = self.connection.owner or principal.tenant
@@ -446,9 +445,8 @@ class LongBody:
 
 
 class LargeSending:
-    """Makes a large answer and then sends it, one piece in each of its client's turns. Stops if the request ends.
-
-    The header lines `kind` describe the body. An error answer gets only the lines `marks`."""
+    """Makes a large answer and then sends it, one piece in each of its client's turns. Stops if the request ends. The header
+    lines `kind` describe the body. An error answer gets only the lines `marks`."""
 
     __slots__ = ("_kind", "_marks", "_request", "answer")
 
@@ -510,9 +508,8 @@ class LargeSending:
 
 
 class AsyncHandoff:
-    """Turns a request into a task once its client has waited `wait` seconds and the gateway has admitted the request.
-
-    A request that the gateway refuses gets an ordinary error. `hand_over` is called at most once, and never after `end`."""
+    """Turns a request into a task once its client has waited `wait` seconds and the gateway has admitted the request. A request
+    that the gateway refuses gets an ordinary error. `hand_over` is called at most once, and never after `end`."""
 
     __slots__ = ("_admitted", "_pending", "_timer", "due")
 

@@ -32,17 +32,14 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v2/models/{model:path}/infer": infer,
     "/v2/infer": infer,
 }
-"""Functions that make the codecs, by path. The placeholder `{model}` matches any text without a slash, which may contain %2F;
-`{model:path}` also matches slashes. If several routes match a path, the first one counts."""
+"""Functions that make codecs, by path; the first match counts. `{model}` may contain %2F, `{model:path}` also slashes."""
 
-_BULK = ("batches", "files")
-"""OpenAI's routes that are served only if bulk jobs have a folder (`bulk_dir`)."""
-_UNSERVED = (
+_BULK = ("batches", "files")  # OpenAI's routes that are served only if bulk jobs have a folder (`bulk_dir`).
+_UNSERVED = (  # OpenAI's routes that are not served. They answer 404 in OpenAI's format.
     "assistants", "audio", "conversations", "fine_tuning", "images", "moderations", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
-"""OpenAI's routes that are not served. They answer 404 in OpenAI's format."""
 
-ERROR_FORMS: Mapping[str, EncodeError] = {
+ERROR_FORMS: Mapping[str, EncodeError] = {  # Error encoders by path. They apply to all paths below, served or not.
     "/v2": encode_oip_error,
     "/v1/completions": encode_path_error,
     "/v1/chat": encode_path_error,
@@ -57,7 +54,6 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     **{f"/v1/{name}": encode_path_error for name in (*_BULK, *_UNSERVED)},
     **{f"/{name}": encode_stray_error for name in (*_BULK, *_UNSERVED)},
 }
-"""Error encoders by path. An encoder applies to all paths below its own, even if nothing is served there."""
 
 _NO_NAMES: Mapping[str, str] = {}
 

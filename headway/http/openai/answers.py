@@ -23,8 +23,7 @@ FINISHED = "stop"
 TEXT = "text_completion"
 CHAT = "chat.completion"
 _Tokens = Sequence[TokenCount | None]
-_Head = tuple[str, str, int, str]
-"""The first members of an answer: id, object, created, model."""
+_Head = tuple[str, str, int, str]  # The first members of an answer: id, object, created, model.
 
 
 class Usage(msgspec.Struct, gc=False):

@@ -47,8 +47,7 @@ log = get_logger(__name__)
 
 
 MOST_PARTS = 32
-_MOST_HEAD = 8_190
-"""Maximum size in bytes of a part's header, and of the text before the first part."""
+_MOST_HEAD = 8_190  # Maximum size in bytes of a part's header, and of the text before the first part.
 _KIND = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
 _DISPOSITION = re.compile(r"(?:^|\r\n)content-disposition:\s*form-data([^\r\n]*)", re.IGNORECASE)
 _PARAMETER = re.compile(r';\s*([a-z]+\*?)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))', re.IGNORECASE)
@@ -123,8 +122,7 @@ class _Body:
         self._buffer += piece
 
     async def until(self, end: bytes, other: bytes = b"") -> bytes:
-        """Return the bytes before `end` (at most `_MOST_HEAD`), and skip `end`. If the body continues with `other`, return `other`
-        instead."""
+        """Return the bytes before `end`, at most `_MOST_HEAD`, and skip `end`. If `other` comes next, return it instead."""
         while (at := self._buffer.find(end, 0, _MOST_HEAD)) < 0:
             if other and self._buffer.startswith(other):
                 return other

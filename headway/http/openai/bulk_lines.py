@@ -45,8 +45,7 @@ _EXPIRED = {
 _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_HERE = msgspec.Raw(b"null")
-"""Placeholder for the body. A large body is copied only once, directly into its place."""
+_HERE = msgspec.Raw(b"null")  # Placeholder for the body. A large body is copied only once, directly into its place.
 
 
 class _Line(msgspec.Struct, gc=False):

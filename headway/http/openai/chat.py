@@ -100,8 +100,7 @@ def _read_prompt(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes
 
 
 def choices(members: Members, room: int) -> int:
-    """Remove and return the member `n`, the number of choices for each prompt. At most `room` fit into the request. Raises
-    RequestError."""
+    """Remove and return `n`, the number of choices for each prompt, which is at most `room`. Raises RequestError."""
     n: int | None = take_number(members, "n")
     count = 1 if n is None else n
     if not 1 <= count <= MOST_CHOICES:
@@ -120,13 +119,11 @@ def writer(members: Members, model: str, chat: bool, count: int) -> ChoicesWrite
     return ChoicesWriter(model, chat, stream, options is not None and bool(options.include_usage), count)
 
 
-PLAIN = "plain"
-"""Value of the setting that selects the built-in template."""
+PLAIN = "plain"  # Value of the setting that selects the built-in template.
 
 Message = dict[str, str]
 
-Render = Callable[[Sequence[Message]], str]
-"""Renders messages as a single text. Raises BadRequest if the template refuses them."""
+Render = Callable[[Sequence[Message]], str]  # Renders messages as a single text. May raise BadRequest.
 
 RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
 

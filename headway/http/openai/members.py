@@ -24,12 +24,10 @@ from headway.http.problem import encode_openai_error
 from headway.http.server.head import Head, OpenHead, RequestTarget
 from headway.model import RequestOptions
 
-MOST_TEXTS = 2048
-"""Maximum number of texts in a request. OpenAI has the same limit, and some clients send lists of exactly this length."""
+MOST_TEXTS = 2048  # Maximum texts in a request, as in OpenAI's API. Some clients send lists of exactly this length.
 
 MOST_MESSAGES = 4096
-MOST_VALUES = 1 << 15
-"""Maximum number of JSON values in all messages of a request. A message has two values, plus two for each of its parts."""
+MOST_VALUES = 1 << 15  # Maximum JSON values in a request's messages: two per message, and two per part of one.
 
 Members = dict[str, msgspec.Raw]
 Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
@@ -45,16 +43,14 @@ _TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
 _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'))
 """Values of unsupported members that are accepted because they request nothing. `logprobs: 0` does request something."""
 
-Unserved = Mapping[str, str]
-"""Unsupported members, which would change the format of the answer, each with advice."""
+Unserved = Mapping[str, str]  # Unsupported members, which would change the format of the answer, each with advice.
 
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
 def read_members(body: Any) -> Members:
-    """Return the members of a JSON object. If a member occurs more than once, the last one counts. A dict is returned unchanged.
-    Raises BadRequest."""
+    """Return the members of a JSON object, or a dict as it is. Of repeated members, the last counts. Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()

@@ -56,7 +56,7 @@ _UNSERVED = {
 _DROPPED = ("store", "stream_options", "parallel_tool_calls", "max_tool_calls", "truncation")
 
 _HOLE = HOLE.encode()
-_UNSET: dict[str, Any] = {
+_UNSET: dict[str, Any] = {  # Members that the answer repeats; defaults. Some clients don't accept null for a number.
     "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
@@ -67,13 +67,12 @@ _UNSET: dict[str, Any] = {
     "top_p": 1.0,
     "user": None,
 }
-"""Members that the answer repeats from the request, with their defaults. Some clients don't accept null for a number."""
 _TEXTS = ("input_text", "output_text", "text")
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Reasons for an incomplete response, by the target's `finish_reason`."""
 
-SETTLED: dict[str, Any] = {
+SETTLED: dict[str, Any] = {  # Members of each answer, unless the request has other values.
     "background": False,
     "error": None,
     "max_tool_calls": None,
@@ -89,7 +88,6 @@ SETTLED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     **_UNSET,
 }
-"""Members that the answer repeats from the request, with their defaults. Some clients don't accept null for a number."""
 
 
 class _Item(msgspec.Struct, gc=False):

@@ -41,18 +41,13 @@ log = get_logger(__name__)
 
 IDLE, HEAD, BODY, ASKED, DROP, BLOCKED, WAITING, LINGERING, CLOSED = range(9)
 
-REQUESTS_PER_TURN = 4
-"""Number of requests that a connection may start in one turn of the event loop. Further pipelined requests wait for later turns."""
+REQUESTS_PER_TURN = 4  # Requests that a connection may start in a turn of the event loop. Others wait for later turns.
 
-FAR = 4 << 20
-"""Number of bytes that a client with a quota may send ahead of its answers. A hang-up is only noticed while these are being
-read."""
+FAR = 4 << 20  # Bytes that a client with a quota may send ahead of its answers. Reading them reveals a hang-up.
 
-UNCOUNTED = 4_096
-"""Number of bytes that a client may send ahead of its answers before they count towards its quota."""
+UNCOUNTED = 4_096  # Number of bytes that a client may send ahead of its answers before they count towards its quota.
 
-TURNED_AWAY = 64
-"""Number of connections refused over the limit that may linger. Others close right after their answer."""
+TURNED_AWAY = 64  # Number of connections refused over the limit that may linger. Others close right after their answer.
 
 
 class InHand(Protocol):
@@ -314,8 +309,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def linger(self) -> None:
-        """Close the sending side, but continue to read for a moment. Closing with unread bytes would reset the connection, and a
-        client that is still sending might lose the answer (RFC 9112, section 9.6)."""
+        """Close the sending side, but read on for a moment. Closing with unread bytes would reset the connection, and a client
+        that is still sending might lose the answer (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
         self.reader.close()
@@ -330,8 +325,7 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def drop(self) -> None:
-        """Discard the bytes received since the last answer, and read more in the connection's next turn. Without turns, a client
-        that sends megabytes would block the event loop for everyone else."""
+        """Discard received bytes, and read more in the connection's next turn, so that no client can block the loop."""
         self.reader.drop()
         if self.phase == LINGERING:
             self.gate.hold()
@@ -379,10 +373,8 @@ class Connection(asyncio.Protocol):
         self.context.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _keep_ahead(self) -> None:
-        """Buffer bytes that were sent ahead of the current answer, and continue to read so that a hang-up is noticed.
-
-        If there are too many such bytes, the connection stops reading. If its owner has too many, it discards them, and will
-        close."""
+        """Buffer bytes that were sent ahead of the current answer, and keep reading so that a hang-up is noticed. If the
+        connection has too many of them, it stops reading. If its owner has too many, it discards them, and will close."""
         ahead = self.reader.waiting
         quotas = self.context.quotas
         if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):

@@ -23,10 +23,8 @@ from headway.runtime.listening import descriptor_of
 from headway.runtime.protocol_hints import ProtocolHints
 from headway.runtime.request_id import NewId
 
-STREAM_BYTES = 64 * 1024
-"""Size in bytes of the kernel's send buffer for a stream. The default is megabytes, which can hold hours of a quiet stream."""
-STREAM_SILENCE = 30.0
-"""Seconds without an acknowledgement after which a stream ends, because the client's host or network must be gone."""
+STREAM_BYTES = 64 * 1024  # Bytes in the kernel's send buffer of a stream. The default can hold hours of a quiet stream.
+STREAM_SILENCE = 30.0  # Seconds without an acknowledgement after which a stream ends: its client must be gone.
 
 
 class Hangups:
@@ -146,16 +144,12 @@ class Unread:
         return now - self.since > timeout + self._total / slowest or now - self._moved > timeout
 
 
-LINGER = 1.0
-"""Seconds for which a refused client may continue to send."""
+LINGER = 1.0  # Seconds for which a refused client may continue to send.
 
-GRACE = 1.0
-"""Number of idle seconds after which a closing listener closes a connection."""
+GRACE = 1.0  # Number of idle seconds after which a closing listener closes a connection.
 
-LARGE = 1 << 16
-"""Minimum size in bytes of a body or answer that is processed in turns, because it may take tens of milliseconds."""
-SLOWEST = 16_384
-"""Minimum rate in bytes per second at which a client must read its answer or send an upload."""
+LARGE = 1 << 16  # Minimum size in bytes of a body or answer that is processed in turns.
+SLOWEST = 16_384  # Minimum rate in bytes per second at which a client must read its answer or send an upload.
 
 
 class ConnectionContext:

@@ -27,20 +27,16 @@ END = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
-_HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
-"""Start of a TLS handshake: the type and version of its record."""
+_HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")  # Start of a TLS handshake: the type and version of its record.
 _HTTP2 = b"PRI * HTTP/2"
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
-MOST_MEMBERS = 100
-"""Maximum number of members in a query. Parsing a query that fills the header takes several milliseconds, which no quota covers."""
-_MOST_DIGITS = 20
-"""Maximum number of digits in a 64-bit Content-Length."""
+MOST_MEMBERS = 100  # Maximum number of members in a query. Parsing more takes milliseconds that no quota covers.
+_MOST_DIGITS = 20  # Maximum number of digits in a 64-bit Content-Length.
 
-_NAMES = b"/v1/models/", b"/v2/models/"
-"""Prefixes of paths that contain a model's name. The name may contain %2F, because it is never used as a path."""
+_NAMES = b"/v1/models/", b"/v2/models/"  # Prefixes of paths with a model's name, which may contain %2F.
 
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _LOOKED_AT = _LISTS | {
@@ -138,8 +134,8 @@ def _check_fields(head: Head) -> None:
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
-    """Return an error if an incomplete head can't become valid, otherwise None. The first `seen` bytes were accepted by an earlier
-    call. Without this check, a client that speaks another protocol would wait for the header timeout."""
+    """Return an error if an incomplete head can't become valid, otherwise None. An earlier call accepted the first `seen`
+    bytes. Without this check, a client that speaks another protocol would wait for the header timeout."""
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
         good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)

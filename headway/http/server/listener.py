@@ -33,20 +33,16 @@ from headway.runtime.tls_transport import TlsPort
 if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
 
-SWEEP = 0.5
-"""Seconds between two inspections of all connections, unless a configured timeout is shorter."""
-REST = 1.0
-"""Seconds between two inspections while there are no connections."""
+SWEEP = 0.5  # Seconds between two inspections of all connections, unless a configured timeout is shorter.
+REST = 1.0  # Seconds between two inspections while there are no connections.
 
 
 class Listener(ListeningPort):
-    """A listening port. Port 0 lets the system choose.
+    """A listening port. Port 0 lets the system choose. `prefix` is the prefix of the host and port settings' names, for error
+    messages. `make_context` is called within the event loop, and makes the context shared by all connections. `connect` makes a
+    connection from this context."""
 
-    `prefix` is the prefix of the host and port settings' names, for error messages. `make_context` is called within the event loop,
-    and makes the context shared by all connections. `connect` makes a connection from this context."""
-
-    takes_address = True
-    """True if this kind of listener binds an address."""
+    takes_address = True  # True if this kind of listener binds an address.
 
     def __init__(
         self,

@@ -17,17 +17,12 @@ from headway.errors import HEADERS_TOO_LARGE, BadRequest, RequestError
 from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long
 
 _OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-_WRAPPING = 8
-"""Maximum number of bytes on the wire per byte of content. A one-byte chunk needs six."""
+_WRAPPING = 8  # Maximum number of bytes on the wire per byte of content. A one-byte chunk needs six.
 
-FREE_PIECES = 2_048
-"""Number of pieces of any size that a body may have."""
-PIECE_BYTES = 64
-"""Minimum average size in bytes of additional pieces. Real clients send hundreds of bytes or more."""
-_CUT_PIECES = 16
-"""Number of pieces that a cut at an empty line counts as."""
-_STRETCH = 8_192
-"""Number of bytes to feed to the parser between two checks. They may contain a thousand pieces."""
+FREE_PIECES = 2_048  # Number of pieces of any size that a body may have.
+PIECE_BYTES = 64  # Minimum average size in bytes of additional pieces. Real clients send hundreds of bytes or more.
+_CUT_PIECES = 16  # Number of pieces that a cut at an empty line counts as.
+_STRETCH = 8_192  # Number of bytes to feed to the parser between two checks. They may contain a thousand pieces.
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
@@ -90,8 +85,7 @@ class Chunks:
             )
 
     def _check_announced(self, head: bytes) -> None:
-        """Refuse a chunk that announces too many bytes. `head` ends with its size or, if it was split between reads, with the last
-        digits."""
+        """Refuse a chunk that announces too many bytes. `head` ends with its size, or the last digits if reads split it."""
         events = self._events
         events.begun = False
         digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
@@ -102,9 +96,9 @@ class Chunks:
 class _BodyEvents(msgspec.Struct, eq=False):
     """Parser callbacks. They don't refer to their Chunks, because such a cycle would keep a body alive.
 
-    `pieces` has the content since the last `feed`. `size` and `count` are the total number of bytes and of pieces that cause work.
-    `begun` is True until the announced size of the current chunk has been checked. `begun_with` is how many bytes of that chunk
-    have arrived."""
+    `pieces` has the content since the last `feed`. `size` is the total number of bytes, and `count` that of pieces that cause
+    work. `begun` is True until the announced size of the current chunk has been checked, and `begun_with` is how many bytes of
+    that chunk have arrived."""
 
     pieces: list[bytes] = []
     size: int = 0
@@ -129,19 +123,15 @@ class _BodyEvents(msgspec.Struct, eq=False):
         self.complete = True
 
 
-MOST_BUFFERED = 65_536
-"""Number of bytes that a client may send ahead of its answers. A refused body up to this size is read, so that the connection stays
-open."""
-CHUNKED = -1
-"""Placeholder for the length of a chunked body."""
+MOST_BUFFERED = 65_536  # Maximum bytes of data sent ahead of an answer, and of a refused body that is still read.
+CHUNKED = -1  # Placeholder for the length of a chunked body.
 _END = len(END)
 
 
 class HttpReader:
-    """Reader of one connection's requests. A head may have up to `max_header` bytes.
-
-    `buffer` is read next; `ahead` has the bytes that arrived while `buffer` was full. `missing` is the number of unread bytes of
-    the current body, or CHUNKED. `open` is True while that body is incomplete."""
+    """Reads one connection's requests. A head may have up to `max_header` bytes. `buffer` is read next; `ahead` has the bytes
+    that arrived while `buffer` was full. `missing` is the number of unread bytes of the current body, or CHUNKED. `open` is
+    True while that body is incomplete."""
 
     __slots__ = ("_chunks", "_max_header", "_seen", "ahead", "buffer", "missing", "open")
 
@@ -177,8 +167,7 @@ class HttpReader:
         return True
 
     def read_head(self) -> tuple[Head, bytes] | None:
-        """Return the next head and its raw bytes, or None if the head is incomplete. Raises RequestError if the head is malformed,
-        ambiguous or too long; the connection must then close."""
+        """Return the next head and its bytes; None if incomplete. After a RequestError, the connection must close."""
         buffer = self.buffer
         if buffer.startswith(b"\r"):
             buffer = self.buffer = past_blank(buffer)

@@ -14,8 +14,7 @@ from headway.http.server.connection_context import LARGE, ConnectionContext
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""Characters that must not appear in a header value."""
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # Characters that must not appear in a header value.
 
 
 class Writer:

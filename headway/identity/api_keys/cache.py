@@ -6,10 +6,9 @@
 New and revoked keys take effect at the next refresh. Keys expire on time. While the store is unreachable, the cached keys stay
 valid. If the store is damaged, all keys are refused, because a revoked key might look valid.
 
-Changes never wait until all keys have been read. All keys are reread immediately if the store has a different history, for example
-after a failover that lost the last changes. They are also reread every minute, because the change log doesn't include rows that
-were deleted by hand. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`.
-"""
+All keys are reread every minute, because the change log doesn't include rows that were deleted by hand, and immediately if
+the store has a different history, for example after a failover that lost the last changes. Meanwhile, changes still take
+effect. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`."""
 
 from __future__ import annotations
 
@@ -140,8 +139,7 @@ _DAMAGED = "API keys cannot be checked, because their store is damaged"
 
 
 class _Good(msgspec.Struct, eq=False):
-    """Cached result for a valid header value. `packed` is the key as found in the table. If the table's `changes` exceed `upto`,
-    check whether it is still there."""
+    """Cached result for a valid header value. Once the table's `changes` exceed `upto`, check if it still has `packed`."""
 
     id: str
     packed: bytes
@@ -208,9 +206,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer KEY`), or None if there is none.
-
-        Raises RequestError if the store is damaged."""
+        """Return the principal of a header value (`Bearer KEY`), or None. Raises RequestError if the store is damaged."""
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
         header_digest = blake2b(authorization).digest()

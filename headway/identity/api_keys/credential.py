@@ -3,12 +3,10 @@
     hw_live_<id>_<secret><checksum>     a client's key, for the public port
     hw_svc_<id>_<secret><checksum>      a service token, for the admin port
 
-All three parts consist of letters and digits (base 62). The id (12 characters) identifies the key in its store. The secret (22
-characters) has 131 random bits. The checksum (6 characters) is the CRC-32 of everything before it. It provides no protection, but
-distinguishes a typo from a wrong key without a lookup, and lets secret scanners recognise leaked keys.
-
-Stores keep the SHA-256 of a secret. A slow hash would add nothing, because 131 bits can't be guessed.
-"""
+All three parts consist of letters and digits (base 62). The id (12 characters) identifies the key in its store. The secret
+(22 characters) has 131 random bits. Stores keep its SHA-256; a slow hash would add nothing, because 131 bits can't be
+guessed. The checksum (6 characters) is the CRC-32 of everything before it. It provides no protection, but distinguishes a
+typo from a wrong key without a lookup, and lets secret scanners recognise leaked keys."""
 
 from __future__ import annotations
 

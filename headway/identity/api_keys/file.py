@@ -15,8 +15,7 @@
     model_limits = {minilm = {rate = 60, burst = 5}}    # additional limits for a model; burst is optional
 
 All fields from `models` on are optional. The file can be written by hand, or by `headway keys`, which drops comments. Readers never
-see a partial file, because a new file replaces the old one atomically. Writers lock the folder.
-"""
+see a partial file, because a new file replaces the old one atomically. Writers lock the folder."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(KeyStore):
-    """Key store in a TOML file. Deleting a key from the file makes it expire. If `create`, the file is created when the first key
-    is added."""
+    """Key store in a TOML file. A key deleted from the file expires. If `create`, adding the first key creates the file."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self._path, self._create = path, create
@@ -302,5 +300,6 @@ def _seconds(where: str, name: str, value: float | datetime) -> float:
             raise SettingError(f"{where}.{name}", str(value), "has no time zone", hint)
         return value.timestamp()
     if not 0 <= value <= 2e11:
-        raise SettingError(f"{where}.{name}", value, "is not a Unix time", "For example 2027-02-01T12:00:00Z.")
+        hint = "For example 2027-02-01T12:00:00Z."
+        raise SettingError(f"{where}.{name}", value, "is neither a date and time nor a Unix time", hint)
     return value

@@ -1,8 +1,7 @@
 """Issuers whose tokens are accepted. They are read from a TOML file, which docs/security.md describes.
 
 If two issuers could name the same tenant, each could impersonate the other's users. So unless both set `shared_tenants = true`,
-each must have its own tenant, or a tenant prefix that another issuer's tenants can't start with.
-"""
+each must have its own tenant, or a tenant prefix that another issuer's tenants can't start with."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
     """Read the issuers in a file. Raises SettingError if the file can't be read, or an issuer is invalid."""
-    rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
+    rows = read_tables(path, "jwt", _File, "issuers", "Specify a readable file.")
     if not rows:
         raise SettingError("jwt", str(path), "contains no issuers", "Write every issuer as a table [[issuers]].")
     issuers: list[Issuer] = []

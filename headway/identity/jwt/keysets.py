@@ -1,8 +1,6 @@
-"""The public keys of an issuer, which are kept up to date.
-
-A key set is read every few minutes. It is also read as soon as a token names an unknown key, but at most every AGAIN seconds. If
-the issuer is unreachable, or returns something other than a key set, the last known keys stay valid. An empty key set revokes them.
-"""
+"""The public keys of an issuer. Its key set is read every few minutes, and as soon as a token names an unknown key, but for
+such tokens at most every AGAIN seconds. If the issuer is unreachable, or returns something other than a key set, the last
+known keys stay valid. An empty key set revokes them."""
 
 from __future__ import annotations
 
@@ -133,12 +131,11 @@ SOON = 1.0  # Seconds between the first failure and the next read. They double w
 MAX_KEYS = 100
 RSA_BITS = range(2048, 8193)  # Sizes at which RSA keys are neither too weak nor too slow.
 
-_FORMS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+_FORMS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # Fixed fields of a key, and the names of the others.
     "RS256": ({"kty": "RSA"}, ("n", "e")),
     "ES256": ({"kty": "EC", "crv": "P-256"}, ("x", "y")),
     "EdDSA": ({"kty": "OKP", "crv": "Ed25519"}, ("x",)),
 }
-"""Fields of a key for each algorithm: those with the same value in all keys, and the names of the others."""
 
 
 class Key(msgspec.Struct, eq=False):
@@ -257,7 +254,6 @@ class KeySet:
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
     """Return the keys in a JWK set for signatures with `algorithm`, by id. Raises Unreadable if it isn't a JWK set.
-
     Keys for other uses and keys with a repeated id are skipped. Only the public part of a private key is used."""
     try:
         document = json.loads(text.decode())

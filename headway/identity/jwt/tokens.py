@@ -4,9 +4,8 @@ A token only selects its issuer. The issuer's configuration determines the sourc
 Keys in the token and links to keys (jku, x5u, jwk) are ignored. Tokens with critical extensions (crit) are refused, as RFC 7515
 requires of a receiver that doesn't understand them.
 
-Valid tokens are remembered by their SHA-256. They then cost only a lookup, until they expire or their key is removed from the
-issuer's key set. Clients are only told that a token is invalid or expired. The debug log says why, but contains no part of it.
-"""
+Valid tokens are remembered by their SHA-256. They then cost only a lookup, until they expire or their key is removed from
+the issuer's key set. Clients only learn that a token is invalid or expired. The debug log says why, without quoting it."""
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Tokens:
-    """Identity for JSON Web Tokens. `now` returns Unix time. At most `most` tokens are remembered. `again` rereads the issuers, and
-    may raise SettingError."""
+    """Identity for JSON Web Tokens, of which it remembers up to `most`. `now` returns Unix time. `again` rereads the
+    issuers."""
 
     def __init__(
         self,
@@ -86,8 +85,8 @@ class Tokens:
         return len(self._known)
 
     async def open(self) -> None:
-        """Read the key sets. Raises SettingError if a file contains none. A URL may return one later; until then, the issuer's
-        tokens get 503."""
+        """Read the key sets. Raises SettingError if a file has none. Until a URL returns one, its issuer's tokens get
+        503."""
         await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
 
     def start(self, supervisor: Supervisor) -> None:
@@ -100,8 +99,7 @@ class Tokens:
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
-        """Reread the issuers and all their keys. Tokens of an issuer that was removed or changed become invalid. Raises
-        SettingError."""
+        """Reread the issuers and their keys. Tokens of a removed or changed issuer become invalid. Raises SettingError."""
         if self._again is None:
             return
         known, fresh = self._keysets, {}
@@ -126,9 +124,8 @@ class Tokens:
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of an `Authorization` header (`Bearer TOKEN`), or None if the token is invalid.
-
-        Raises RequestError if the token has expired, or its issuer's keys are being read."""
+        """Return the principal of a header value (`Bearer TOKEN`), or None if the token is invalid. Raises RequestError if
+        the token has expired, or its issuer's keys are being read."""
         if len(authorization) > MAX_TOKEN or authorization[:7].lower() != b"bearer ":
             return None
         token = authorization[7:].strip()
@@ -154,7 +151,6 @@ class Tokens:
         return known.principal
 
     def _verified(self, token: bytes, now: float) -> _Known:
-        """Verify the format, issuer, key and signature of a token, and then its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
             raise _TokenRefused("it does not have the form of a signed token")

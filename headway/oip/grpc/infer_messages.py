@@ -64,21 +64,14 @@ from headway.oip.tensors import OUTPUT, NoElements
 _REQUEST = protos.message("inference.ModelInferRequest")
 _RESPONSE = protos.message("inference.ModelInferResponse")
 _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
-_MOST_INTEGERS = 1 << 18
-"""Maximum number of integers in a request's `contents`. Each takes about 20 ns. A 224 × 224 RGB image has fewer."""
-_LONGEST_FRONT = 1024
-"""Maximum size in bytes of the start of a message that is remembered. Clients often send the same start."""
+_MOST_INTEGERS = 1 << 18  # Maximum number in a request's `contents`. Each takes 20 ns. A 224 × 224 RGB image has fewer.
+_LONGEST_FRONT = 1024  # Maximum size in bytes of the start of a message that is remembered. Clients often repeat it.
 _MOST_FORMS = 256
-_MOST_TEXT = 1 << 18
-"""Maximum number of characters in a request's parameters. Each may take six bytes in JSON."""
-_MOST_AT_ONCE = 1 << 20
-"""Maximum size in bytes of an answer with tensors that is joined in one go."""
-_REGION = "shared_memory_region"
-"""Parameter of an input or output whose data are in shared memory."""
+_MOST_TEXT = 1 << 18  # Maximum number of characters in a request's parameters. Each may take six bytes in JSON.
+_MOST_AT_ONCE = 1 << 20  # Maximum size in bytes of an answer with tensors that is joined in one go.
+_REGION = "shared_memory_region"  # Parameter of an input or output whose data are in shared memory.
 _TENSORS = ValueKind.TENSORS
-
-_AS_THEY_ARE = ("BOOL", "FP32", "FP64")
-"""Datatypes whose typed data are already in binary form."""
+_AS_THEY_ARE = ("BOOL", "FP32", "FP64")  # Datatypes whose typed data are already in binary form.
 
 
 def infer_reader(settings: Settings) -> Reader:
@@ -149,9 +142,8 @@ def _charged_for(decoded: int, input: Value | list[Value]) -> int:
 
 
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
-    """Writes the answer to one request. It doesn't refer to the inputs.
-
-    `shape` is the shape of an output that isn't tensors. `wanted` has the requested outputs; empty means all."""
+    """Writes the answer to one request, without keeping the inputs in memory. `shape` is the shape of an output that isn't tensors.
+    `wanted` has the requested outputs; empty means all."""
 
     model: str
     id: str
@@ -187,10 +179,9 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Form(NamedTuple):
-    """The form of a request with one tensor: the whole message except the data at its end.
-
-    `front` is the message up to the data, `opening` the packed value up to the data, and `model` the model's name in the message,
-    or "". `inputs`, `outputs` and `settings` are those that the model had when the message was checked."""
+    """The form of a request with one tensor: all but the data at its end. `front` is the message up to the data, `opening` the packed
+    value up to the data, and `model` the model's name in the message, or "". `inputs`, `outputs` and `settings` are those that the
+    model had when the message was checked."""
 
     front: bytes
     model: str
@@ -228,8 +219,7 @@ def _form_of(
 
 
 class _KnownAnswer(NamedTuple):
-    """The form of an answer: for each tensor, the bytes before its data and where these are in the output's value; and the value's
-    length."""
+    """An answer's form: each tensor's bytes before its data, with the data's place in the output's value; and the value's length."""
 
     parts: Sequence[tuple[bytes, slice]]
     length: int
@@ -277,8 +267,8 @@ def front_of(body: bytes) -> Any:
 
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Return a request's message, and its raw contents. For a large request, the message doesn't contain them. Raises BadRequest if
-    the bytes aren't such a message, or would take too long to decode."""
+    """Return a request's message and its raw contents; a large message is returned without them. Raises BadRequest if the bytes
+    aren't such a message, or would take too long to decode."""
     if len(body) <= SHORT:
         message = protos.read(_REQUEST, body)
         return message, message.raw_input_contents
@@ -374,8 +364,7 @@ def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
 
 def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], limit: int) -> list[Data]:
     """Return the data of each input in binary form. `heads` are the checked heads. Typed data may have up to `limit` bytes. Raises
-    BadRequest or PayloadTooLarge if data are missing, are given in both forms, are too large, or don't match the datatype and
-    shape."""
+    BadRequest or PayloadTooLarge if data are missing, given in both forms, too large, or don't match their heads."""
     if raw:
         return _raw(inputs, raw)
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)

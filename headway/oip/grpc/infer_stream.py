@@ -4,9 +4,8 @@
 
 The next message is read once the previous one has had its turn and there is room for it. A message's bytes are charged to its tenant
 until its answer has been sent. If that would be too many bytes for the tenant, the message uses the room that the stream reserved for
-reading, and nothing more is read until its answer has been sent. So a client that writes too fast is slowed down but never refused.
-
-A failed request is answered with its error. The answer's parameters contain what a unary call reports in its trailing metadata.
+reading, and nothing more is read until its answer has been sent. So a client that writes too fast is slowed down but never refused. A
+failed request is answered with its error. The answer's parameters contain what a unary call reports in its trailing metadata.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ _INFERRED = protos.message("inference.ModelInferResponse")
 
 
 class Item:
-    """One request on a stream. `call` is the unary call that runs it.
-
-    `error` is why the request wasn't submitted. If `final`, its last answer is marked as such. `held` is the number of bytes
-    charged for the request. An `alone` request is charged nothing: it uses the stream's room for reading, and nothing more is read
-    until its answer is sent. `left` is set once the answer is sent."""
+    """One request on a stream, and the unary `call` that runs it. `error` is why it wasn't submitted. If `final`, its last answer is
+    marked as such. `held` is the number of bytes charged for it. An `alone` request is charged nothing: it uses the room that the
+    stream reserved for reading, and nothing more is read until its answer is sent. `left` is set once the answer is sent."""
 
     __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
 
@@ -51,17 +48,12 @@ class Item:
         self.left = asyncio.Event()
 
 
-Items = asyncio.Queue[Item | None]
-"""The requests of a stream in order, and None at the end."""
+Items = asyncio.Queue[Item | None]  # The requests of a stream in order, and None at the end.
 Begun = dict[asyncio.Task[bytes], Item]
 
 _TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
-
-_FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToString())
-"""The parameter that marks a request's last answer. It is appended to the answer."""
-
-MOST_ITEMS = 256
-"""Maximum number of a stream's requests in progress. Once it is reached, nothing more is read."""
+_FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToString())  # Marks a last answer.
+MOST_ITEMS = 256  # Maximum number of a stream's requests in progress. At the maximum, nothing more is read.
 
 
 class InferStreamCall(StreamCall):
@@ -212,7 +204,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 
 
 def _id_and_final(body: bytes) -> tuple[str, bool]:
-    """Return a request's own id, and True if its last answer must be marked. Return ("", False) if the message is unreadable."""
+    """Return the id that a request carries, and True if its last answer must be marked; ("", False) for an unreadable message."""
     try:
         request = front_of(body)
     except BadRequest:

@@ -1,8 +1,8 @@
 """Splits a large ModelInfer message before it is decoded.
 
-Protobuf decodes a message in a single call. A message of tiny members would block the event loop for up to 30 ns per byte. So the
-members of a large message are first counted, by skipping over their lengths. There may be at most MOST_MEMBERS of them, and only data and
-parameters may be long. Raw contents are neither decoded nor copied.
+Protobuf decodes a message in a single call. For a message of tiny members, that would block the event loop for up to 30 ns per byte. So
+the members of a large message are counted first, skipping their contents. There may be at most MOST_MEMBERS, and only data and parameters
+may be long. Raw contents are neither decoded nor copied.
 """
 
 from __future__ import annotations
@@ -23,33 +23,23 @@ def _tag(kind: Any, name: str) -> int:
 
 
 _PARAMETERS, _INPUTS, RAW = (_tag(_REQUEST, name) for name in ("parameters", "inputs", "raw_input_contents"))
-_NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_version", "id"))
-"""Members that are strings, which decode fast at any length."""
+_NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_version", "id"))  # Strings: always fast.
 _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
 """Typed data that protobuf copies unchanged, so that their length hardly matters."""
 _VALUE = 2 << 3 | 2
+_FIXED = {1: 8, 5: 4}  # Size in bytes of members that have no length prefix, by wire type.
 
-_FIXED = {1: 8, 5: 4}
-"""Size of members that have no length prefix, by wire type."""
-
-MOST_MEMBERS = 1024
-"""Maximum number of members in a large message, including those of its inputs and parameters. 64 inputs and outputs have about
-600."""
-_MOST_FRONT = 1 << 15
-"""Maximum size in bytes of a large message, not counting its data and parameters."""
-MOST_TYPED = 1 << 20
-"""Maximum size in bytes of `contents` that aren't copied unchanged."""
+MOST_MEMBERS = 1024  # Maximum number in a large message, including its inputs' own. 64 inputs and outputs have 600.
+_MOST_FRONT = 1 << 15  # Maximum size in bytes of a large message, not counting its data and parameters.
+MOST_TYPED = 1 << 20  # Maximum size in bytes of `contents` that aren't copied unchanged.
 
 Data = bytes | memoryview
-
-
-_Member = tuple[int, int, int, int]
-"""A member of a message: its tag, and the positions of its start, content and end."""
+_Member = tuple[int, int, int, int]  # A member: its tag, and the positions of its start, content and end.
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of these. Raises BadRequest if the message would take long to decode."""
+    """Return a message without its raw contents, and views of those. Raises BadRequest if decoding the message would take long."""
     walk = _Walk(body)
     others: list[Data] = []
     raw: list[Data] = []

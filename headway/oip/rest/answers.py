@@ -19,16 +19,11 @@ from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import OUTPUT, check_outputs, element_of, head_of, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
-
-
-CODE_FIELD = "x-headway-error"
-"""Header field with the error code. The protocol's error body has no member for it."""
+CODE_FIELD = "x-headway-error"  # Header field with the error code, which the protocol's error body has no member for.
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _Unset = msgspec.UnsetType
-_SMALL = 1 << 13
-"""Maximum size in bytes of numbers that are converted to JSON in one go."""
-_LARGEST = 10**12
-"""Placeholder for an unknown size. No size has more digits."""
+_SMALL = 1 << 13  # Maximum size in bytes of numbers that are converted to JSON in one go.
+_LARGEST = 10**12  # Placeholder for an unknown size. No size has more digits.
 
 
 class _DataSize(msgspec.Struct, gc=False):
@@ -61,10 +56,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Answerer(msgspec.Struct, frozen=True, gc=False):
-    """Writes the answer to one request.
-
-    `shape` is the shape of the input, and also of the output. `gives` is the kind of value that the model returns, or None if
-    unknown. `wanted` has the requested tensors; empty means all."""
+    """Writes the answer to one request. `shape` is the shape of the input, and also of the output. `gives` is the kind of value that
+    the model returns, or None if unknown. `wanted` has the requested tensors; empty means all."""
 
     model: str
     shape: tuple[int, ...] = (1,)
@@ -137,7 +130,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _encode(_Answer(self.model, version, outputs, id, tokens))
 
     def _packed(self, version: str, tokens: _Tokens, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
-        """Yield the JSON object and the data. The object's length is announced first, so the object is padded to `length` bytes."""
+        """Yield the JSON object and the data. The object is padded to `length` bytes, the length that was already announced."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))
@@ -185,7 +178,7 @@ def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[byt
 
 
 class _Form(NamedTuple):
-    """The form of a small binary answer. `places` are the places of the data in the output's value, which has `length` bytes."""
+    """The form of a small binary answer. `places` says where its data are in the output's value, which has `length` bytes."""
 
     fields: bytes
     document: bytes

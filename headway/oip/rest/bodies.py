@@ -55,13 +55,9 @@ from headway.oip.model_tensors import (
 )
 from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
 
-LENGTH_FIELD = "Inference-Header-Content-Length"
-"""Header field with the length in bytes of the JSON object, in requests and answers."""
-
-_SHORT = 200
-"""Maximum size in bytes of parameters or of a shape that is cached."""
+LENGTH_FIELD = "Inference-Header-Content-Length"  # Length in bytes of the JSON object, in requests and answers.
+_SHORT = 200  # Maximum size in bytes of parameters or of a shape that is cached.
 _LONGEST_SHAPE = 24 * MOST_AXES
-
 _LONGEST_OUTPUTS = 1 << 15
 
 _Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -110,8 +106,7 @@ class AskedOutput(msgspec.Struct, gc=False):
 
 
 _take_input = struct_reader(AskedInput, ("shape", "data"))
-take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))
-"""Converts the members of a JSON object to a LongRequest. Raises BadRequest."""
+take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))  # Raises BadRequest.
 
 
 def array_of(kind: Any) -> Any:
@@ -181,7 +176,7 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
 
 
 def parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> tuple[Wishes, bytes]:
-    """Return what the client requests in up to `limit` parameters, and the target's parameters as JSON. Raises BadRequest."""
+    """Return the client's wishes and the target's parameters as JSON, from up to `limit` parameters. Raises BadRequest."""
     if raw is ABSENT:
         return NONE, b""
     text = bytes(raw)
@@ -250,8 +245,7 @@ def _figure(raw: msgspec.Raw) -> object:
         return None
 
 
-_MOST_CACHED = 1024
-"""Maximum size in bytes of a JSON object that is cached, if all data follow it. Clients often send the same object."""
+_MOST_CACHED = 1024  # Maximum size in bytes of a JSON object that is cached if binary data follow. Clients repeat it.
 _MOST_OBJECTS = 256
 _EMPTY = msgspec.Raw(b"[]")
 Specs = tuple[TensorSpec, ...]
@@ -265,10 +259,8 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Parsed(msgspec.Struct, frozen=True, gc=False):
-    """The JSON object of a request: its inputs, their checked heads, and members of the TensorsRequest.
-
-    `size` is the number of data bytes that must follow, or -1 unless all data follow and can be packed unchanged. `opening` is the
-    packed value up to these data."""
+    """The JSON object of a request: its inputs, their checked heads, and members of the TensorsRequest. If all data follow and can be
+    packed unchanged, `size` is their number of bytes, and `opening` the packed value up to them. Otherwise `size` is -1."""
 
     id: str | None
     wishes: Wishes
@@ -281,10 +273,9 @@ class _Parsed(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorsRequest(msgspec.Struct, gc=False):
-    """An inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` has the packed inputs.
-
-    The answer repeats `id`, which may be None or empty. `parameters` has the parameters for the target as JSON text, or is empty.
-    `wanted` has the requested outputs; empty means all. `shape` is the shape of the output if the model doesn't return tensors."""
+    """An inference request for a model that takes tensors, from an HTTP body or a gRPC message. `value` has the packed inputs. The
+    answer repeats `id`, which may be None or empty. `parameters` has the target's parameters as JSON, or is empty. `wanted` has the
+    requested outputs; empty means all. `shape` is the shape of the output if the model doesn't return tensors."""
 
     id: str | None
     value: Tensors
@@ -388,8 +379,8 @@ def _checked(
 
 
 def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
-    """Return the packed value of data at the end of a body or message. `opening` is the value up to the data. A large body is in
-    writable memory of its own, so the opening is written in front of the data. Other data are copied."""
+    """Return the packed value of the data at the end of a body or message. `opening` is the value up to the data. In a large body,
+    which has its own writable memory, the opening is written in front of the data. In other bodies, the data are copied."""
     padding, room = -len(data) % ALIGNED, memoryview(data.obj)
     begin = len(room) - len(data) - len(opening)
     if padding or begin < 0 or room.readonly:

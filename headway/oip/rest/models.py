@@ -34,9 +34,8 @@ from headway.oip.rest.requests import check_version
 
 
 class ShownModels:
-    """A gateway's models, as exposed on a port. `ready` returns True if this process should get traffic.
-
-    If `anonymous`, the service has no credentials, and statistics cover the whole process; otherwise they are per tenant."""
+    """A gateway's models, as exposed on a port. `ready` returns True if this process should get traffic. If `anonymous`, the service has
+    no credentials, and statistics cover the whole process; otherwise they are per tenant."""
 
     def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
         self._gateway, self._served = gateway, gateway.served
@@ -94,7 +93,7 @@ class ShownModels:
 
 
 def routes(models: ShownModels, known: Authentication) -> list[Route]:
-    """Return the routes. `known` admits only authenticated principals."""
+    """Return the routes. Those wrapped in `known` admit only authenticated principals."""
     on = _Service(models)
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
@@ -116,7 +115,7 @@ _LOADING = "clients cannot load or unload models; start a worker for a model ins
 _TRACING = "clients cannot change trace settings; to trace a request, send `traceparent` with it"
 _MEMORY = "shared memory is not supported; send the inputs' data in the body"
 _GENERATE = "generate is not supported; send the text to /v2/models/MODEL/infer, or to /v1/completions"
-_NOT_OFFERED = {
+_NOT_OFFERED = {  # Paths of other servers' extensions, which look like names of models, and their error messages.
     "/v2/repository/models/{model:path}/load": _LOADING,
     "/v2/repository/models/{model:path}/unload": _LOADING,
     "/v2/trace/setting": _TRACING,
@@ -127,7 +126,6 @@ _NOT_OFFERED = {
     "/v2/models/{model:path}/generate": _GENERATE,
     "/v2/models/{model:path}/generate_stream": _GENERATE,
 }
-"""Paths of other servers' extensions, each with its error message. They would look like names of models."""
 
 
 def _not_offered(why: str) -> Handler:

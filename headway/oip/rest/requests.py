@@ -1,7 +1,7 @@
 """Bodies of inference requests: a JSON object, which may be followed by the inputs' binary data.
 
-If binary data follow, the header field Inference-Header-Content-Length has the length of the object. A length of 0 means that the whole
-body is one element without a length prefix. Bodies for models that take tensors are decoded in `bodies`.
+If binary data follow, the header field Inference-Header-Content-Length has the length of the object; 0 means that the whole body is one
+element without a length prefix. `bodies` decodes bodies for models that take tensors.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class InferRequest(msgspec.Struct, gc=False):
-    """An inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
-
-    The answer repeats `id`, which may be None or empty. `parameters` has the target's parameters as JSON, or is empty. `wishes`
-    includes the form of the output. `wanted` has the requested tensors; empty means all."""
+    """An inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message. The answer repeats `id`, which
+    may be None or empty. `parameters` has the target's parameters as JSON, or is empty. `wishes` includes the form of the output.
+    `wanted` has the requested tensors; empty means all."""
 
     id: str | None
     shape: tuple[int, ...]
@@ -85,8 +84,7 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the request's exchange. `takes` is the kind of value that the model takes. Raises RequestError if the input isn't
-        of that kind."""
+        """Return the exchange with a model that takes `takes`. Raises RequestError if the input isn't of that kind."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)
@@ -307,8 +305,7 @@ def with_version(options: RequestOptions, version: str | None) -> RequestOptions
 
 
 def check_version(known: KnownModels, model: str, version: str | None) -> None:
-    """Raise RequestError if the model doesn't have this version, or if its versions are currently unknown. None means any
-    version."""
+    """Raise RequestError if the model lacks this version (None means any), or if its versions are currently unknown."""
     if version is not None and model in known and version not in known[model].reported:
         failure = known.refusal(model, version)
         if failure is not None:

@@ -1,4 +1,4 @@
-"""Placement of models on GPUs: what is loaded, where, and what makes room."""
+"""Placement of models on GPUs: what is loaded where, and what is unloaded to make room."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def placed(gpus: int, room: int, *models: str, warm_at: float = 0.0, **min_warm:
 
 
 def hot(load: float) -> Placement:
-    """Placement of one GPU with room for one of two models, of which only the hot one has been asked for."""
+    """Return the placement of one GPU with room for one of two models. Only the hot one has had requests."""
     placement = Placement(["g0"], 1, {"hot": 0, "rare": 0})
     placement.loaded("g0", "hot", load, -1000.0)
     for look in range(200):
@@ -191,7 +191,7 @@ def test_a_move_that_another_process_was_faster_with_is_taken_back() -> None:
 
 @pytest.fixture
 def hung() -> Placement:
-    """Placement of one GPU with room for one model, on which the load of one of two has begun at 0 s and hangs."""
+    """One GPU with room for one of two models. A load of one of them began at 0 s and hangs."""
     placement = Placement(["g0"], 1, {"hung": 0, "cold": 0})
     assert [move.model for move in placement.look(asked(hung=1.0), {}, 0.0)] == ["hung"]
     return placement

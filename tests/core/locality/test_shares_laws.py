@@ -1,4 +1,4 @@
-"""Shares of GPUs that hold several models: fair turns, whatever is asked, floods, fails, hangs or dies."""
+"""Sharing of GPUs by several models: turns stay fair through floods, failed or hanging loads, and deaths."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ QUEUE = 2000
 
 
 class SharedGpuLaws(RuleBasedStateMachine):
-    """GPUs with models, played in steps of a batch: loads take their time, fail or hang, and processes die while they are warm."""
+    """Simulates GPUs with models, batch by batch. Loads take time, fail or hang, and warm processes die."""
 
     @initialize(gpus=st.integers(1, 3), room=st.integers(1, 3), models=st.integers(2, 5), kept=st.booleans())
     def begin(self, gpus: int, room: int, models: int, kept: bool) -> None:
@@ -56,7 +56,7 @@ class SharedGpuLaws(RuleBasedStateMachine):
 
     @rule(model=st.integers(0, 4), how=st.sampled_from(("broken", "hangs", "well")))
     def change(self, model: int, how: str) -> None:
-        """Have the loads of a model fail or hang from now on, or succeed again."""
+        """Make the loads of a model fail or hang from now on, or succeed again."""
         name = self.names[model % len(self.names)]
         self.broken.discard(name)
         if how == "broken":
@@ -70,7 +70,7 @@ class SharedGpuLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.warm)
     @rule(place=st.integers(0, 8))
     def die(self, place: int) -> None:
-        """Have a process that is warm die, and not come back."""
+        """Kill a warm process, which doesn't come back."""
         gpu, model = sorted(self.warm)[place % len(self.warm)]
         self._leave(gpu, model)
         self.placement.failed(gpu, model, self.now)
@@ -83,7 +83,7 @@ class SharedGpuLaws(RuleBasedStateMachine):
             self._step()
 
     def _step(self) -> None:
-        """Play the time between two looks."""
+        """Simulate the time between two looks."""
         self.now += LOOK
         for name, rate in self.rates.items():
             self.waiting[name] = min(self.waiting[name] + rate * LOOK, QUEUE)
@@ -111,7 +111,7 @@ class SharedGpuLaws(RuleBasedStateMachine):
         before.append(self.now)
 
     def _run(self, gpu: str) -> dict[str, float]:
-        """Run batches on a GPU until the next look; returns the seconds of each model."""
+        """Run batches on a GPU until the next look. Returns the seconds that each model got."""
         had: dict[str, float] = dict.fromkeys((model for place, model in self.warm if place == gpu), 0.0)
         for _ in range(int(LOOK / BATCH)):
             order = self.turns[gpu].order([Contender(one, 1.0, BATCH, self.waiting[one] >= 1.0) for one in had])
@@ -157,7 +157,7 @@ class SharedGpuLaws(RuleBasedStateMachine):
 
     @invariant()
     def loads_are_no_storm(self) -> None:
-        """Each place gets a load per residence at most, but for those that fail, whose pauses double."""
+        """Each place gets at most one load per residence, plus the retries of failed loads, whose pauses double."""
         if not hasattr(self, "loads"):
             return
         tries = len(self.names) * (2 + math.log2(LONGEST_PAUSE) + self.now / LONGEST_PAUSE)
@@ -165,7 +165,7 @@ class SharedGpuLaws(RuleBasedStateMachine):
         assert self.loads.total() <= tries * (1 + self.troubles) + stays
 
     def teardown(self) -> None:
-        """Whoever is asked for is served again within a bounded time once all is well."""
+        """Once all loads succeed again, every model with requests is served within a bounded time."""
         if not hasattr(self, "names"):
             return
         self.broken.clear()
@@ -227,7 +227,7 @@ def test_a_contender_is_what_its_queue_says() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 3.0)), min_size=2, max_size=6), st.data())
 def test_nobody_waits_long_for_batches_of_other_models(models: list[tuple[float, float]], data: st.DataObject) -> None:
-    """While a model waits, each other one gets at most its batch, the lead, and one batch more."""
+    """While a model waits, each other model gets at most one batch, its lead, and one more batch."""
     turns = FairOrder()
     for _ in range(data.draw(st.integers(0, 20))):
         number = data.draw(st.integers(0, len(models) - 1))

@@ -997,6 +997,9 @@ class Gateway:
                     self._end_follower(pending, reply)
                     continue
                 if failure.reason == failures.CANCELLED:
+                    self._withdraw(
+                        pending
+                    )  # It may have been offered again, after the cancellation and before this reply.
                     self._leave(pending, reply)
                     continue
                 if failure.code == errors.NO_WORKERS:

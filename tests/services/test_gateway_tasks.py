@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -198,6 +199,32 @@ async def test_a_task_cancelled_while_offered_stays_unknown(fleet: Fleet, at: in
     assert [await gateway.outcome(TENANT, asked.id) for gateway in fleet.gateways] == [None, None]
     assert asked.replies == []
     assert key or fleet.runs("a") == 0
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+@pytest.mark.fleet(max_batch=1)
+async def test_a_task_offered_again_after_another_took_its_id_and_both_were_deleted_is_gone(
+    fleet: Fleet, key: str
+) -> None:
+    """The broker knows a submission again only until another one takes its id."""
+    await busy(fleet)
+    there = fleet.gateways[1]
+    await fleet.server.fail("lose")
+    asked = fleet.ask("a", task=True, key=key)
+    await asyncio.sleep(0.1)
+    [offer] = fleet.server.named("enqueue")[-1][2]
+    other = msgspec.structs.replace(offer, input="b", gateway=there.name, nonce=offer.nonce + 1, dedup_keys=())
+    broker, offers = fleet.server.inner, len(fleet.server.named("enqueue"))
+    await broker.cancel_task(TENANT, asked.id)
+    await broker.enqueue([other])
+    await broker.withdraw([other.submission], there.name)
+    fleet.server.script = lambda name: (
+        "refuse" if name == "replies" and len(fleet.server.named("enqueue")) == offers else None
+    )
+    await fleet.server.become("fine")
+    assert await fleet.answered(asked) == [errors.NOT_FOUND]
+    await asyncio.sleep(0.1)
+    assert [await gateway.outcome(TENANT, asked.id) for gateway in fleet.gateways] == [None, None]
 
 
 async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet) -> None:

@@ -13,9 +13,10 @@ from uuid import UUID
 
 from headway.app.input_policy import PolicyResource
 from headway.app.stores import postgres_needed
+from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.bulk.job_run import JobContext
-from headway.bulk.jobs import BulkJobs, Feeder
+from headway.bulk.jobs import BulkJobs
 from headway.bulk.lines import Turns
 from headway.bulk.seat_runner import SeatRunner
 from headway.config import Settings
@@ -66,7 +67,8 @@ def make_bulk_jobs(
 
 
 def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
-    """Return the models that a job's API key allows (if unknown: the job's), or None if the key is no longer valid."""
+    """Return the models that a job's API key allows, or None if the key is no longer valid. If it can't be looked up, return
+    the last known models, which are in `job`."""
     if keys is None or not job.key:
         return job.models
     try:

@@ -19,7 +19,7 @@ from headway.telemetry.figures import ProcessFigures
 from headway.version import __version__
 
 if TYPE_CHECKING:
-    from headway.bulk.jobs import Feeder
+    from headway.bulk.feeder import Feeder
     from headway.controller.controller import Controller
     from headway.gateway.gateway import Gateway
     from headway.gateway.input_gate import InputGate
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headway.worker.pool import Workers
 
 
-KEYS_OLD = 5.0  # Age of API keys in seconds from which their store counts as unavailable. They are read every second.
+KEYS_OLD = 5.0  # Age of API keys in seconds at which their store counts as unavailable. They are read every second.
 
 
 class OpenPort(Protocol):
@@ -94,14 +94,15 @@ class FigureSource(msgspec.Struct, kw_only=True):
         return {store: trouble for store, trouble in troubles.items() if trouble}
 
     def _worker_label(self, worker: str) -> str:
-        """Return a worker's id without the process id, with which each restart would add new labels."""
+        """Return a worker's id without the process id, because otherwise each restart would add new labels."""
         own = f"{self.process_name}/"
         return f"{self.host}/{worker.removeprefix(own)}" if self.process_name and worker.startswith(own) else worker
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Return the number of healthy workers that the fleet should have, or 0 if unknown. A process that is the whole fleet can tell
-    without the setting, except if its GPUs hold several models (some are then cold) or the autoscaler changes the number."""
+    """Return the number of healthy workers that the fleet should have, or 0 if unknown. Unless `expected_workers` is
+    set, it is only known if this process is the whole fleet, its GPUs don't hold several models (some would be cold), and no
+    autoscaler changes it."""
     scaled = settings.autoscale != NONE
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
         return settings.expected_workers
@@ -152,7 +153,7 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Return each model's settings that must be the same on all gateways. Workers report a setting only if it is on."""
+    """Return each model's settings that must be the same on all gateways. Without a gateway, only return those that are on."""
     if not (parts.gateway or parts.batchers):
         return {}
     values = {

@@ -114,7 +114,7 @@ class AcceptedRequests:
 
 
 class LedgerWriter:
-    """Observer that writes the ledger. If so set, requests in `held` get rows even before they end. `wall` returns Unix time."""
+    """Observer that writes the ledger. The settings decide if requests in `held` get rows early. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -136,12 +136,13 @@ class LedgerWriter:
         self._noted = 0  # Number of requests in the notes.
         self._unended: list[tuple[float, float, PendingRequest]] = []  # Notes of first inputs, until their lists end.
         self._refusals = RefusalCounts()
-        accepted = AcceptedRequests(self._tiers, clock, wall, PendingTable() if held is None else held)
-        self._accepted = accepted if settings.ledger_rows == ALL_ROWS else None
+        self._accepted: AcceptedRequests | None = None
+        if settings.ledger_rows == ALL_ROWS:
+            self._accepted = AcceptedRequests(self._tiers, clock, wall, PendingTable() if held is None else held)
         self._records: deque[LedgerRecord] = deque()  # Unconfirmed records. The bulk being written comes first.
         self._content_size = 0
         self._bulk = FIRST_BULK  # Maximum number of records in the next bulk.
-        self._pace = 0.0  # Seconds for each record in the last bulk.
+        self._pace = 0.0  # Seconds that each record of the last bulk took.
         self._suspect: LedgerRecord | None = None  # First record of the last bulk that the ledger refused.
         self._failures, self._many = 0, asyncio.Event()
         self._there_are_records = asyncio.Event()
@@ -262,7 +263,7 @@ class LedgerWriter:
             self._there_are_records.set()
 
     def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
-        """Record a request that ended at time `ended`, which is `at` in Unix time, or wait for the outcome of its list."""
+        """Record a request, or wait for its list's outcome. The request ended at `ended`, which is `at` in Unix time."""
         if self._accepted is not None:
             self._accepted.ended(request)
         if request.several is not None and (whole := request.whole) is not None and not whole.ended:
@@ -361,7 +362,7 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Halve a refused bulk until the bad record is alone. Drop it if it is refused twice; it may have been damaged once."""
+        """Halve a refused bulk until the bad record is alone. Drop that record only if it is refused again."""
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
             self._bulk = max(1, len(bulk) // 2)

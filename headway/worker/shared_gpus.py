@@ -44,7 +44,7 @@ Started = Callable[[float | str], None]  # Called after each start with the seco
 
 
 class MakeBatcher(Protocol):
-    """Builds the batcher for GPU number `index` over a broker."""
+    """Builds the batcher for GPU number `index`, which claims from `broker`."""
 
     def __call__(self, index: int, broker: WorkSource, started: Started = ...) -> Batcher: ...
 
@@ -66,8 +66,8 @@ class SharedModel(msgspec.Struct, frozen=True):
 class AbsentModels:
     """Heartbeats for models that aren't loaded. They tell gateways that clients can ask for these models.
 
-    `batchers` are those of the loaded models, by GPU and model; the pool adds and removes them. Models whose last load failed
-    have an entry in `faults`, the error. Set `ended` once the process won't load any more models."""
+    `batchers` are those of the loaded models, by GPU and model; the pool adds and removes them. `faults` has the error
+    of each model whose last load failed. Set `ended` once the process won't load any more models."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class AbsentModels:
                     await self.report([name])
 
     async def report_offline(self) -> None:
-        """Report all models that aren't loaded as offline, because the process ends."""
+        """Before the process ends, report as offline every model that isn't loaded."""
         async with self._sending:
             with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
                 for gpu, model in sorted(self._reported):
@@ -144,7 +144,7 @@ class AbsentModels:
                 self._reported.clear()
 
     def heartbeat(self, worker: WorkerInfo) -> WorkerInfo:
-        """Return the heartbeat for an offline worker whose model can be loaded again: it is cold, drained, or failed to load."""
+        """Return the heartbeat of an offline worker whose model can be loaded again. Its status is cold, drained or failed."""
         if self.held:
             return replace(worker, status=WorkerStatus.DRAINED, reason=BY_OPERATOR)
         fault = self.faults.get(worker.model)
@@ -204,7 +204,6 @@ class SharedGpus:
         self._serving = ServingBatchers()
         self._moving = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
-        self._winding_down = False
         self._looks = 0
         self._plan({})
 
@@ -281,7 +280,7 @@ class SharedGpus:
 
     def _end(self) -> None:
         """Start no more loads. Models that leave a GPU become offline, because this process won't load them again."""
-        self._winding_down = self._absent.ended = True
+        self._absent.ended = True
         for turns in self._turns.values():
             turns.evicted.clear()
 
@@ -305,13 +304,13 @@ class SharedGpus:
             self._placement.loaded(gpu, model, outcome, self._clock())
             if self._absent.faults.pop(model, None):
                 self._begin(self._absent.report([model]))
-        elif self._supervisor is not None and not self._winding_down:
+        elif self._supervisor is not None and not self._absent.ended:
             self._placement.failed(gpu, model, self._clock())
             self._absent.faults[model] = outcome
             self._begin(self._leave(gpu, model))
 
     async def _look_on(self) -> None:
-        while not self._winding_down:
+        while not self._absent.ended:
             await asyncio.sleep(until_tick(CHECK_LOADS_EVERY))
             with contextlib.suppress(BrokerUnavailable):
                 await self._look()
@@ -329,7 +328,7 @@ class SharedGpus:
             await self._absent.report(self._models)
             return
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
-        if self._winding_down:
+        if self._absent.ended:
             return
         for gpu in {gpu for (gpu, _), batcher in self._on.items() if batcher.lost}:
             self._placement.lose(gpu)
@@ -370,7 +369,7 @@ class SharedGpus:
             self._counters.evictions[move.reason] += 1
         if move.evicts and (move.gpu, move.evicts) in self._on:
             await self._leave(move.gpu, move.evicts)
-        if self._supervisor is not None and not self._winding_down:
+        if self._supervisor is not None and not self._absent.ended:
             batcher = self._add(move.gpu, move.model)
             self._serving[batcher] = batcher.run(self._supervisor)
 
@@ -402,7 +401,8 @@ class SharedGpus:
         return waiting
 
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
-        """Return each model's GPU count in other processes, and True if one of those is loading it and isn't overdue."""
+        """Return, for each model, how many GPUs serve it in other processes (shared ones count in part), and True if one of
+        them is loading it and isn't overdue."""
         others = [worker for worker in workers if worker.worker_id not in self.slots and worker.queue in self._queues]
         now, begun = self._clock(), self._others_begun
         starting = [worker for worker in others if worker.status is WorkerStatus.STARTING]

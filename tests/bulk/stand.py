@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.bulk.job_run import JobContext
-from headway.bulk.jobs import Feeder
 from headway.bulk.lines import AskedLine, Making, NotYet, Turns
 from headway.core.json_pages import Steps
 from headway.errors import StoreUnavailable

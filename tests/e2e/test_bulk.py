@@ -19,10 +19,10 @@ from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import RedisServer, lacking
 from tests.servers.s3 import S3Server
 
-LINES = 600
+LINES = 450
 TARGET = "tests.targets.journal:Slow"
 BRIEF = {
-    "headway.bulk.jobs.LEASE": 5.0,
+    "headway.bulk.feeder.LEASE": 5.0,
     "headway.bulk.job_run.LEASE": 5.0,
     "headway.bulk.job_run.RENEW": 1.5,
     "headway.bulk.job_run.PAUSE": 1.0,

@@ -1,9 +1,8 @@
 """Entry point of both `headway` and `python -m headway`.
 
-A serving process ignores SIGHUP before it imports other modules. By default, the signal would end the process, and a process manager
-may send it right after the start. The garbage collector is off during imports. Imported objects stay alive anyway, and scanning them
-repeatedly takes a tenth of the start-up time.
-"""
+A serving process ignores SIGHUP before it imports other modules. By default, the signal would end the process, and a process
+manager may send it right after the start. The garbage collector is off during imports. Imported objects stay alive anyway, and
+scanning them repeatedly takes a tenth of the start-up time."""
 
 import gc
 import signal

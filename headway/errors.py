@@ -49,7 +49,7 @@ class Code(msgspec.Struct, frozen=True):
     hopeless: bool = False  # True if the same request will fail again.
     refusal: bool = False  # True if the request wasn't admitted. The ledger may count several in one record.
     native: bool = True  # True if the native routes can return it.
-    shown: str = ""  # Code that clients see instead. They tell the two apart by status or title.
+    shown: str = ""  # Code that clients see instead. Only status and title tell the two apart.
 
 
 CODES: dict[str, Code] = {}  # Every error code that a client may receive, by name. The entries follow.
@@ -106,7 +106,7 @@ DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Deadline exceeded",
 # fmt: on
 CANCELLED = "CANCELLED"  # The request was cancelled, or its client disconnected. Appears in records only.
 
-# Members of the codes, by name; and the names of codes for which a member is True.
+# The codes' members, by the name of the code, and the names of codes in which a certain member is True.
 STATUS: dict[str, int] = {name: code.status for name, code in CODES.items()}
 TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}
 SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}

@@ -52,7 +52,7 @@ class QueueCondition(Protocol):
 
     @property
     def linger(self) -> float:
-        """Seconds to gather entries before calling `enqueue`, while such calls follow each other closely."""
+        """Seconds to wait for more entries before calling `enqueue`, if the last such call was more recent than that."""
 
     @property
     def epoch(self) -> str:
@@ -69,8 +69,8 @@ class QueueCondition(Protocol):
 
     @property
     def kept(self) -> KeptLimits:
-        """Byte budgets of kept outcomes, which never displace another tenant's, nor prevent an entry from being admitted.
-        An outcome too large for the budgets isn't kept; if it is a task's, a failure that says so is kept instead."""
+        """Byte budgets of kept outcomes. A tenant with at most an even share loses none to others. Full budgets prevent no
+        admission. An outcome too large for the budgets isn't kept. For a task, a failure that says so is then kept instead."""
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Return the minimum number of seconds until the full burst is available, as far as this process knows."""
@@ -90,7 +90,7 @@ class NearQueue(Protocol):
         """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """Faster `take` for an entry with a unique id and no version, weight or shape. The output comes with `held`."""
+        """Faster `take` for an entry with a unique id and no version, weight or shape. For `held`, see `attach`."""
 
     def knows(self, tenant: str, id: str) -> bool: ...
 
@@ -165,8 +165,8 @@ class WorkSource(Protocol):
         """Claim the batch that `slot` should run now, or return when to claim again."""
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Wait until `slot` should claim: at the time `until`, which its last claim returned, or earlier if it is woken. A
-        wake-up is for one of several idle slots. If a call is cancelled, its wake-up goes to another slot."""
+        """Wait until `slot` should claim: at the time `until`, which its last claim returned, or earlier if it is woken. Each
+        wake-up is for only one idle slot. If that slot's call is cancelled, another slot is woken instead."""
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """Return the next batch of each slot, for slots that share a GPU; see `core.locality`. Each slot must have claimed before."""
@@ -207,8 +207,8 @@ class Maintenance(Protocol):
         due before it ends, is still reaped in time."""
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """Add queues for these models, or change their limits. Queues that have entries stay. If `others` is set, models that
-        aren't listed also have a queue from now on, as long as they have entries."""
+        """Add queues for these models, or change their limits. No queue with entries is removed. If `others` is set, other
+        models get queues, too, each for as long as it has entries."""
 
 
 class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):
@@ -221,8 +221,8 @@ class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protoco
         3. A lease has an owner, a fence and an end. A completion with an outdated fence changes nothing.
         4. Releasing work that was never dispatched charges no attempt.
         5. Replies survive a gateway's reconnect.
-        6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges a limit once. A second submission with an
-           id that is in use is a conflict. A reply has the nonce of the submission that it answers.
+        6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges limits only once. While an id is in
+           use, any other submission with that id is a conflict. A reply has the nonce of the submission that it answers.
         7. All times inside the broker are on the broker's own clock.
         8. `withdraw` ("nobody waits for this any more") differs from `cancel_task` ("forget this"): only the latter removes a kept
            outcome. A withdrawn entry frees its id, but still runs if it has an idempotency key."""
@@ -265,7 +265,7 @@ class Fleet(Protocol):
     async def drains(self) -> Sequence[Drain]: ...
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
-        """Add drains. If `seen` is given and isn't exactly the names of the current drains, changes nothing and returns False."""
+        """Add drains. If `seen` is given, and the current drains have other names, changes nothing and returns False."""
 
     async def undrain(self, names: Collection[str]) -> None: ...
 
@@ -289,7 +289,7 @@ class Board(Protocol):
 
 
 class DeadLetters(Protocol):
-    """Store of dead letters. If there are too many, the oldest is dropped. Without a tenant, an id matches those of all tenants."""
+    """Store of dead letters. If it is full, it drops the oldest. If no tenant is given, an id matches all tenants' letters."""
 
     async def add(self, letter: DeadLetter) -> None:
         """Store a dead letter, replacing any earlier one for the same entry."""
@@ -312,7 +312,7 @@ class DeadLetters(Protocol):
 
 
 class Backend(Protocol):
-    """How a slot runs the target, one batch at a time."""
+    """A slot's copy of the target. It runs one batch at a time."""
 
     @property
     def pid(self) -> int:
@@ -403,7 +403,7 @@ class WatchedIdentity(Protocol):
 
 @runtime_checkable
 class KeyIdentity(Protocol):
-    """Identity that authenticates API keys, and can tell what a key that was sent earlier may do now."""
+    """Identity that authenticates API keys. It can also look up a key by its id, to learn what the key may do now."""
 
     def principal_of(self, key: str) -> Principal | None:
         """Return the principal of the key with this id, or None if invalid. Raises RequestError if it can't be checked."""
@@ -471,7 +471,8 @@ class Ledger(Store, Protocol):
         """Store all records or none. If a record with the same (tenant, id, completed_at) exists already, it stays as it is."""
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """Forget the open requests `ended`, given by tenant and id. Then store `records` as open, replacing any earlier ones."""
+        """Forget the open requests in `ended`, which are given by tenant and id. Then store `records` as open requests,
+        replacing earlier ones."""
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         """Return all tenants' records with a request id. Open records come last."""
@@ -490,7 +491,7 @@ class BulkStore(Store, Protocol):
     async def file(self, tenant: str, id: str) -> BulkFile | None: ...
 
     async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
-        """Return a tenant's newest files. If given, only those with a purpose, and only those older than the file `after`."""
+        """Return a tenant's newest files. If given, only those with `purpose`, and only those older than file `after`."""
 
     async def stored(self, tenant: str) -> Stored: ...
 
@@ -523,8 +524,8 @@ class BulkStore(Store, Protocol):
         The lease lasts for `seconds`, and the job's generation is incremented."""
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
-        """Write the state of a held job, and hold it for another `seconds`, or release it if that is 0. Returns the job as
-        the client now wants it. If another generation holds it, writes nothing and returns None."""
+        """Write the state of a held job. Then hold it for another `seconds`, or release it if that is 0. Returns the job as the
+        client now wants it. If another generation holds it, writes nothing and returns None."""
 
     async def remove_jobs(self, before: float, limit: int) -> int:
         """Forget at most `limit` finished jobs from before Unix time `before`. Returns how many."""

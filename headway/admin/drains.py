@@ -90,7 +90,8 @@ def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[st
 
 
 def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    """Return the process of a worker, if known. In a fleet, the worker's name contains it; otherwise there is only one."""
+    """Return the process of a worker, or None if unknown. In a fleet, a worker's name begins with the id of its process.
+    Outside a fleet, there is only one process."""
     process = worker.partition("/")[0]
     alone = members[0] if len(members) == 1 else None
     return next((member for member in members if member.id == process), alone)

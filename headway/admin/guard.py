@@ -6,7 +6,7 @@ It checks requests to all routes except `/livez`, `/readyz` and `/healthz`:
     client's key             refused, because it is only for the public port
     name in `Host`           must be loopback, an IP address, or one of `admin_names`; only loopback if there is no service
                              token. This stops web pages whose own name resolves to this machine (DNS rebinding)
-    page of another site     can't change anything: browsers send the site of a page, which pages can't forge
+    page of another site     can't change anything: browsers send a page's site, and a page can't forge it
     credential               must be the service token, or the session of a browser that has signed in. Without a service
                              token, no credential is needed, and the port listens on loopback only
     wrong Authorization      limited by address and logged, like failed sign-ins; see `Tries`
@@ -73,7 +73,7 @@ class Sessions:
 
 class Tries:
     """Limit on wrong tokens per address and in total, against guessing. `clock` returns monotonic seconds. Nobody can lock out
-    the owner of the right token: it is always accepted if it can't be guessed, or if its address has sent it before."""
+    the owner of the right token: that token is always accepted if it can't be guessed, or if the address has sent it before."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -82,8 +82,8 @@ class Tries:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, address: str, *, right: bool, guessable: bool) -> float:
-        """Count a token from an address, which is `right` or wrong. `guessable` is True if the right token could be guessed. Return
-        0 if the token may be used, or else the seconds until the next attempt."""
+        """Count an attempt from an address, with the `right` token or a wrong one. `guessable` is True if the right token could
+        be guessed. Return 0 if the token may be used, or else the seconds until the next attempt."""
         wait = self.wait(address)
         if right and not (wait and guessable and address not in self._known):
             self._passed(address)
@@ -155,7 +155,7 @@ _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", 
 
 
 class ServiceTokens:
-    """Service tokens in the setting `admin_token`: none, one, or two during a rotation. If `guessable`, one can be guessed."""
+    """Service tokens in `admin_token`: at most one, or two during a rotation. `guessable` is True if one can be guessed."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [token.encode() for token in text.split(",") if token]
@@ -250,7 +250,7 @@ class Guard:
 
 
 def too_many_tries(id: str, wait: float) -> RouteAnswer:
-    """Refuse a token, because of too many wrong ones. The next attempt is allowed in `wait` seconds."""
+    """Refuse a token after too many wrong ones. The next attempt is allowed in `wait` seconds."""
     seconds = math.ceil(wait)
     message = f"too many wrong tokens; try again in {seconds} s"
     return refusal(id, Failure(errors.RATE_LIMITED, message, float(seconds), "sign_in"))

@@ -41,7 +41,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     figures: Callable[[], ProcessFigures] = lambda: ProcessFigures(())
     expected: int = 0  # Intended number of healthy workers, or 0 if unknown.
     memory: Callable[[], tuple[int, int]] | None = None  # Used bytes and limit of the broker's servers, if it has any.
-    troubles: Callable[[], Mapping[str, str]] = dict  # The consequences for each store that doesn't respond, by name.
+    troubles: Callable[[], Mapping[str, str]] = dict  # What is wrong with each unavailable store, by name.
 
     async def state(self) -> State:
         own = self.figures()

@@ -30,7 +30,7 @@ from headway.model import (
 )
 from headway.runtime.periodic import Periodic, PeriodicResource
 
-KEEP_EVERY = 16.0  # Maximum seconds between the snapshots taken for outages. Pauses double, starting with 1 s.
+KEEP_EVERY = 16.0  # Maximum seconds between snapshots kept for outages. The pause starts at 1 s, and doubles.
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
 _PLACES = {  # Decimal places of measured values.
@@ -50,7 +50,7 @@ class QueueLine(msgspec.Struct, frozen=True):
 
 
 class BulkQueueLine(msgspec.Struct, frozen=True):
-    """Bulk lines in one queue: how many are waiting for empty seats, and how many requests had to wait for running lines."""
+    """Bulk entries in one queue. `waiting` is how many are waiting, and `delayed` how many other entries they have delayed."""
 
     model: str
     version: str
@@ -254,7 +254,7 @@ class SnapshotSource(PeriodicResource):
         return self._last
 
     async def latest(self) -> Snapshot:
-        """Return a fresh snapshot or, if the broker is unreachable, the last one, `aged`. Raises BrokerUnavailable without either."""
+        """Return a fresh snapshot or, without the broker, the last one (`aged`). Raises BrokerUnavailable if there is none."""
         try:
             return await self.fresh()
         except BrokerUnavailable as exc:
@@ -392,5 +392,5 @@ def _cost(line: CostLine | None) -> LineOfCost | None:
 
 
 def _age(instant: float, now: float) -> float:
-    """Return the seconds since a time, at least 0, because the clocks of shards may differ a little."""
+    """Return the seconds since a time, or 0 if it seems to lie ahead because the clocks of shards differ a little."""
     return max(now - instant, 0.0)

@@ -126,8 +126,8 @@ class SlotPlan(msgspec.Struct, frozen=True):
 
 
 class BackendKind(msgspec.Struct, frozen=True):
-    """How to run targets of one kind. `slot` is the prefix of worker names. It is empty if each slot has a device on this
-    machine: workers are then named for the device, `gpu` or `cpu`. `words` are the banner's words for one slot and for
+    """Backend for one kind of target. `slot` is the prefix of worker names. It is empty if each slot has a device on this
+    machine: workers are then named after the device, `gpu` or `cpu`. `words` are the banner's words for one slot and for
     several. If `one_breaker`, all slots share a breaker, because they call the same service. `check` builds the object that
     all slots share, and raises SettingError if no backend works with these settings."""
 
@@ -277,8 +277,8 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for the target's weight function, or return None if weights are characters. `most` limits the
-    weight of a batch (0: no limit). Raises SettingError if the target is a remote API, which has no functions."""
+    """Build the estimate for the target's weight function, or None if an input's weight is its number of characters.
+    `most` limits a batch's weight (0: no limit). Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):

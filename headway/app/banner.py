@@ -21,7 +21,7 @@ from headway.model import Role, Signature, TensorSpec, ValueKind
 Model = tuple[Settings, Target, Devices]
 
 READY = "Ready."  # Last line of the banner if the process has no clients.
-ENOUGH = 256  # File descriptors that a gateway needs for workers, files and outgoing connections, besides clients'.
+ENOUGH = 256  # File descriptors that a gateway needs for workers, files and outgoing connections, but not for clients.
 MOST_SHOWN = 16
 _LONGEST_EXAMPLE = 200
 

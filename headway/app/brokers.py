@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 class BrokerBundle(msgspec.Struct, frozen=True):
     """A process's broker, with the dead letters, fleet and board that share its connection. `now` returns the time on their common
-    clock. `memory` returns how many bytes the servers use and may use. `connection` and `memory` are None for a broker in this
-    process."""
+    clock. `memory` returns the servers' used and maximum bytes. For a broker in this process, `connection` and `memory` are
+    None."""
 
     broker: Broker
     letters: DeadLetters
@@ -115,7 +115,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
             await connection.renew()
 
     async def now() -> float:
-        """Return the time of the latest heartbeat of any process, including this one. It was at most a second ago."""
+        """Return the time of the fleet's latest heartbeat, including this process's own. It was at most 2 s ago."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)

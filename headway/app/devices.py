@@ -28,7 +28,7 @@ _NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)  # Values of
 
 class Gpus(msgspec.Struct, frozen=True):
     """GPUs that this process may use. `ids` is None if there are GPUs, but their number is unknown. `allotted` is the value of
-    CUDA_VISIBLE_DEVICES, or None if the variable isn't set, or names GPUs on a machine that has none."""
+    CUDA_VISIBLE_DEVICES, or None if that isn't set. It is also None if the variable names GPUs, but there are none."""
 
     ids: tuple[str, ...] | None
     allotted: str | None = None
@@ -62,7 +62,7 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
 
 
 def _visible(text: str) -> tuple[tuple[str, ...], str]:
-    """Return the ids that CUDA reads in `text`, and the invalid one at which it stops; "" if none, or if it means no GPU."""
+    """Return the ids that CUDA reads in `text`. CUDA stops at an invalid id: also return that, or "" if it means no GPU."""
     ids: dict[str, None] = {}
     for part in map(str.strip, text.split(",")):
         if not _GPU.fullmatch(part):
@@ -84,9 +84,9 @@ def _present(root: Path) -> tuple[str, ...] | None:
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Devices of a process's workers: a GPU id or `cpu` for each, and `most` workers at most. If `counted`, each worker
-    beyond `ids` gets the GPU with its own number. If `shared`, models take turns using these devices, each of which serves
-    one worker at a time."""
+    """Devices of a process's workers. `ids` has a GPU id or `cpu` for each worker. `most` limits the number of workers. Those
+    beyond `ids` run on the CPU or, if `counted`, on the GPU with the worker's number. If `shared`, models take turns using
+    the devices, each of which serves one worker at a time."""
 
     ids: tuple[str, ...]
     most: int

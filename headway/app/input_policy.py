@@ -25,8 +25,8 @@ log = get_logger(__name__)
 
 
 class PolicyResource:
-    """A process's input policy, as a `Rereadable` resource. `gate` applies the current rules. `counts` counts effects by rule and
-    effect, and `restarts` counts restarts by worker. Raises SettingError if the file can't be used."""
+    """A process's input policy, as a `Rereadable` resource. `gate` applies the current rules. `counts` counts requests by rule
+    and effect, and `restarts` counts restarts by worker. Raises SettingError if the file can't be used."""
 
     rereads = "the input policy"
 

@@ -49,7 +49,7 @@ class PortListener(Protocol):
         """Bind the address without listening. Raises SettingError if the address isn't available."""
 
     async def open(self) -> None:
-        """Listen at the bound address. Raises SettingError if another program has begun to listen there."""
+        """Listen at the bound address. Raises SettingError if another program is already listening there."""
 
     def retire(self) -> None:
         """Close each connection after its next response, but still accept new connections."""
@@ -76,7 +76,7 @@ class Resource(Protocol):
         """Get ready. Raises StoreUnavailable if it isn't ready yet, SettingError if it never will be."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops. They have ended before `close` is called."""
+        """Start the loops. When `close` is called later, they have already ended."""
 
     async def close(self) -> None:
         """Finish the remaining work in limited time, and close. Called once after `open`, even if `open` failed."""
@@ -88,7 +88,7 @@ class Rereadable(Protocol):
 
     @property
     def rereads(self) -> str:
-        """What the log calls the content of the files, or "" if there are no files."""
+        """Name of the files' content in log lines, or "" if there are no files."""
 
     async def reread(self) -> None:
         """Reread the files. If they can't be used, keep the previous content and raise HeadwayError."""
@@ -98,8 +98,8 @@ class Service:
     """The service of one process: its parts and listeners, with one broker. `up` is True once it has started. Listeners
     close in order. If there is a gateway, the public listener comes first, and the `further` listeners open and close with
     it. Resources open in order and close in reverse order. The connection opens first and closes last. `workers` reads the
-    state of the workers once before the public port opens. `every` returns the seconds between two reaps while nothing is
-    due."""
+    state of the workers once before the public port opens. `every` returns how many seconds pass between two reaps if
+    nothing is due earlier."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class Service:
             raise
 
     def ends(self, reason: str) -> None:
-        """Set the reason that the fleet reports for this process ending."""
+        """Set the reason that the fleet reports for the end of this process."""
         if self._membership is not None:
             self._membership.reason = reason
 
     async def drain(self) -> None:
-        """Drain the process without failing a request. This takes the lame-duck period and at most the drain time-out."""
+        """Drain the process without failing a request. This takes the lame-duck period, and then at most the drain timeout."""
         if self._membership is not None:
             self._membership.leaving = True
         if self._gateway is not None and self._settings.lame_duck_ms:

@@ -56,8 +56,8 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Raise SettingError if an unknown version has a weight above 0. `texts` has the weights by model; those under "" are
-    for all models without their own. With a broker, every version is accepted, because other processes may serve it."""
+    """Raise SettingError if an unknown version has a weight above 0. `texts` has the weights by model; those under
+    "" are for models without their own. With a broker, every version is accepted, because other processes may serve it."""
     if settings.broker:
         return
     for model in settings.models:

@@ -1,8 +1,8 @@
 """Runs a process until a signal ends it. Shows progress and the banner, and reloads changed targets.
 
     SIGTERM, SIGINT    drain and exit; a second signal ends the drain
-    SIGHUP             reopen the log, and reread keys, issuers, the input policy and certificates. Closing the terminal that
-                       the process logs to sends the same signal; the process then drains and exits
+    SIGHUP             reopen the log, and reread keys, issuers, the input policy and certificates. If the process
+                       logs to a terminal, closing the terminal sends this signal; the process then drains and exits
     SIGUSR1, SIGUSR2   nothing
 
 During startup and shutdown, SIGHUP only reopens the log.
@@ -49,7 +49,7 @@ log = get_logger(__name__)
 VARIABLE = "NOTIFY_SOCKET"
 
 WRITE_LINE_EVERY = 0.5  # Seconds between two updates of the progress line.
-SILENT = 2.0  # Seconds until the first message in the log, without a terminal. Each further interval is twice as long.
+SILENT = 2.0  # Without a terminal: seconds until the first message in the log. Each further pause is twice as long.
 MOST_NAMED = 4
 _CLEAR = "\x1b[2K"
 

@@ -48,7 +48,7 @@ def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Worker
 
 
 def most_local(plan: ModelPlan) -> int:
-    """Return how many workers a model can have in this process at most: by its devices or, for workers on the CPU, by its cores."""
+    """Return the maximum number of a model's workers in this process, given its devices or, on the CPU, its cores."""
     settings, most = plan.settings, plan.devices.most
     if settings.max_workers:
         return min(settings.max_workers, most)

@@ -47,7 +47,7 @@ __all__ = ["BackgroundService", "serve"]
 
 TargetLike = str | Callable[..., Any]  # Function, class, `functools.partial` of a class, or string naming a target.
 
-_RUN_AS = ("__main__", "__mp_main__")  # Names of the program's module; the second in a child of `multiprocessing`.
+_RUN_AS = ("__main__", "__mp_main__")  # Names of the program's module. Children of `multiprocessing` use the second.
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -134,14 +134,14 @@ def _folder(module: ModuleType, name: str) -> str:
 
 
 def _unfit(name: str, reason: str, hint: str) -> TargetError:
-    return TargetError(f"target {name}: it {reason}. {hint}")
+    return TargetError(f"target {name} {reason}. {hint}")
 
 
 T = TypeVar("T")
 
 
 class BackgroundService:
-    """A service in its own thread, which alone may use the parts of `process`. The constructor returns once the service is
+    """A service in its own thread. Only that thread may use the parts of `process`. The constructor returns once the service is
     up, and raises the same errors as `serve`."""
 
     def __init__(self, settings: Settings, role: Role, target: Given, listener: type[Listener] = Listener) -> None:
@@ -181,7 +181,7 @@ class BackgroundService:
 
     def stop(self, *, drain: bool = True) -> None:
         """End the service and wait until it has ended. Safe to call more than once. If `drain`, the service first answers the requests
-        that it holds, within the drain time-out. Otherwise, they get 503."""
+        that it holds, within the drain timeout. Otherwise, they get 503."""
         self._stopping = True
         loop, task = self._loop, self._task
         if loop is not None and task is not None:

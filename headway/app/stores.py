@@ -1,4 +1,4 @@
-"""Chooses the identity, key store and ledger by the settings, and imports only the chosen ones."""
+"""Creates the identity, key store and ledger that the settings ask for, and imports only those."""
 
 from __future__ import annotations
 

@@ -500,7 +500,7 @@ def make_fleet_models(
     forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Build the list of the fleet's models, or return None if this process needs none, or serves only the models in its settings."""
+    """Build the list of the fleet's models. Return None if this process needs no such list, or its settings name all models."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
     from headway.fleet.models import FleetModels

@@ -1,1 +1,1 @@
-"""Backends, which run models: `process` in a child process; `http` and `grpc`, which share `remote`, at a remote API."""
+"""Backends run models: `process` in a child process; `http` and `grpc`, which share `remote`, through a remote API."""

@@ -47,9 +47,9 @@ from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
 IDLE = 30.0  # How many seconds an idle channel is kept.
-_LIVE = "/inference.GRPCInferenceService/ServerLive"  # Runs nothing. Its error says why there is no connection.
+_LIVE = "/inference.GRPCInferenceService/ServerLive"  # Runs no model. Its error says why there is no connection.
 _WHY_WITHIN = 0.5
-_NEARLY = 0.05  # DEADLINE_EXCEEDED counts as our own time-out from this many seconds before the deadline.
+_NEARLY = 0.05  # DEADLINE_EXCEEDED counts as our own timeout if at most this many seconds early.
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _VALUE = re.compile("[ -~]*")
 
@@ -61,15 +61,15 @@ _PASSING = frozenset((
     Code.UNAVAILABLE, Code.UNKNOWN,
 ))  # fmt: skip
 
-TOO_LARGE = "larger than max"  # How gRPC for C, Go and Node words this failure, which has no status of its own.
-_OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")  # In Java, .NET, Rust.
-_TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)  # Trailer of a Headway that finds an input too large.
+TOO_LARGE = "larger than max"  # Words of gRPC for C, Go and Node. This failure has no status of its own.
+_OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")  # Words in Java, .NET, Rust.
+_TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)  # Trailer of another Headway: an input is too large.
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
 
 class GrpcBackend(RemoteBackend):
-    """Backend for one slot of a remote API over gRPC. `remote` defaults to what the URL says."""
+    """Backend for a slot of a remote API over gRPC. The default `remote` is derived from the URL."""
 
     def __init__(
         self,

@@ -42,8 +42,8 @@ END_TIMEOUT = 1.0  # Seconds to wait for connections to close.
 
 
 class Sockets:
-    """Keeps track of open sockets, so that `end` can wait for them. Closing a session doesn't wait for failed connections,
-    which in TLS may still wait for the other side. If the event loop ended before them, it would warn or hang."""
+    """Keeps track of open sockets, so that `end` can wait for them. Closing a session doesn't wait for failed connections.
+    With TLS, these may still be waiting for the other side. If the event loop ended before them, it would warn or hang."""
 
     def __init__(self) -> None:
         self._open: set[_Socket] = set()
@@ -186,7 +186,7 @@ _REFUSALS = frozenset([400, 413, 422])
 
 
 class HttpBackend(RemoteBackend):
-    """Backend for one slot of a remote API over HTTP. `remote` defaults to what the URL says. `wall` returns Unix time."""
+    """Backend for a slot of a remote API over HTTP. The default `remote` is derived from the URL. `wall` returns Unix time."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class HttpBackend(RemoteBackend):
         }
 
     def _described(self, exc: Exception) -> str:
-        """Return the type of a connection error, and its message unless that quotes the API or the URL's query."""
+        """Return a connection error's type, and its message unless that may quote the API's answer or a secret."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__

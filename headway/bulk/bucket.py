@@ -1,7 +1,7 @@
 """Bulk files in a bucket: S3, or any other object store that fsspec supports.
 
 Objects can't be appended to. So a file is uploaded in parts, which are joined in the last step, and a log is a series of
-objects of about 1 MiB. Each write to a log replaces its last object until that reaches this size. The objects' names
+objects of about 1 MiB. Each write to a log replaces the last object until it reaches this size. The objects' names
 contain the generation of the job's holder, so nobody else writes to them."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run of one job in the process that holds it.
 
-    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed, because its key was revoked
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed (its key was revoked)
          └──────────▶ failed
 
 A process that takes over can repeat any step. The store accepts changes only from the latest holder, so a process that has
@@ -159,7 +159,7 @@ class JobContext(NamedTuple):
 
 
 class JobLines:
-    """Lines of a running job, from when they are read until they have a record. `moved` is set when a wait may be over."""
+    """Lines of a running job, from reading to record. `moved` is set when waiting callers should check again."""
 
     def __init__(self, job: BulkJob, context: JobContext, answers: AnswerLog) -> None:
         self._job, self._tenant = job.id, job.tenant
@@ -196,7 +196,7 @@ class JobLines:
             self._of.wake(asked.parts[0].model)
 
     def wants(self, line: BulkLine) -> bool:
-        """Return True if a ready part of a line should still run, because no other part of that line has failed."""
+        """Return True if this part of a line still has to run: it hasn't been sent, and no other part has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:
@@ -270,7 +270,7 @@ class JobLines:
             await self.moved.wait()
 
     async def wait(self, seconds: float, disk_works: bool) -> None:
-        """Wait until all lines have ended, the log is full while the disk works, or `seconds` have passed."""
+        """Wait until all lines have ended, the log is full and can be written (`disk_works`), or `seconds` have passed."""
         end = self._of.clock() + seconds
         while (left := end - self._of.clock()) > 0 and not (self.all_ended or (self._answers.full and disk_works)):
             self.moved.clear()

@@ -146,7 +146,7 @@ class Turns:
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
 
     def take(self, model: str, rests: Callable[[str], object]) -> BulkLine | None:
-        """Remove and return the next line for a model. Skip tenants for which `rests` is true. None if there is no such line."""
+        """Remove and return the next line for a model. Skip tenants for which `rests` is true. None if no line is left."""
         tenants = self._models.get(model, OrderedDict())
         tenant = next((name for name in tenants if not rests(name)), None)
         if tenant is None:

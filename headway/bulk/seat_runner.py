@@ -59,7 +59,7 @@ _OPTIONS = RequestOptions(LIFE)
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
 """Codes of failures that aren't caused by the line."""
 _CAUSES = frozenset(cause.value for cause in Cause)
-STILL = 1.0  # Seconds without an outcome for any of a model's lines before the broker is asked why they wait.
+STILL = 1.0  # If none of a model's lines has had an outcome for this many seconds, the broker is asked why they wait.
 _NOBODYS = Principal("", "", 0)
 JUDGED_AT_ONCE = 8  # Lines that the input policy's functions judge at a time. A request may have to wait for them.
 OF_BULK = "\0bulk"  # User name under which lines are judged, so that they don't count against a real user.
@@ -69,7 +69,8 @@ _RESTS = "lines have brought down a worker of the model; the others wait before 
 
 
 def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float] | None:
-    """Return why a model's queued lines are waiting, and when they will run at the latest. None if some are running."""
+    """Return why a model's queued lines are waiting, and when they will run at the latest. Return None if no lines
+    are queued, or some are running."""
     queues = [queue for queue in depths if queue.waiting]
     if not queues or any(queue.busy for queue in queues):
         return None
@@ -86,7 +87,7 @@ def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float]
 
 class _PendingLine(PendingRequest):
     """A line that has no outcome yet. `asked` is the line as it was before the input policy changed it. For `failures` and
-    `alone`, see `SuspectLine`. A line that `rests`, along with all other lines of its tenant, isn't in flight."""
+    `alone`, see `SuspectLine`. A line that `rests` isn't in flight."""
 
     line: BulkLine = cast(BulkLine, None)
     asked: BulkLine = cast(BulkLine, None)
@@ -120,7 +121,7 @@ def _entry_of(line: BulkLine, served: ServedModels, id: str, tiers: int, sender:
 
 
 def _starts_on_demand(model: str, served: ServedModels) -> bool:
-    """Return True if a model without workers is loaded, or gets workers, on demand."""
+    """Return True if the model starts on demand: it gets workers, or is loaded by workers that several models share."""
     return model in served.at_zero or (len(served.models) > 1 and served.has_worker(model))
 
 
@@ -134,7 +135,7 @@ class _LinesInFlight:
         self._windows: dict[str, float] = {}  # Maximum number of lines in flight, by model.
         self._counts: defaultdict[str, int] = defaultdict(int)  # Number of lines in flight, by model.
         self._bytes = Counter[str]()  # Input bytes in flight, by tenant.
-        self._progress_at: dict[str, float] = {}  # Last outcome of each model, or its first line in flight if later.
+        self._progress_at: dict[str, float] = {}  # When each model last had an outcome or a first line in flight.
         self.changed = asyncio.Event()
 
     def __contains__(self, pending: _PendingLine) -> bool:
@@ -252,7 +253,7 @@ class _LineGate:
 
 
 class _SentLines:
-    """Lines that are in the broker. `table` is also that of `session`."""
+    """Lines that are in the broker. `table` is shared with the `session`."""
 
     def __init__(self, session: BrokerSession, table: PendingTable, suspects: LineSuspects) -> None:
         self._session, self._table, self._suspects = session, table, suspects
@@ -265,7 +266,7 @@ class _SentLines:
         return submissions
 
     def send(self, pending: _PendingLine, shape: int = 0) -> None:
-        """Send a line. It shares batches only with lines of the same shape, by default the shape of its tenant."""
+        """Send a line. It shares batches only with lines of the same shape, by default its tenant's shape."""
         self._nonce += 1
         shape = shape or self._suspects.shape(pending.line.tenant)
         pending.entry = entry = msgspec.structs.replace(pending.entry, nonce=self._nonce, shape=shape)
@@ -280,7 +281,7 @@ class _SentLines:
         return lines
 
     def pop(self, tenant: str, id: str, nonce: int) -> _PendingLine | None:
-        """Remove and return the line that an event refers to. None if it has since been withdrawn or sent again."""
+        """Remove and return the line that an event refers to. Return None if it has since been withdrawn or sent again."""
         pending = self._table.get((tenant, id))
         if pending is None or pending.entry.nonce != nonce:
             return None

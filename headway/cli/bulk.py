@@ -268,7 +268,7 @@ def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
-    """Wait for a job to end. Show its progress on standard error, and each reason for waiting once."""
+    """Wait for a job to end. Show its progress on standard error, and why lines are waiting whenever the reason changes."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

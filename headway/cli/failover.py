@@ -22,8 +22,8 @@ def failover(settings: Settings, within: float, to: str, only: str) -> None:
     The command checks that a replica is connected and in sync, pauses writes, waits until the replica has received all of them,
     promotes it (by REPLICAOF, SENTINEL FAILOVER or CLUSTER FAILOVER, as the URL requires), and checks the new primary. Requests
     wait for about a second; none is refused. If a check fails, the time limit passes or a signal comes before the promotion begins,
-    the command resumes writes and changes nothing. After that, it completes the promotion, unless a second signal comes. Writes are
-    never paused longer than --within plus 5 seconds.
+    the command resumes writes and changes nothing. Once the promotion has begun, the command completes it, unless a second
+    signal comes. Writes are never paused longer than --within plus 5 seconds.
 
     The user in the URL needs the rights for INFO, CLIENT PAUSE, REPLICAOF and CLUSTER FAILOVER. Give an administrator, not the user
     of Headway's processes.

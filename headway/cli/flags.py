@@ -78,7 +78,7 @@ def with_fields(
     kind: type, names: Iterable[str] | None = None, required: Collection[str] = (), **defaults: Any
 ) -> Callable[[F], F]:
     """Add an option to a command for each `tool_option` of the dataclass `kind`, or only for those in `names`. Users must
-    give those in `required`. `defaults`, in the options' units, override those of the fields."""
+    give those in `required`. `defaults`, in the options' units, override the fields' defaults."""
     options = tool_options_of(kind)
     chosen = options if names is None else names
     return combined([_of_field(name, options[name], defaults, name in required) for name in chosen])

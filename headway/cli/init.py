@@ -150,7 +150,7 @@ def init(name: str, numpy: bool) -> None:
     folder = Path(name)
     model = folder.resolve().name
     if not _NAME.fullmatch(model):
-        raise InitError(f"NAME {name!r}: the name of a model may only contain letters, digits and -_. Choose another.")
+        raise InitError(f"NAME {name!r}: a model name may only contain letters, digits, - and _. Choose another.")
     target, test = (NUMPY_MODEL, NUMPY_TEST) if numpy else (MODEL, TEST)
     files = {"model.py": target, "test_model.py": test, "headway.toml": SETTINGS.replace("{name}", model)}
     _write(folder, files)

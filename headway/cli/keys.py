@@ -26,7 +26,7 @@ from headway.ports import KeyStore
 _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
-_REMOVED = 10_000  # Most expired keys that one command cleans up; services may lack write access.
+_REMOVED = 10_000  # Maximum number of expired keys that one command removes, since services may lack write access.
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
@@ -222,7 +222,7 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed`, or else `text`."""
+    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed` if set, or `text`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
@@ -231,7 +231,7 @@ def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Convert a burst to a number, or an empty string to None. Errors quote `typed`, or else `text`."""
+    """Convert a burst to a number, or an empty string to None. Errors quote `typed` if set, or `text`."""
     if not text:
         return None
     if not rate:
@@ -269,7 +269,7 @@ async def _existing(store: KeyStore, id: str) -> ApiKey:
 
 
 def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
-    """Raise KeysError if `old` isn't live, or if a key that it replaced or that replaced it is still live."""
+    """Raise KeysError if `old` isn't live, or if another key in its chain of replacements is still live."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
     family = {old.id}

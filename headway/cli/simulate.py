@@ -60,12 +60,13 @@ def simulate(
 
     A batch of n inputs takes --batch-ms + n × --beta-ms. With --weights, the batch's weight replaces n. With --batch-times, a batch
     takes as long as similar batches recorded by `headway check --record`. Half of --overhead-ms comes before each batch, half
-    after it; both are part of every latency.
+    after it; every latency includes both.
 
-    With --autoscale, the command simulates a day instead: under each policy of the autoscaler (`rules` and `plan`), and with as
-    many GPUs as the busiest minute needs. --rate is then the mean over the day, before the traffic doubles. For each run, the table
-    shows the GPU-hours, also as a share of those of `rules`; the requests answered within --promise, and those refused; how often
-    workers were added (ups) and removed (downs); the fewest and most workers; and the load as a share of the workers' capacity.
+    With --autoscale, the command instead simulates a day with an hour of doubled traffic: under each policy of the autoscaler
+    (`rules`, `plan`), and with a fixed number of GPUs, enough for the busiest minute. --rate is the day's mean without the
+    doubling. For each run, the table shows the GPU-hours, also relative to `rules`; the requests answered within --promise, and
+    those refused; how often workers were added (ups) and removed (downs); the fewest and most workers; and the load as a share
+    of the workers' capacity.
     With --scale-to-zero-after-s, both policies are also tried without workers in quiet times. The table then also has the hours
     without a worker, the starts from zero, the requests that waited for such a start (up to --request-timeout-ms), and those that
     got 503.

@@ -54,7 +54,7 @@ def look(port: Admin) -> dict[str, Any]:
     """Return the state of a process and of the fleet (as last known if the broker is unreachable). Raises AdminError."""
     try:
         health = port.get("/internal/health")
-    except AdminError as exc:  # A 503 because of an unreachable broker has the health, too.
+    except AdminError as exc:  # A 503 because of an unreachable broker also contains the health.
         if exc.status != _AWAY or not isinstance(exc.answer, dict) or "role" not in exc.answer:
             raise
         health = exc.answer

@@ -30,14 +30,15 @@ WINDOW = 10.0  # Length of the lanes, and of the period that rates are computed 
 BEHIND = 1.0  # Seconds by which the lanes lag, so that even the slowest process has reported.
 SILENT = 4.0  # Seconds without an event after which the board reports that it has heard nothing.
 STRIP = 60
-BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"  # Marks for the fill of a batch, with and without Unicode.
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", ".:-=+*#%"  # Marks that show how full a batch is, with and without Unicode.
 NAMED = 4  # Number of reasons to name in a line. The rates of the others are added up.
 MOST_EVENTS = 5
 KEPT = 180.0  # Seconds for which the board keeps batches and changes.
 
 
 class BoardEvent(NamedTuple):
-    """Event from a port's stream: `start`, `tick` or `dropped`. If the port doesn't answer, `error` with the reason as `data`."""
+    """Event from a port's stream. Its kind is `start`, `tick` or `dropped`. If the port doesn't answer, the kind is `error`
+    and `data` is the reason."""
 
     kind: str
     data: Any

@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 ROUND = 72  # Recorded batches for each repeat: a multiple of 24, so that each mixture gets each size equally often.
 FULL_EVERY = 4  # Every fourth recorded batch has the largest size, which is the most frequent under load.
-MIXTURES = (None, 0, None, 1, None, 2)  # Thirds of the inputs that batches draw from in turn: 0 the lightest, None all.
+MIXTURES = (None, 0, None, 1, None, 2)  # In turn, batches draw from all inputs (None), or one third (0: the lightest).
 POOR = 0.1  # Relative error above which a recording gets a note.
 _MOST_CHARS, _MOST_MEMBERS = 60, 4
 _HINTS = {
@@ -123,7 +123,7 @@ def _read(text: str, signature: Signature) -> Value:
 
 
 def weight(value: Value) -> int:
-    """Return the weight of an input, divided by its number of rows: in characters for text, in bytes otherwise."""
+    """Return the weight per row of an input, in characters for text and in bytes otherwise."""
     return max(1, len(value) // rows_of(value))
 
 
@@ -237,7 +237,7 @@ class Trial:
 
     `choose` returns the inputs of the largest batch for the target's signature. `parameters` are JSON, or empty. `timeout`
     is for a batch, in seconds. `repeats` is the number of batches of each size. `limits` are the deadlines in ms by
-    setting; the trial advises to raise those that are too short. If the target breaks no rule, the batches that `record`
+    setting; the trial advises raising those that are too short. If the target breaks no rule, the batches that `record`
     returns are recorded. `weights` has the weights of the last batch's inputs; None if their lengths are their weights.
     """
 

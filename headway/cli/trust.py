@@ -1,4 +1,4 @@
-"""How commands connect to a service: trusted CAs, the client certificate, and the port given by the environment."""
+"""Options of commands that connect to a service: trusted CAs, client certificate, and the port from the environment."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 
 def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
-    """Return a client's TLS context, which trusts the authorities in the file `ca`. If that is empty, it trusts only the
-    certificate in the file `own`, whatever host that names; if both are empty, the system's authorities. `cert` is the
+    """Return a client's TLS context, which trusts the authorities in the file `ca`. If `ca` is empty, it trusts only the
+    certificate in the file `own`, for any host. If both are empty, it trusts the system's authorities. `cert` is the
     client's certificate. `cert_key` is empty if `cert` includes the key. Raises SettingError if a file is unusable."""
     import ssl
 

@@ -1,7 +1,7 @@
 """Clients of a running service: `Client` for threads, `AsyncClient` for asyncio.
 
-A call sends its request as often as needed, always with the same idempotency key, until it gets an answer or its time is
-up. What both clients share does no I/O: it decides what to send and when to retry, and reads the answers."""
+A call repeats its request, always with the same idempotency key, until it gets an answer, or runs out of retries or time.
+The code that both clients share does no I/O. It decides what to send and when to retry, and reads the answers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from headway.client.messages import (
 )
 
 LENGTH = "Inference-Header-Content-Length"
-INPUT = "INPUT"  # Name of an array that has none. A model with a single input accepts any name.
+INPUT = "INPUT"  # Name for an unnamed array. A model with a single input accepts any name.
 _LENGTH_BYTES = 4
 _OWN = ("priority", "timeout", "binary_data_output", "triton_enable_empty_final_response")
 
@@ -52,8 +52,8 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Return the inputs, and a function to apply to each result. An array is split into arrays with one row each, and the
-    function then extracts the only row of a result. Raises InvalidInput if `inputs` is not a collection."""
+    """Return the inputs, and a function to apply to each result. If `inputs` is an array, each input is an array with one
+    of its rows, and the function takes the only row out of a result. Raises InvalidInput if `inputs` is not a collection."""
     if not is_array(inputs):
         return check_inputs(inputs), lambda result: result
     array = as_array("inputs", inputs)
@@ -70,7 +70,7 @@ def _only_row(result: Result) -> Result:
 def inference_of(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> tuple[Request, Callable[[Answer], Result]]:
-    """Return the request for one inference, as arrays or JSON, and the function that reads its answer. Raises InvalidInput."""
+    """Return the request for one inference (arrays or JSON), and the function that reads its answer. Raises InvalidInput."""
     if holds_arrays(input):
         return array_inference(input, model, parameters, key, outputs), read_arrays
     if outputs is not None:
@@ -121,7 +121,7 @@ def as_array(what: str, value: Any) -> Any:
 
 
 def read_arrays(answer: Answer) -> Result:
-    """Read the answer to `array_inference`: a writable array, or several by name. Raises ApiError."""
+    """Read the answer to `array_inference`. The output is a writable array, or a dict of arrays by name. Raises ApiError."""
     try:
         length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
         parsed = _decode(answer.body[:length])
@@ -252,7 +252,7 @@ def _texts(count: int, data: bytes) -> Any:
 
 
 def _brain_floats(bits: Any) -> Any:
-    """Return an array of bfloat16 if a library has registered this type with NumPy, or else of float32 with the same values."""
+    """Return an array of bfloat16 if a library has registered this type with NumPy, or else the same values as float32."""
     import numpy
 
     try:

@@ -35,7 +35,7 @@ class Client(AnyClient):
         api_key: API key or JSON Web Token, or None.
         timeout: time limit of a call in seconds, including retries and pauses. The service may allow less.
         retries: maximum number of retries per call. If 0, a request is sent once, without an idempotency key.
-        connections: maximum number of open connections. Calls beyond this wait for a free one.
+        connections: maximum number of open connections. While all are in use, further calls wait.
         headers: header fields to add to every request.
         ssl_context: certificates to trust, instead of the system's.
     """
@@ -77,7 +77,7 @@ class Client(AnyClient):
                 The first axis of an array must be the rows. Arrays are answered with an array or a dict of arrays.
             model: None for the service's only or default model.
             parameters: a JSON object for this input.
-            timeout: time limit of the call in seconds; None for the client's.
+            timeout: time limit of the call in seconds; None for the client's `timeout`.
             idempotency_key: your own key, for requests that another process may send again.
             outputs: names of the output arrays to return; None for all.
 
@@ -110,18 +110,18 @@ class Client(AnyClient):
         """Run the model on several inputs, one request each, and return the results in their order.
 
         Arguments:
-            inputs: an iterable of inputs. Each row of an array is an input, and its output is one row, without the row axis.
+            inputs: an iterable of inputs, or an array whose rows are the inputs. The output for a row has no row axis.
             model: None for the service's only or default model.
-            parameters: a JSON object for each input.
-            timeout: time limit of each input in seconds, from its first attempt; None for the client's. If a refusal says
-                when to retry, the client waits as long as this time allows. Such retries don't count towards `retries`.
+            parameters: a JSON object, the same for all inputs.
+            timeout: time limit of each input in seconds, from its first attempt; None for the client's `timeout`. If
+                a refusal says when to retry, the client waits if time allows. Such retries don't count towards `retries`.
             concurrency: maximum number of concurrent requests.
             return_errors: True to return the error of a failed input in its place. Otherwise, the client sends no further requests
                 after an error, and raises the error once the requests in flight are done.
             outputs: names of the output arrays to return; None for all.
 
         Raises:
-            ClientError: the first error in the order of the inputs, unless `return_errors` is True. See `input_index`.
+            ClientError: the first error in the order of the inputs, unless `return_errors` is True; see its `input_index`.
             InvalidInput: `inputs` is a string, bytes or a dict; nothing was sent.
             ValueError: `concurrency` is below 1; nothing was sent.
         """
@@ -255,7 +255,7 @@ class Task(AnyTask["Client"]):
             time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and delete its outcome. If it isn't on a GPU yet, it never will be. Unknown tasks are ignored."""
+        """Cancel the task and delete its outcome. If it isn't on a GPU yet, it will not run. Unknown tasks are ignored."""
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 

@@ -7,7 +7,7 @@
     ├── TimedOut            also a TimeoutError
     └── ApiError            the service answered with an error; subclasses: see below
 
-Errors of the service without a subclass are plain ApiErrors. Clients raise an error only after using up their retries."""
+The service's other errors are plain ApiErrors. Clients raise an error only once they won't retry."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ BY_STATUS: dict[int, type[ApiError]] = {  # For answers that aren't Headway's, s
 }
 
 _NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"))
-"""Reasons that OpenSSL gives, depending on its version, if the server doesn't use TLS. Endings of reasons follow."""
+"""OpenSSL's reasons if the server doesn't use TLS; they depend on its version. The next two tuples are ends of reasons."""
 _ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")  # No certificate sent. TLS 1.2 has only the second.
 _NOT_TAKEN = ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN", "ALERT_CERTIFICATE_EXPIRED")
 
@@ -167,7 +167,7 @@ def lost(url: str, exc: BaseException) -> Unreachable:
 
 
 def tls_fault(exc: BaseException, authority: str, own: str) -> str:
-    """Explain a TLS error that a retry would repeat; "" for others. `authority` and `own` are the options to name."""
+    """Explain a TLS error that no retry can fix; "" for any other error. The text suggests the option `authority` or `own`."""
     cause: ssl.SSLError | None = None
     step: BaseException | None = exc
     while step is not None:  # The last SSLError is Python's own. Libraries may wrap it and omit its reason.

@@ -1,11 +1,11 @@
-"""What both clients share, without I/O: the service to call, and a call with its attempts and pauses.
+"""Parts shared by both clients, without I/O: the service to call, and a call with its attempts and pauses.
 
     attempt ──answer──▶ done
       ▲        │ refused, failed, or the connection was lost
       └─pause──┘ while retries and time are left; otherwise the call raises the last error
 
-An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits up to a quarter longer
-than that, at random, so that clients refused together don't retry together. Outcomes of tasks are long-polled."""
+An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits up to a quarter longer, at
+random, so that clients that were refused together don't retry together. Outcomes of tasks are long-polled."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ RETRIED = frozenset((408, 429, 500, 502, 503, 504))  # Statuses after which a re
 REFUSED = frozenset((429, 503))  # Statuses of requests that the service has not started.
 CONNECT = 5.0
 GRACE = 0.25  # Seconds to wait beyond the caller's time, so that a 504 from the service can arrive.
-FIRST_PAUSE = 0.1  # Seconds before the first retry if the service names no time. Each further pause is 4 times as long.
+FIRST_PAUSE = 0.1  # Seconds before the first retry if the service gives no time. Each further pause is 4 times as long.
 LONGEST_PAUSE = 8.0
-SPREAD = 0.25  # Pauses that the service requests are extended by a random share of up to this much.
+SPREAD = 0.25  # Pauses that the service requests are extended at random, by at most this share.
 LONGEST_WAIT = 20.0  # Longest wait of a poll in seconds. Proxies usually close idle connections after a minute.
 SPARE = 5.0  # Seconds that a poll may take beyond its wait and the caller's time.
-PAUSE = 1.0  # Seconds until the next poll if the service answered a poll early, although the task is still running.
+PAUSE = 1.0  # Seconds until the next poll if the service answered early although the task is still running.
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """A call that ends after `retries` retries, or `timeout` seconds after `now`. If `patient`, retries don't count if the
-    refusal said when to retry. `rng` returns random numbers in [0, 1) for the pauses."""
+    """A call that ends after `retries` retries, or `timeout` seconds after `now`. If `patient`, a retry doesn't count when the
+    refusal said how long to wait. `rng` returns random numbers in [0, 1) for the pauses."""
 
     def __init__(
         self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float], *, patient: bool = False,
@@ -81,7 +81,7 @@ class Call:
         return Attempt(header, min(CONNECT, remaining + GRACE), remaining + GRACE)
 
     def answered(self, answer: Answer, now: float) -> float | None:
-        """Return None after a success, or else the seconds until the next attempt. Raises ApiError if there is to be none."""
+        """Return None after a success, or else the seconds until the next attempt. Raises ApiError if the call has failed."""
         if 200 <= answer.status < 300:
             return None
         error = read_error(answer)
@@ -92,7 +92,7 @@ class Call:
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
-        """Return the seconds until the next attempt after one that got no answer. Raises `error` if there is to be none."""
+        """Handle an attempt without an answer. Return the seconds until the next one. Raises `error` if the call has failed."""
         if error.hopeless:
             raise error
         return self._pause(error, None, now)
@@ -116,7 +116,8 @@ class Call:
 
 
 class Polling:
-    """Polls for a task's outcome until `timeout` seconds after `now`, or forever if it is None. Raises InvalidArgument."""
+    """Polls for a task's outcome until `timeout` seconds after `now`; None means forever. Raises InvalidArgument
+    if `timeout` is not a number above 0."""
 
     def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
         if timeout is not None:
@@ -135,7 +136,8 @@ class Polling:
         return poll(self._id, self._wait), remaining + SPARE
 
     def answered(self, answer: Answer, now: float) -> Result | float:
-        """Return the task's result, or the seconds until the next poll. Raises ApiError if the task failed, or TimedOut."""
+        """Return the task's result, or the seconds until the next poll. Raises ApiError if the task failed, and TimedOut if it
+        has no outcome in time."""
         _, outcome = read_outcome(answer)
         if isinstance(outcome, Result):
             return outcome
@@ -191,7 +193,7 @@ class Service:
 
     @property
     def proxy(self) -> str | None:
-        """Proxy for this service, from the environment. None if there is none, or if the service is on this machine."""
+        """Proxy for this service, from the environment. None if no proxy is set, or the service is on this machine."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if _is_loopback(host) or urllib.request.proxy_bypass(host):
@@ -207,7 +209,7 @@ class Service:
         return given
 
     def key(self, given: str | None) -> str:
-        """Return the given idempotency key, or else a new one, or "" if the client doesn't retry."""
+        """Return the given idempotency key. If none is given, return a new one, or "" if the client doesn't retry."""
         if given is not None:
             return given
         return str(uuid.uuid4()) if self.retries else ""

@@ -57,9 +57,9 @@ class TextForm(msgspec.Struct, frozen=True):
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a setting. `group` is its heading in the help. `within` are the inclusive bounds of a number. `among`
-    are the allowed strings; empty if any string is allowed. The setting has no effect without the setting that `needs`
-    names. `parts` are the parts of a process that use it; None if every process does. `show` removes secrets from a string.
-    The short help lists only `common` settings."""
+    are the allowed strings; empty if any string is allowed. `needs` names another setting; if that isn't set, this one has
+    no effect. `parts` are the parts of a process that use the setting; None if every process does. `show` removes secrets
+    from a string. The short help lists only `common` settings."""
 
     default: Any
     group: str

@@ -53,7 +53,7 @@ MOST_WORKERS = 256
 MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 PREFIX = "HEADWAY_"
-CHARS = "chars"  # Value of `weight` that makes the number of characters the weight of an input.
+CHARS = "chars"  # Value of `weight`: an input weighs as much as it has characters.
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -380,7 +380,7 @@ class Settings:
 
     @property
     def lease_s(self) -> float:
-        """Seconds after which the batch of an unresponsive worker goes to another: enough for a slow call and two renewals."""
+        """Seconds after which another worker gets an unresponsive worker's batch: enough for a slow call and two renewals."""
         return self.broker_timeout_ms / 1000 + 2
 
     @property
@@ -422,7 +422,7 @@ class Settings:
 
     @cached_property
     def runs(self) -> Mapping[str, Settings]:
-        """Settings of the workers, by model NAME or NAME@VERSION. Raises SettingError, which may name a field `models.NAME.FIELD`."""
+        """Settings of the workers, by NAME or NAME@VERSION. Raises SettingError, possibly for a field `models.NAME.FIELD`."""
         if not self.models:
             return MappingProxyType({self.model: self})
         runs = {}
@@ -667,7 +667,7 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    # A tenant gets half of the memory, where a character may take four bytes. A quarter of it must be enough for two received bodies.
+    # A tenant's half of the memory must hold a body with four bytes per character. A quarter must hold two received bodies.
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.memory_mb < least:
         reason = f"is too little for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"

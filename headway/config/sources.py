@@ -1,6 +1,6 @@
 """Merge flags, environment and file into Settings. Errors name a setting as its user wrote it. The settings of fallbacks,
-and of models that only workers know, are derived from these. A model's *terms* are the settings that gateways need to know;
-workers report them in the registry."""
+and of models that only workers know, are derived from the merged ones. A model's *terms* are the settings that gateways need
+to know; workers report them in the registry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FileTable:
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Table `[models.NAME]` of a file. `target` may be empty. `own` are its settings. `spelling` has their names for use in errors."""
+    """Table `[models.NAME]` of a file. `target` may be empty. `own` has its settings; `spelling`, their names in errors."""
 
     target: str = field(repr=False)
     own: tuple[tuple[str, Any], ...] = field(repr=False)
@@ -188,7 +188,7 @@ def unknown(spelt: str, name: str, value: object, allowed: Collection[str] = FIE
 
 
 def typed(spelt: str, name: str, value: Any) -> Any:
-    """Return a TOML value for the setting `name`. Raises SettingError if its type is wrong."""
+    """Convert the TOML value of the setting `name` to the setting's type. Raises SettingError if it has another type."""
     expected = kind(name)
     if expected is float and type(value) is int and abs(value) < 1 << 62:
         return float(value)
@@ -218,9 +218,9 @@ def load(
 
     `flags` maps field names to values or strings, or to None for flags that were not given. `environ` has `HEADWAY_PORT`
     for `port`, and so on; empty variables are ignored. `file` defaults to what `HEADWAY_CONFIG` names, or else
-    `headway.toml` in the working directory, if it exists. `spell` returns the caller's name for a field. `targets` is a
-    single target, or a list of NAME=TARGET, NAME@VERSION=TARGET or models in the file; for targets that are objects, a
-    mapping by model; None for all models in the file.
+    `headway.toml` in the working directory, if it exists. `spell` returns the caller's name for a field. `targets` has
+    one target, or several as NAME=TARGET, as NAME@VERSION=TARGET or as names of models in the file. It is a mapping by model if
+    targets are objects, and None for all models in the file.
     """
     table = _read_named(file, environ, spell)
     tables = model_tables(table)
@@ -249,7 +249,7 @@ def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Reread the version weights from the file, by model; "" stands for models without a table. Raises SettingError."""
+    """Reread the version weights from the file, by model. The key "" is for models without a table. Raises SettingError."""
     table = read_file(Path(settings.weights_file), "config")
     default = str(values_of(table).get("version_weights", ("", ""))[1])
     weights = {"": default}
@@ -272,7 +272,7 @@ def _merged(
     targets: Targets | None = None,
     single_target: bool = False,
 ) -> Settings:
-    """Merge sources. Later sources override earlier ones. `targets` has the targets by model: "" for the target in the model's table,
+    """Merge sources. Later sources override earlier ones. `targets` has the targets by model: "" if the target is in the table,
     None if the caller has it as an object. `single_target` is True if there is one target without a model's name."""
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
@@ -358,7 +358,7 @@ def _fit_workers(values: dict[str, Any]) -> None:
 
 
 def _fit_times(values: dict[str, Any]) -> None:
-    """Fit two default times to `request_timeout_ms`: the queue's must not be longer, that of tasks not shorter."""
+    """Fit two defaults to `request_timeout_ms`: `queue_timeout_ms` must not be longer, and `task_timeout_ms` not shorter."""
 
     def default(name: str) -> float:
         value: Any = FIELDS[name].default
@@ -438,9 +438,9 @@ Terms = Sequence[tuple[str, str | int | float | bool]]
 
 
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
-    """Return the settings of each model with a fallback. Their `fallback` is only the target. A target without a model's
-    name is for the default model, or else the first model. A model's own table takes precedence. Raises SettingError if a
-    fallback names a model that has no settings in this process."""
+    """Return the settings of each model with a fallback. In these, `fallback` is only the target. A target given without a
+    model's name is for the default model, or else the first model. A model's own table takes precedence. Raises SettingError
+    if a fallback names a model that has no settings in this process."""
     if not settings.broker:
         return {}
     served = settings.served
@@ -461,7 +461,7 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
 
 
 def fallback_batches(fallback: str) -> int:
-    """Return how many batches a gateway runs on a fallback at once: one on a function, which needs the gateway's CPUs."""
+    """Return how many batches a gateway runs on a fallback at once. A function gets only one: it uses the gateway's CPUs."""
     return _REMOTE_CALLS if "://" in fallback.partition("(")[0] else 1
 
 

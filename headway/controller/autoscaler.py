@@ -1,7 +1,7 @@
 """Decides how many workers each model should have, while this process's controller leads.
 
 `core/scaling` decides, based on the fleet's reports, which this module collects. The number of workers is published along with the
-reason and the model's capacity. A new leader resumes from that number, and each process with workers runs its share of them. A
+reason and the model's capacity. A new leader resumes from that number, and each process with workers runs its share of it. A
 process that is the entire fleet resizes its own pools. A slot finishes its batch before it is removed. A slot that fails to start
 is retried for as long as it is needed."""
 
@@ -63,7 +63,7 @@ class LocalScaling:
         return 0 if pool is None else self._asked.get(model, pool.size)
 
     def scale(self, model: str, workers: int) -> None:
-        """Start resizing a model's pool, as far as there are devices. Skips a pool that hasn't started; the caller asks again."""
+        """Start resizing a model's pool, as far as devices allow. Skips a pool that hasn't started; the caller will retry."""
         pool = self._pools.get(model)
         if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
             return
@@ -87,7 +87,7 @@ class ScalingFollower(PeriodicResource):
     ) -> None:
         self._process, self._models, self._pools, self._fleet = process, models, pools, fleet
         self._clock, self._freshness = clock, Freshness(clock())
-        self._warned: set[tuple[str, str]] = set()  # Models and drivers that a warning was logged about.
+        self._warned: set[tuple[str, str]] = set()  # Models and drivers about which a warning was logged.
         super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
 
     async def _follow(self) -> None:
@@ -103,7 +103,7 @@ class ScalingFollower(PeriodicResource):
             self._pools.scale(model, shares(scaling.desired, scalable)[self._process])
 
     def _warn_of_other(self, model: str, driver: str) -> None:
-        """Warn once about a controller with another driver, which doesn't know that processes scale their own workers."""
+        """Warn once that the controller has another driver, so it doesn't know that this process scales its own workers."""
         if driver in ("", LOCAL) or (model, driver) in self._warned:
             return
         self._warned.add((model, driver))
@@ -126,17 +126,18 @@ class ScaledModel(msgspec.Struct):
 
     since: float
     there_at: float = -math.inf  # Last time at which the model had a worker that hadn't been told to stop.
-    scaler: Scaler | None = None  # None until it is known which number to start from.
+    scaler: Scaler | None = None  # None until the number to start from is known.
     live: int = 0  # Number of workers that aren't offline.
-    follows: bool = False  # True until the first decision: until then, the number follows the workers that appear.
+    follows: bool = False  # True until the first decision. Meanwhile, the number follows the workers that appear.
     published: Scaling | None = None  # The previous leader's last scaling.
     warned: bool = False  # True if it was logged that the model keeps a worker.
     short: bool = False  # True while the model wants more workers than its processes have room for.
 
 
 class Autoscaler:
-    """Autoscaler of one controller. `pools` is None if other processes follow the published numbers. `limits` returns None for a
-    model that isn't scaled. `name` is the setting `autoscale`. Models not in `named` are forgotten once their workers have left."""
+    """Autoscaler of one controller. `pools` is None if other processes follow the published numbers. `limits` returns None for
+    a model that isn't scaled. `name` is the value of the setting `autoscale`. Models not in `named` are forgotten once their
+    workers have left."""
 
     def __init__(
         self, pools: LocalScaling | None, limits: Callable[[str], ScaleLimits | None], counters: ControllerCounts,
@@ -157,7 +158,7 @@ class Autoscaler:
         self._models.clear()
 
     def begin(self, published: Collection[Capacity]) -> None:
-        """Start to lead from the published numbers or, if the broker has lost them, from those that this process last published."""
+        """Start leading with the published numbers. If the broker has lost them, use this process's last ones."""
         scalings = {capacity.model: capacity.scaling for capacity in published if capacity.scaling is not None}
         last, now = scalings or self._own_scalings, self._clock()
         self._models = {model: ScaledModel(now, now, published=scaling) for model, scaling in last.items()}
@@ -303,7 +304,7 @@ class Autoscaler:
 
 
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
-    """Return True if all workers of a model were stopped on purpose. A lost worker has a reason, so it counts as present."""
+    """Return True if all workers of a model were stopped on purpose. A lost worker (with a reason) counts as present."""
     own = [worker for worker in workers if worker.model == model]
     return bool(own) and all(map(_left, own))
 

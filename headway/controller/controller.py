@@ -44,14 +44,14 @@ from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-PUBLISH_EVERY = 0.5  # Seconds between publications while there are requests. Limits lag behind by as much.
-GONE_AFTER = OFFLINE_AFTER  # Seconds until the capacity of a model without workers that no setting names is withdrawn.
+PUBLISH_EVERY = 0.5  # Seconds between publications while there are requests. Limits lag behind by up to this long.
+GONE_AFTER = OFFLINE_AFTER  # Seconds until the capacity of a model is withdrawn if it has no workers and no settings.
 LEADS_FOR = 2.5  # Seconds for which the lead lasts. Each look renews it.
 ENDS_SOON = 1.25  # A lead that expires within this many seconds is overdue for renewal. Ask for it twice a second then.
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """What one look at the fleet found. Fields with a default are only read if the autoscaler or a rollout needs them."""
+    """State of the fleet at one moment. Fields with a default are only read if the autoscaler or a rollout needs them."""
 
     workers: Sequence[WorkerInfo]
     loads: Mapping[QueueName, Load]
@@ -66,7 +66,7 @@ class Controller:
 
     `target_utilisation` is the share of the measured capacity above which the lowest tier is held back. The process's `pace` never
     rests while its controller leads. If `alone`, there can be no other, so leading isn't logged. `leads` is True if it led when it
-    last asked. `models` returns the models that the fleet serves even without workers; None stands for all known to the broker."""
+    last asked. `models` returns the models that the fleet serves even without workers; None means all that the broker knows."""
 
     def __init__(
         self, id: str, broker: Broker, fleet: Fleet, target_utilisation: float, clock: Callable[[], float], pace: Pace, *,
@@ -83,7 +83,7 @@ class Controller:
         self._rollouts = RolloutLeader(fleet, counters or ControllerCounts(), clock)
         self._published: dict[str, float] = {}
         self._last: dict[str, Capacity] = {}  # Capacity last published for each model while leading. See `_steady`.
-        self._unchanged: list[Capacity] = []  # Not changed at the last look. Published with the next one.
+        self._unchanged: list[Capacity] = []  # Unchanged at the last look. The next look publishes them.
         self._calm = False  # True if the fleet had nothing to do at the last look.
         self._logged_estimate: dict[str, bool] = {}  # True if the capacity logged last was an estimate, by model.
         self._periodic = Periodic("controller", self._control, clock, every=self.every)
@@ -94,7 +94,7 @@ class Controller:
         return self.leads and self._clock() < self._led_until
 
     def every(self) -> float:
-        """Return the seconds until the next look. Looks are more frequent while it leads a busy fleet, or is about to lead."""
+        """Return the seconds until the next look: few while this process leads a busy fleet, or is about to lead."""
         if self.leads:
             return REST_EVERY if self._calm else PUBLISH_EVERY
         return PUBLISH_EVERY if self._ends_in < ENDS_SOON else self._pace.every()
@@ -225,7 +225,8 @@ class Controller:
 
 
 def _calm(seen: _Seen) -> bool:
-    """Return True if nothing is waiting and all workers rest. A fleet without workers isn't calm, because it expects some."""
+    """Return True if nothing is waiting and all healthy workers rest. A fleet without healthy workers isn't calm, because it
+    expects some."""
     healthy = [worker for worker in seen.workers if worker.status is WorkerStatus.HEALTHY]
     rests = bool(healthy) and all(worker.every >= REST_EVERY for worker in healthy)
     return rests and not any(load.depth for load in seen.loads.values())
@@ -238,7 +239,7 @@ def _steady(capacity: Capacity) -> Capacity:
     return replace(capacity, scaling=replace(capacity.scaling, utilisation=None, rate=0.0))
 
 
-KEEP_EVERY = 2.0  # Seconds of counts that may be lost if a leader ends.
+KEEP_EVERY = 2.0  # Maximum seconds of counts that are lost if a leader dies.
 LONGEST_LOOK = 5.0  # Maximum seconds that count as observed per look: nobody observes while the broker is unreachable.
 STEP = "step"  # Metric label for a new step. For other changes the label is the state.
 

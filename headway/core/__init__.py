@@ -1,1 +1,1 @@
-"""Pure rules: decisions whose time and randomness are arguments."""
+"""Pure rules: decisions that receive the time and randomness as arguments."""

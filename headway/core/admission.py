@@ -4,14 +4,14 @@ An entry is admitted if the entries ahead of it can be served before its deadlin
 
     ahead ≤ drain · (deadline − ℓ − margin)
 
-`drain` is the part of the fleet's k·B/ℓ(B) entries per second that is left for the entry's tier: all of it less what higher tiers
-send, and never less than the reserved share. "Ahead" are the entries of its own tier and of those above. So lower tiers are refused
-first, and nothing overtakes an accepted entry and makes it late. The bound is Little's law reversed (Little, "A proof for the queuing
-formula L = λW", 1961): for a queue that drains at a fixed rate, each wait corresponds to a depth.
+`drain` is the part of the fleet's k·B/ℓ(B) entries per second that is left for the entry's tier: all of it minus what higher
+tiers send, but never less than the reserved share. "Ahead" means entries in its own tier and in higher ones. So lower tiers are
+refused first, and nothing overtakes an accepted entry and makes it late. The bound is Little's law reversed (Little, "A proof
+for the queuing formula L = λW", 1961): for a queue that drains at a fixed rate, each wait corresponds to a depth.
 
-In steady overload entries wait as long as they may. If run times vary, so do waits, so the margin covers two standard deviations of
-the wait. A full batch is still admitted, because otherwise GPUs would run half full. If the next batches of the free GPUs have room
-for all entries ahead, a new one isn't delayed, and is admitted whatever its deadline."""
+In steady overload, entries wait as long as their deadlines allow. If run times vary, waits vary too, so the margin covers two
+standard deviations of the wait. A full batch is still admitted, because otherwise GPUs would run half full. If the next batches
+of the free GPUs have room for all entries ahead, a new one isn't delayed, and is admitted whatever its deadline."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from headway.model import Entry
 MIN_MARGIN = 0.005  # Shortest margin in seconds: the part of a deadline kept for everything but waiting and running.
 MARGIN_SHARE = 0.02  # The margin as a share of the deadline, if that is more than MIN_MARGIN.
 WAIT_DEVIATIONS = 2.0  # Number of standard deviations by which a wait may exceed its mean without making an entry late.
-LEAST_SHARE = 0.01  # Smallest share of the drain when estimating a tier's wait, even if the tier gets less.
+LEAST_SHARE = 0.01  # Share of the drain that a tier is assumed to get, at least, when its wait is estimated.
 MIN_WAIT = 0.001  # Shortest wait in seconds that a refusal states.
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Refusal of an entry. `most` is 0 unless the request has too many inputs even for an empty queue, and is then the number that
-    would be admitted. If not even one input could be answered in time, `most` is negative, and `-most` inputs are admitted anyway."""
+    """Refusal of an entry. `most` is 0, unless the request has too many inputs even for an empty queue. Then it is the number
+    of inputs that would be admitted, or minus that number if not even one could be answered in time."""
 
     wait: float  # Seconds until the entry would be admitted.
     tier_only: bool  # True if the highest tier would be admitted now.
@@ -45,7 +45,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
     drains: tuple[float, ...]  # Size per second that is left for each tier, highest first; all 0 if unknown.
     batch_seconds: float  # Run time in seconds of a full batch that is one standard deviation slower than the mean.
     max_batch: float = 0.0  # Size of a full batch.
-    spread: float = 0.0  # Growth of a wait's squared margin (WAIT_DEVIATIONS), in seconds² per second of wait.
+    spread: float = 0.0  # Square of the margin for varying waits (WAIT_DEVIATIONS), in seconds² per second of wait.
     known: dict[tuple[int, float, float], float] = {}  # Bounds computed so far, by tier and timeouts.
 
     @classmethod
@@ -58,8 +58,8 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
         """Compute limits. `slots` counts whole GPUs. `seconds` is the mean run time of a full batch (0 if unknown), and `deviation`
-        its standard deviation. `rates` is the total size arriving per second in each tier, highest first; `reserved`, the reserved
-        share."""
+        its standard deviation. `rates` is the size arriving per second in each tier, highest first. `reserved` is the share
+        reserved for lower tiers."""
         if seconds <= 0.0:
             return cls.unknown(len(rates))
         drain = slots * max_batch / seconds
@@ -71,7 +71,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Return how large the entries ahead may be, in total, for `entry` to be admitted to `tier`."""
+        """Return the largest total size of the entries ahead with which `entry` is still admitted to `tier`."""
         batch_seconds = self.batch_seconds
         wait = entry.queue_timeout
         if entry.timeout - batch_seconds < wait:
@@ -101,7 +101,8 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
-        """Return a refusal, or None to admit the entry. `ahead` is the size of all entries ahead, `first` that of those in tier 0."""
+        """Return a refusal, or None to admit the entry. `ahead` is the size of all entries ahead, and `first`
+        the size of those in tier 0."""
         if ahead == 0 or self.batch_seconds <= 0.0:
             return None  # A bad estimate must not lock everybody out, so an entry with nothing ahead of it is let in.
         allowed = self.allowed(tier, entry)

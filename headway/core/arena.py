@@ -1,8 +1,8 @@
-"""Places for large values in an arena: memory shared by a worker's process and its host. The side that writes a value takes its
-place here, and the other side checks the places that it receives.
+"""Places for large values in an arena: memory shared by a worker's process and its host. The side that writes a value allocates
+its place here. The other side checks the places that it receives.
 
 The arena holds one batch at a time: the inputs, written by the host, then the outputs, written by the worker. The next batch reuses
-the same pages. A place's generation is its batch's number, so that it never refers to another batch's value."""
+the same pages. A place's generation is the number of its batch, so that it is never taken for another batch's place."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ MOST_CHARS = 100_000  # Limit on the length of the string.
 
 
 class NoArguments(ValueError):
-    """The string isn't a list of arguments. Says why, without quoting a value."""
+    """The string isn't a list of arguments. The message says why, without quoting a value."""
 
 
 def read(text: str) -> tuple[list[Any], dict[str, Any]]:

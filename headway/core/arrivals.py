@@ -25,7 +25,7 @@ class RandomSource(Protocol):
 
 
 def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
-    """Return arrivals from many independent clients: exponential gaps at a mean rate per second. Raises SettingError."""
+    """Return arrivals of independent clients, with exponential gaps. `rate` is their mean per second. Raises SettingError."""
     _check(rate)
     mean = 1.0 / rate
     return accumulate(-math.log(1.0 - rng.random()) * mean for _ in repeat(None))
@@ -40,8 +40,8 @@ def uniform(rate: float) -> Iterator[float]:
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
     """Return recorded arrivals, sped up or slowed down to a mean rate. Every gap is scaled alike, which preserves the burstiness.
 
-    `recorded` holds non-decreasing times in seconds, from any origin, and must not be an iterator. At its end it starts again, one
-    mean gap later. Raises SettingError if the rate isn't positive, or the recording spans no time."""
+    `recorded` holds non-decreasing times in seconds, from any origin, and must not be an iterator. After its last arrival it
+    starts again, one mean gap later. Raises SettingError if the rate isn't positive, or the recording spans no time."""
     _check(rate)
     number, first, last = 0, 0.0, 0.0
     for last in recorded:
@@ -105,7 +105,7 @@ def _rows(lines: Iterable[str], name: str, setting: str) -> Iterator[tuple[int, 
 
 
 def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
-    """Return the index of the column of times, given the first line, and True if that line is a header."""
+    """Return the index of the time column, and True if the first line (`cells`) is a header."""
     names = [cell.strip().lstrip("\ufeff").upper() for cell in cells]
     if COLUMN in names:
         return names.index(COLUMN), True
@@ -116,7 +116,7 @@ def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
 
 
 def _reading(sample: str) -> Callable[[str], float]:
-    """Return a parser for a trace whose first time is `sample`. The parser returns seconds since that time."""
+    """Return a parser for a trace whose first timestamp is `sample`. It returns seconds since then."""
     try:
         zero = float(sample)
     except ValueError:

@@ -1,16 +1,16 @@
 """Cost of a batch: which of three lines predicts its run time, and how to split it into calls.
 
     number   α + β·n           every input takes the same time
-    weight   α + β·Σw          an input takes time by its weight, such as its length
+    weight   α + β·Σw          the time of an input grows with its weight, such as its length
     padded   α + β·n·max w     all inputs are padded to the longest
 
-All three are fitted to past calls, and the one with the best recent forecasts is used. The number line is kept until another line is
-clearly better, so that a model whose batches always take the same time keeps the number line. If a model pads, each batch is sorted and cut
-wherever that saves time. Dynamic programming finds the cuts.
+All three lines are fitted to past calls, and the one with the best recent forecasts is used. The number line is kept until
+another line is clearly better, so that a model whose batches always take the same time keeps the number line. If a model pads,
+each batch is sorted and cut wherever that saves time. Dynamic programming finds the cuts.
 
 If every batch contains an input of the greatest length, the number line fits as well. So now and then a batch runs on trial in two
-calls, the lighter inputs first. A trial requires that α is known to be small, or can't be known because all batches are full. If
-the lighter inputs take less time than their number predicts, more trials follow soon; otherwise they become rare."""
+calls, the lighter inputs first. A trial is only made if α is known to be small, or can't be known because all batches are full.
+If the lighter inputs take less time than their number predicts, more trials follow soon; otherwise they become rare."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from headway.core.service_model import DECAY, ServiceModel
 from headway.core.weight_estimate import octets
 from headway.model import CostLine, CostShape, Value, WorkerInfo, WorkerStatus
 
-NUMBER_ERROR = 0.03  # Mean relative error of forecasts below which the number line is used, however good others are.
+NUMBER_ERROR = 0.03  # If its mean relative error is at most this, the number line is used, however good others are.
 BETTER = 0.8  # A line replaces the current one if its error is at most this share of the current line's error.
 RECENT = 0.05  # Weight of the newest call in the mean error of a line.
 KNOWN_CALLS = 16  # Calls that must have run before a line other than the number line is used.
 FIRST_TRIALS = 8  # Calls between the first two trials.
-MORE_TRIALS = 256  # Most calls between two trials that show a gain, and fewest after a trial that shows none.
+MORE_TRIALS = 256  # After a trial that shows a gain, the next follows within this many calls; otherwise, not sooner.
 LAST_TRIALS = 8192  # Most calls between two trials.
 MORE = 1.5  # Factor by which the distance between trials grows after a gain. Otherwise it doubles.
 AS_FORETOLD = 0.75  # A trial shows a gain if the lighter inputs take less than this share of the forecast by number.
-SPARED = 0.25  # Smallest share of number × longest that a trial must save.
+SPARED = 0.25  # A trial must save at least this share of number × longest.
 FULL = 0.95  # If the mean size is at least this share of the largest, batches say little about smaller ones.
-NOTICED = 0.1  # Relative change from which a line is reported again.
+NOTICED = 0.1  # A line is reported again once it has changed by more than this share.
 MOST_CALLS = 4  # Most calls that a batch is split into.
 LEAST_SAVED = 0.1  # Smallest share of a batch's time that cutting it must save.
 MOST_PLACES = 64  # Most places in a batch at which a cut is considered.
@@ -58,8 +58,9 @@ class BatchCost:
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Return True if a batch may run in two calls on trial, to save padding worth `spared` inputs of the greatest length. By the number
-        line, the two calls together must take no longer than one if the model pads. While that line has no slope, batches must be full."""
+        """Return True if a batch may run in two calls on trial. If the model pads, this saves the time of `spared` inputs of
+        the greatest length. By the number line, the saving must be at least what a second call costs. A line without a slope
+        can't tell, so then batches must have been nearly full."""
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
@@ -196,12 +197,13 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
     return parts[::-1] or [list(range(count))]
 
 
-SURE = 64  # Number of calls after which most are ignored, if every input takes the same time.
-LOOKED_AT = 8  # From then on, one call out of this many is observed.
+SURE = 64  # If every input takes the same time, most calls are ignored after this many.
+LOOKED_AT = 8  # From then on, only one call out of this many is observed.
 
 
 class Calls:
-    """Learns in the child process how long a target's calls take. If the model pads, cuts batches into calls, unless `whole`."""
+    """Learns, in the child process, how long a target's calls take. Unless `whole` is set, it cuts batches into several calls
+    if the model pads, or on trial to find out whether it does."""
 
     def __init__(self, whole: bool) -> None:
         self._cost = BatchCost()

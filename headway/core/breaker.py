@@ -20,7 +20,7 @@ REST_CAP = 3600.0  # Longest rest in seconds that a backend can ask for.
 
 
 class State(IntEnum):
-    """States of a breaker. The values are those of the metric."""
+    """States of a breaker. The metric shows these values."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -29,7 +29,7 @@ class State(IntEnum):
 
 class Breaker:
     """Counts failures in a row. An open breaker lets nothing through; a half-open one lets one probe through at a time.
-    After `threshold` failures in a row, a probe decides. If the first probe fails, the breaker stays open for `cooldown` seconds."""
+    After `threshold` failures in a row, the breaker is half open. If the first probe fails, it opens for `cooldown` seconds."""
 
     def __init__(self, threshold: int, cooldown: float) -> None:
         self._threshold = threshold
@@ -47,7 +47,7 @@ class Breaker:
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
 
     def allow(self, now: float, within: float) -> bool:
-        """Return True if another run may start. If half open, that run is the probe, and keeps others out for `within` seconds."""
+        """Return True if another run may start. If half open, that run is the probe; others must wait for `within` seconds."""
         state = self.state(now)
         if state is State.CLOSED:
             return True
@@ -57,7 +57,7 @@ class Breaker:
         return True
 
     def retry_at(self, now: float) -> float:
-        """Return the earliest time at which asking again makes sense."""
+        """Return the earliest time at which `allow` may return True."""
         return now if self._open_until is None else max(now, self._open_until)
 
     def rest_left(self, now: float) -> float:
@@ -82,7 +82,7 @@ class Breaker:
             self._cooldown = 0.0
 
     def rest(self, now: float, seconds: float) -> None:
-        """Start no runs for `seconds`, because the backend asked for a pause, but at most for REST_CAP."""
+        """Start no runs for `seconds`, but at most REST_CAP, because the backend asked for a pause."""
         if seconds <= 0.0:
             return
         self._rest_until = max(self._rest_until, now + min(seconds, REST_CAP))

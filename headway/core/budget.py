@@ -1,4 +1,4 @@
-"""Budgets that several owners share, such as connections or bytes in flight. The greediest owner leaves something for the others.
+"""Budgets that several owners share, such as connections or bytes in flight. The greediest leaves something for the others.
 
 Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. So each of n greedy owners gets g / (1
 + n·g), and 1 / (1 + n·g) stays free for owners that need little. Nothing is reserved, and no share is configured."""

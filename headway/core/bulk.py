@@ -6,21 +6,23 @@ rate or admission. It runs in one of two ways:
     seats   in a batch that leaves anyway, once all regular entries are packed
     whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
 
-If run times hardly grow with size, bulk entries fill all empty seats; otherwise, as many as keep the regular entries within the
-promised latency. If the model pads, bulk entries heavier than all regular ones go last. A whole batch then has entries of similar
-weight, and takes no longer than a full batch of regular entries.
+If run times hardly grow with size, bulk entries fill all empty seats. Otherwise, they fill only as many as the promised latency
+of the regular entries allows. If the model pads, bulk entries heavier than all regular ones go last. A whole batch then has
+entries of similar weight, and takes no longer than a full batch of regular entries.
 
-A whole batch is a bet: a request that then finds no free GPU waits for up to a batch. To make that rarer than `QueueLimits.delayed`,
-enough GPUs are left free, assuming Poisson arrivals. A credit keeps track: each departing request earns `delayed`, and each request
-that waited while bulk held a GPU costs 1. A bet needs enough credit. After QUIET seconds without a request, bulk gets all GPUs.
+A whole batch is a bet: a request that then finds no free GPU may wait as long as a batch takes. To make that rarer than
+`QueueLimits.delayed`, enough GPUs are left free, assuming Poisson arrivals. A credit keeps track: each departing request earns
+`delayed`, and each request that waited while bulk held a GPU costs 1. A bet needs enough credit. After QUIET seconds without a
+request, bulk gets all GPUs.
 
-The credit starts at FIRST_CREDIT, so that no job waits long while GPUs are idle. While it pays for a bet, a single whole batch may
-start even if no GPU is left for regular entries. This requires that none is waiting, and that at most one is expected during the
-batch. After SETTLED seconds without a request, the earlier rate says little, and the batch may start anyway.
+The credit starts at FIRST_CREDIT, so that no job waits long while GPUs are idle. While the credit is enough for a bet, a single
+whole batch may start even if no GPU is left for regular entries. This requires that no regular entry is waiting, and that at
+most one is expected during the batch. After SETTLED seconds without a request, the earlier rate says little, and the batch may
+start anyway.
 
-Bulk entries that may fail, or are large, run `apart`: only in whole batches, with entries of one shape. If a batch fails, the sender
-of its bulk entries has to find the bad one; its regular entries run again, not yet suspected. (A bulk class for a black-box target
-follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
+Bulk entries that may fail, or are large, run `apart`: only in whole batches, with entries of one shape. If a batch fails, the
+sender of its bulk entries has to search them for the bad one. The batch's regular entries run again, not yet suspected. (A bulk
+class for a black-box target follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
 from headway.core.packing import Nearness
 
 STRETCH = 1.03  # A full batch counts as no longer than the departing batch if it takes up to this multiple of its time.
-WITHIN = 0.8  # A batch with bulk entries should be back within this share of the promised latency.
+WITHIN = 0.8  # A batch with bulk entries should finish within this share of the promised latency.
 QUIET = 30.0  # Seconds without a regular entry after which a fleet counts as idle.
 FIRST_CREDIT = 1.0  # Initial credit.
 SETTLED = 0.5  # Seconds without a regular entry after which their earlier rate no longer predicts the next.
 SPACING = 0.8  # Smallest gap between whole batches, relative to an even gap. Keeps GPUs from becoming free together.
 LOOK = 0.05  # Seconds after which to check again whether a whole batch may leave.
 MOST_PAGES = 64  # Limit on the pages of the large entries in a whole batch, unless there is only one.
-APART_AHEAD = 256  # Most entries searched for companions of the first entry that runs apart.
+APART_AHEAD = 256  # Limit on entries searched for those that can run with the first entry that runs apart.
 BATCHES_WAITING = 4  # Limit on waiting entries, in full batches per GPU. The sender holds back further entries.
 _WEIGHT = attrgetter("weight")
 
@@ -157,8 +159,8 @@ class BulkClass:
         near: Nearness | None = None,
         padded: float = 0.0,
     ) -> list[QueuedEntry]:
-        """Take the entries of a whole batch. Entries that run apart go first, because they can't run otherwise. If `near` is given,
-        entries have similar weight, and weigh at most `padded` in total when padded to the first."""
+        """Take the entries of a whole batch. Entries that run apart go first, because they can't run otherwise. Pass `near` and
+        `padded` if the model pads: the entries then have similar weight, and the padded batch weighs at most `padded`."""
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
             self._excused = now + 2.0 * forecast.seconds
@@ -201,14 +203,14 @@ class BulkClass:
         self.credit = min(self.credit + self._delayed * entries, self._most_credit)
 
     def charge(self, entries: int, now: float) -> None:
-        """Record that regular entries waited for a GPU that ran a whole batch. The first entries after a silence cost nothing."""
+        """Record that regular entries waited for a GPU that ran a whole batch. The first entries after a lull cost nothing."""
         self.delayed += entries
         if now <= self._excused:
             return
         self.credit = max(self.credit - entries, -self._most_credit)
 
     def near(self, now: float) -> bool:
-        """Return True if regular entries that leave now may have waited for a whole batch."""
+        """Return True if regular entries that leave now may have waited for a batch of bulk entries."""
         return self.busy > 0 or now - self.ended <= LEEWAY
 
     def opens_at(self, forecast: Forecast, now: float) -> float:
@@ -221,7 +223,7 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may start on an idle GPU if no regular entry arrives; infinite for never."""
+        """Return the seconds until a whole batch may start on an idle GPU if no regular entry arrives; infinite if never."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1
@@ -232,15 +234,15 @@ class BulkClass:
         return max(forecast.newest + QUIET - now, 0.0)
 
     def _may_begin(self, forecast: Forecast, now: float) -> bool:
-        """Return True if so few regular entries arrive that a single whole batch may start although no GPU is left for them."""
+        """Return True if so few regular entries arrive that one whole batch may start and leave no GPU for them."""
         if self.busy or forecast.waiting or self.credit < 1.0:
             return False
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
 
 
 def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
-    """Return the size up to which bulk entries may fill a batch of size `size`, at most `limit`. A batch of size n takes `alpha` + `beta`·n
-    seconds. The oldest entry has waited for `waited` seconds. `promise` is the promised latency in seconds, or 0."""
+    """Return the size, at most `limit`, to which bulk entries may fill a batch. `size` is its size now. Size n takes `alpha` +
+    `beta`·n seconds. The oldest entry has waited `waited` seconds. `promise` is the promised latency in seconds, or 0."""
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
     return max(size, min(limit, (WITHIN * promise - waited - alpha) / beta))

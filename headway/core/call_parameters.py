@@ -1,8 +1,8 @@
 """Parameters that apply to a whole call of a target. Only requests with the same values can share a call.
 
 Values are compared in a normal form, and the call gets that form, so that no answer depends on which requests share the call: 5.0
-is 5, -0.0 is 0, and object members are sorted. Absent values are the same. From 2⁵³ on, an integer and a number with a fraction may
-be the same double, so 2⁵³ and 2⁵³.0 are not the same."""
+is 5, -0.0 is 0, and object members are sorted. Requests that leave out a parameter have the same value for it. From 2⁵³ on, an
+integer and a number with a fraction may be the same double, so 2⁵³ and 2⁵³.0 count as different."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
 _INPUTS = frozenset(("messages",))  # Parameters that are the input itself, as for a chat model. "all" excludes them.
 
-_EXACT = 1 << 53  # Numbers with a fraction or an exponent are exact below this. Whole ones become integers.
+_EXACT = 1 << 53  # Below this, numbers with a fraction or an exponent are exact, and whole ones become integers.
 
 
 def _number(text: str) -> float:
@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that apply to a whole call: all that any of the model's workers names."""
+    """Return the parameters that apply to a whole call: those that at least one of the model's workers names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:
@@ -69,8 +69,8 @@ def values_of(parameters: bytes, names: PerCall) -> bytes:
 
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:
-    """Return a number that requests share if they may run in one call, given their parameters and the number `shape` of their rows.
-    Other requests may have this number by chance or by intent, so the process that runs a batch compares the values."""
+    """Return a number that requests share if they may run in one call. `shape` is the shape number of their rows. Other
+    requests may have this number by chance or by intent, so the process that runs a batch compares the values."""
     values = values_of(parameters, names)
     if not values:
         return shape

@@ -13,7 +13,7 @@ FORGOTTEN_AFTER = 120.0  # Seconds after which a capacity that is no longer publ
 
 STALE_AFTER = 10.0  # Seconds without a new publication after which the last capacity is no longer trusted.
 
-LEAST_BELIEVED = 0.5  # Share of a single input's run time before which no slot answers, however fast it is.
+LEAST_BELIEVED = 0.5  # Share of a single input's run time that even the fastest slot is assumed to need.
 
 
 def capacity(
@@ -21,9 +21,10 @@ def capacity(
 ) -> Capacity:
     """Return the capacity of one model: the total that its healthy slots handle in full batches.
 
-    For a slot that hasn't run a batch yet, α and β of the load predict its share: B/ℓ(B), a full batch over its run time. If a GPU holds
-    several models, only the share available to this one counts. The lowest tier is held back above `target_utilisation`, a share of the
-    capacity. A broker that is short of memory admits nothing, so no capacity is usable."""
+    For a slot that hasn't run a batch yet, a prediction is used: B/ℓ(B), the size of a full batch divided by its run time,
+    where ℓ has the α and β of the load. If a GPU holds several models, only the share available to this one counts. Only the
+    share `target_utilisation` of the capacity is usable; above it, the lowest tier is held back. A broker that is short of
+    memory admits nothing, so no capacity is usable."""
     own = [worker for worker in workers if worker.model == model]
     healthy = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
     usual = pace(load) if load is not None else 0.0
@@ -42,11 +43,11 @@ def capacity(
 
 
 class Freshness:
-    """Tells whether the capacities that a process has read since time `now` are fresh, by when they were published. Time is monotonic."""
+    """Tells whether the last capacity published for a model is fresh. `now` is the monotonic time when reading begins."""
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._heard: dict[str, tuple[float, float]] = {}  # By model: time of the last publication, and of reading it.
+        self._heard: dict[str, tuple[float, float]] = {}  # By model: when its last capacity was published and read.
 
     def hear(self, capacity: Capacity, now: float) -> bool:
         published, _ = self._heard.get(capacity.model, (None, now))
@@ -63,17 +64,18 @@ class Freshness:
 
 
 def pace(load: Load) -> float:
-    """Return the entries of mean size per second that one slot handles in full batches; 0 if unknown. As in admission, the line is
-    flat beyond REACH times the largest batch seen. Otherwise one slow small batch could predict a pace near zero, and the throttle
-    would then never let a larger batch form."""
+    """Return how many entries of mean size one slot handles per second in full batches; 0 if unknown. As in `ServiceModel`, the
+    run time stays flat beyond REACH times the largest batch seen. Otherwise one slow small batch could predict a pace near
+    zero, and the throttle would then never let a larger batch form."""
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
     return load.max_batch / (seconds * load.entry_size) if seconds > 0.0 else 0.0
 
 
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
-    """Return a lower bound on the seconds that a request takes, no matter how many workers there are, or 0 if unknown. It is roughly the
-    run time of a batch of one, or half of that if the slots differ, but never more than the fastest slot takes for a full batch."""
+    """Return a lower bound on the seconds that a request takes, no matter how many workers there are, or 0 if unknown. The
+    bound is roughly the run time of a batch of one, or half of that if the slots differ. It is never more than the fastest slot
+    takes for a full batch."""
     if load.largest <= 0.0:
         return 0.0
     single = load.alpha + load.beta

@@ -1,4 +1,4 @@
-"""Deadlines that suit a model, for a batch, for the wait in the queue and for the whole request, given the time a batch takes."""
+"""Deadlines that suit the time a model's batches take: for a batch, for the wait in the queue, and for the whole request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ HELD_SHARE = 0.95  # Share of its time for which a request may wait for a starti
 
 
 def fitting(seconds: float) -> dict[str, int]:
-    """Return suitable deadlines in ms, by setting, for a model whose batches take `seconds`. A request may arrive just after a
-    batch has left. It then waits for that batch, and runs in the next one."""
+    """Return suitable deadlines in ms, by setting, for a model whose batches take `seconds`. They are long enough for a request
+    that arrives just after a batch has left: it waits for that batch, and runs in the next one."""
     batch = _rounded(_AMPLE * seconds)
     fits = {"gpu_timeout_ms": batch, "queue_timeout_ms": batch, "request_timeout_ms": 2 * batch}
     return {name: min(value, MOST_MS) for name, value in fits.items()}
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Return flags that raise deadlines that are too short for batches of `seconds`, or "". `limits` has deadlines in ms by setting."""
+    """Return flags that raise deadlines that are too short for batches of `seconds`, or "". `limits` maps settings to ms."""
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 

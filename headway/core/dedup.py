@@ -1,4 +1,4 @@
-"""One answer for several requests of a tenant: tasks, idempotency keys, identical requests.
+"""Answers shared by several requests of a tenant: polls of a task, retries with an idempotency key, and identical requests.
 
 For what a dedup key means, see `headway.model.DedupKey`. A *flight* is the state of a dedup key:
 
@@ -34,15 +34,15 @@ from headway.core.retention import FAILURE_BYTES, OVERHEAD, KeptLimits, Retentio
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
-FlightKey = tuple[str, DedupKind, str]  # Tenant, kind and key, which may name the model first and the code last.
+FlightKey = tuple[str, DedupKind, str]  # Tenant, kind and key. The key may begin with the model, or end with the code.
 
-_UNKNOWN = ("",)  # Codes of a queue if no worker of it has been seen yet.
-STALE = 64  # Number of former followers in the heap from which it may be swept.
+_UNKNOWN = ("",)  # Codes of a queue whose workers haven't been seen yet.
+STALE = 64  # The heap may contain this many former followers before it is swept.
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
-    """Return the SHA-256 of a request. It is the same for inputs and parameters that mean the same. `version` is the version
-    that the client requests, or empty for any."""
+    """Return the SHA-256 of a request. Equivalent inputs and parameters give the same digest. `version` is the version that the
+    client requests, or empty for any."""
     return digest_of(named(model, version), input, parameters)
 
 
@@ -64,8 +64,8 @@ _size = struct.Struct(">Q").pack
 
 
 def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
-    """Return True if an outcome is kept for later requests under a dedup key. For identical requests, it must be an output of this code,
-    and of a version that these requests accept: a worker of another version may have run the entry."""
+    """Return True if an outcome is kept for later requests under a dedup key. For identical requests, it must be an output of
+    this code, and of a version that they accept, because a worker of another version may have run the entry."""
     kind = dedup_key.kind
     if kind is DedupKind.SAME:
         ran, by = ("", "") if reply.ran is None else (reply.ran.version, reply.ran.target)
@@ -121,7 +121,7 @@ class _Flight(msgspec.Struct, eq=False):
 
 
 class Consequences(msgspec.Struct):
-    """What an event means for other entries."""
+    """Consequences of an event for other entries."""
 
     replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)  # Outcomes of other entries.
     reoffered: list[QueuedEntry] = msgspec.field(default_factory=list)  # Former followers to offer again, in order.
@@ -229,8 +229,8 @@ class Dedup:
         return bool(self._begun)
 
     def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
-        """Record the codes of a queue's healthy workers. A code that wasn't known becomes the newest. The codes in `cold` are those
-        of workers whose model isn't loaded, and come after the others. If no code is given, the previous ones are kept."""
+        """Record the codes of a queue's healthy workers. A code that wasn't known becomes the newest. `cold` has the codes of
+        workers whose model isn't loaded; they come after the others. If no code is given, the previous ones are kept."""
         healthy, known = set(codes), self._codes.get(queue, [])
         there = healthy.union(cold)
         if there:
@@ -249,7 +249,7 @@ class Dedup:
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
         """Look for a shared answer. Returns None if the entry must run, and a failure if it is refused. Otherwise the entry has
-        joined a flight, or one of the replies is its outcome."""
+        joined a flight, or its outcome is among the returned replies."""
         flight_to_join = None
         for dedup_key in queued.entry.dedup_keys:
             flight = self._flight(queued, dedup_key, now)
@@ -298,8 +298,9 @@ class Dedup:
             self._begun[queued] = flights
 
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
-        """Begin a flight for each dedup key of an entry that has no flight yet. The entry runs, or joins a flight of `version`. If
-        `version` isn't the entry's own version, identical requests don't share the answer."""
+        """Begin a flight for each of an entry's dedup keys that has none yet. If the entry joins a flight instead of running,
+        `version` is the version of that flight. If the entry has another version, its answer isn't shared with identical
+        requests, so no flight begins for these."""
         own = version in (None, queued.entry.version)
         begun = [
             self._new_flight(queued.entry, dedup_key)
@@ -311,7 +312,7 @@ class Dedup:
         self.start(queued, begun)
 
     def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Consequences:
-        """Record the outcome of an entry. If `late`, it failed only because its own time is over."""
+        """Record the outcome of an entry. If `late`, it failed only because its own deadline passed."""
         return self.end_all([(queued, reply)], now, late=late)
 
     def answers_alone(self, members: Sequence[QueuedEntry], longest: int) -> bool:
@@ -361,14 +362,14 @@ class Dedup:
         return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """Add a dedup key to an entry if a kept task has the entry's id. An entry with a different body then misuses the id."""
+        """Add a dedup key to an entry if a kept task has the entry's id. So an entry with another body is refused."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
             return msgspec.structs.replace(entry, dedup_keys=dedup_keys)
         return entry
 
     def outcome(self, tenant: str, id: str, now: float) -> Reply | QueuedEntry | None:
-        """Return the outcome of a task, or its original if it has none yet. None if there is no such task."""
+        """Return the outcome of a task, or its original if it has no outcome yet. Returns None if there is no such task."""
         flight = self._flights.get((tenant, DedupKind.TASK, id))
         if flight is None or (flight.reply is not None and flight.until <= now):
             return None
@@ -380,12 +381,12 @@ class Dedup:
             self._kept.drop(flight)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
-        """Remove expired outcomes, and return the followers whose own time is over."""
+        """Remove expired outcomes, and return the followers whose own deadline has passed."""
         self._kept.expire(now)
         return self.followers.overdue(now)
 
     def leave(self, queued: QueuedEntry) -> Consequences:
-        """Record that a follower has its own outcome, and no longer waits for that of its original."""
+        """Record that a follower has its own outcome, and no longer waits for the outcome of its original."""
         flight = self.followers.remove(queued)
         consequences = Consequences()
         if flight is not None and flight.original is not None:
@@ -400,7 +401,7 @@ class Dedup:
         return flight
 
     def _key(self, entry: Entry, dedup_key: DedupKey) -> FlightKey:
-        """Return the key of a flight. An idempotency key stands for one flight per model, a task's id for a single flight."""
+        """Return the key of a flight. An idempotency key has one flight per model; a task's id has only one flight."""
         kind, key = dedup_key.kind, dedup_key.key
         if kind is DedupKind.KEY:
             key = f"{entry.model}\0{key}"
@@ -439,7 +440,7 @@ class Dedup:
 
 
 def _is_awaited(flight: _Flight) -> bool:
-    """Return True if the original of a flight must run although it is unwanted. Under an idempotency key, its client may ask again."""
+    """Return True if a flight's original must run even if unwanted: it has followers, or its client may repeat the key."""
     return bool(flight.followers) or flight.dedup_key.kind is DedupKind.KEY
 
 

@@ -9,8 +9,8 @@ policy is a few lines of arithmetic, its rule can be applied in another process,
     headway   the slot's gap since the last departure is over
     early     waiting wouldn't change the batch, because less than one more arrival is expected
 
-If slots differ, a rule may let only the fastest take turns, each with its own gap. The others help out: they take entries beyond the
-next batch of the fast slots, and those for which the fast slots are late.
+If slots differ, a rule may let only the fastest take turns, each with its own gap. The other slots help out: they take entries
+beyond the next batch of the fast slots, and entries for which the fast slots are late.
 
 `Past` keeps the recent arrivals of a queue, recorded when their batch leaves, and estimates how many clients are waiting for their
 answers. If a fixed number of clients send a new request as soon as they are answered, two things differ from an open load. When a
@@ -30,15 +30,15 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.suspects import CallerKey, Group
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
-RETRY, APART, BULK = "retry", "apart", "bulk"  # Reasons not due to a rule: ran before; runs apart; only bulk.
+RETRY, APART, BULK = "retry", "apart", "bulk"  # Other reasons: the batch ran before, runs apart, or is bulk.
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
-HELPED_FROM = 2  # Full batches that must wait before a helping slot takes one. The other slots take the first of them.
+HELPED_FROM = 2  # Full batches that must be waiting before a helping slot takes one. The first is for the other slots.
 MEASURE_AFTER = 100  # After this many departures a helping slot takes a batch, to show whether it is still slow.
 OVER = 1.25  # A batch is cut if it exceeds this many even shares of everything that is waiting or running.
 OVER_UNLIKE = 2.0  # The same if slots differ, because a part may go to a slow one.
-LONE_FROM = 4  # Fewest GPUs at which each entry gets its own. With fewer, Poisson arrivals often look like clients.
-LONE_ARRIVALS = 1.5  # Most arrivals expected in a gap at which each entry gets its own GPU. Clients can't cause more.
+LONE_FROM = 4  # Fewest GPUs with which each entry gets its own. With fewer, Poisson arrivals often look like clients.
+LONE_ARRIVALS = 1.5  # If more arrivals are expected in a gap, entries don't get a GPU each. Clients can't cause more.
 LONE_FACTOR = 2.2  # Largest factor of a slot that may take a single entry; see `_each_has_its_own`.
 LEEWAY = 0.005  # A batch leaves this many seconds early, to allow for timers and the way back.
 
@@ -58,12 +58,12 @@ class Load(msgspec.Struct, frozen=True):
     deviation: float = 0.0  # Standard deviation in seconds of a batch's time from what α and β predict.
     largest: float = 0.0  # About the largest recently measured batch; 0 if unknown.
     entry_size: float = 1.0  # Mean size of an entry; 1 unless entries are weighed.
-    paces: tuple[int, ...] = ()  # Number of slots of each of `slot_factors.FACTORS`, if slots differ.
+    paces: tuple[int, ...] = ()  # Number of slots with each of `slot_factors.FACTORS`, if slots differ.
     past: Past | None = None  # Recent arrivals; None if not kept.
 
     @property
     def size_rate(self) -> float:
-        """Size per second that arrives, and so the load on the GPUs. `rate` says how soon the next entry comes."""
+        """Size that arrives per second, which is the load on the GPUs. `rate` says how soon the next entry comes."""
         return self.rate * self.entry_size
 
     def in_entries(self) -> Load:
@@ -96,18 +96,19 @@ class Rule(msgspec.Struct, frozen=True):
     gather: float = 0.0  # Seconds for which entries may still join the oldest member after the headway is over.
     quiet: float = 0.0  # Seconds without an arrival after which the batch stops waiting.
     company: float = 0.0  # Smallest size at which a batch leaves after a silence; 0 for any.
-    team: float = 0.0  # Number of slots that take turns, if slots differ; otherwise 0.
-    speed: float = 0.0  # Number of batches that they run together in the time of one on a slot of factor 1.
+    team: float = 0.0  # Number of slots that take turns; 0 if all slots are alike.
+    speed: float = 0.0  # Batches that all of them run in the time in which a slot of factor 1 runs one.
     slowest: float = math.inf  # Factor above which a slot only helps out.
     batch: float = 0.0  # Expected run time in seconds of a batch of the usual size on a slot of factor 1.
 
     def gap(self, running: float) -> float:
-        """Return the least seconds between departures, given the size of the largest running batch; 0 if not spaced."""
+        """Return the shortest time in seconds between departures, or 0 if they aren't spaced. `running` is the size of the
+        largest running batch."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
-        """Return the gap before a departure for a slot of this factor, as a multiple of the mean gap. Slower slots have shorter
-        gaps, so that gap plus run time is the same for all. Weighted by how often slots leave, the mean is 1."""
+        """Return the gap before a slot of this factor runs a batch, as a multiple of the mean gap. Slower slots have shorter
+        gaps, so that gap plus run time is the same for all. The mean over all departures is 1."""
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
@@ -124,7 +125,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
     """State of a queue on which a departure depends."""
 
     depth: float  # Size of all waiting entries, which is their number unless they are weighed.
-    oldest: float  # Arrival time of the oldest.
+    oldest: float  # Arrival time of the oldest entry.
     due: float  # Earliest deadline.
     last_departure: float  # Time of the last departure.
     schedule: float = -math.inf  # Time of the next departure if all so far had kept the rule's pace.
@@ -144,7 +145,7 @@ class Dispatch(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Decision to wait until this time, or for the next arrival if it is infinite."""
+    """Decision to wait until a time or, if it is infinite, for the next arrival."""
 
     until: float
 
@@ -188,8 +189,9 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 
 
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
-    """Return True if every running or waiting entry can have its own GPU, with at most one GPU to spare, as when about as many
-    clients as GPUs await their answers. If all GPUs are idle, the result is False: the entry may be the first of a burst."""
+    """Return True if every running or waiting entry can have its own GPU, with at most one GPU to spare. This happens if there
+    are about as many waiting clients as GPUs. Returns False if all GPUs are idle, because the entry may be the first of a
+    burst."""
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
     if rule.company or not fits or rule.rate * (rule.headway or 0.0) > LONE_ARRIVALS:
         return False
@@ -264,7 +266,7 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Return the sorted record and clear it if it spans `seconds` or is full, else an empty list. `resume` starts the next record."""
+        """If the record spans `seconds` or is full, clear and return it, sorted. Else return []. `resume` starts a new one."""
         arrived = self._arrived
         if not self.long or (len(arrived) < MOST and arrived[-1] - arrived[0] < seconds):
             return []
@@ -304,7 +306,7 @@ class Departure(msgspec.Struct):
 
 
 class FailureOutcome(msgspec.Struct):
-    """What became of a failed batch: how many entries run again, and which ones don't."""
+    """Result of a failed batch: how many entries run again, and which ones don't."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Limits of the departure board, and its history: rows made from the notices of all processes. A row covers the whole fleet."""
+"""Limits of the departure board, and its history, whose rows add up the notices of all processes in the fleet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECENT_BYTES = 16 << 20  # Approximate limit in bytes on the complete notices in
 HISTORY_SECONDS = 1800  # Seconds for which the fleet's counts and stats are kept.
 STEP = 2  # Seconds of one row.
 WATCH_SECONDS = 5.0  # Seconds after a request for the board during which it counts as watched.
-RECORD_SECONDS = 3.0  # Seconds for which a process may record the fleet's stats, unless it renews this right.
+RECORD_SECONDS = 3.0  # Seconds for which a process has the right to record the fleet's stats. It may renew the right.
 
 
 def counts(notice: Notice) -> bool:

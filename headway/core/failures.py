@@ -39,7 +39,7 @@ def at_input(position: int, count: int, message: str) -> str:
 
 
 def of_input(position: int, count: int, failure: Failure) -> Failure:
-    """Return the failure of a request because of one of its inputs; see `at_input`."""
+    """Return the failure of a request that fails because one of its inputs does; see `at_input`."""
     if count == 1:
         return failure
     return replace(failure, message=at_input(position, count, failure.message))
@@ -258,7 +258,7 @@ def no_json(exc: NoTensors, where: str) -> errors.RequestError:
 
 
 def left() -> Failure:
-    """Return the failure of a request whose client disconnected, for the ledger."""
+    """Return the failure that the ledger records for a request whose client disconnected."""
     return Failure(errors.CANCELLED, "the client left")
 
 
@@ -268,7 +268,7 @@ def cancelled() -> Failure:
 
 
 def unread(timeout: float) -> Failure:
-    """Return the failure of a request whose time (in seconds) was over before its long body was read."""
+    """Return the failure of a request whose long body couldn't be read within `timeout` seconds."""
     message = f"the total deadline of {timeout * 1000:.0f} ms passed while the body waited for its turn to be read"
     return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
 
@@ -302,7 +302,7 @@ def death(failure: BatchFailure) -> Failure:
 
 
 def spent(failure: BatchFailure, size: int) -> Failure:
-    """Return the failure of an entry that has no retries left. A batch's own message isn't shown; it may be about another input."""
+    """Return the failure of an entry without retries left. The batch's message is left out: it may be about another input."""
     what = shown(failure) if size == 1 else f"the batch failed ({failure.cause.value})"
     return Failure(errors.BACKEND_ERROR, f"{what}; the retry budget is spent", reason=failure.cause.value)
 

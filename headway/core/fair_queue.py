@@ -1,15 +1,16 @@
 """Fair queueing: which entries leave next. Higher tiers go first, but a share is reserved for the lowest. Tenants of a tier take turns.
 
 In a tier, entries are served in rounds, and a tenant gets one place in each. Its next entry goes into the round after its last entry's, or
-into the first round that hasn't begun, whichever is later. So a tenant that floods the queue only fills more rounds of its own, and one
-that comes back after a pause hasn't saved anything up. This is self-clocked fair queueing with unit cost (Golestani, "A self-clocked fair
-queueing scheme for broadband applications", INFOCOM 1994), with integer tags and a bucket for each, so that nothing is sorted. The virtual
-token counter does the same for inference (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
+into the first round that hasn't begun, whichever is later. So a tenant that floods the queue only fills more rounds of its own,
+and a tenant that comes back after a pause hasn't saved anything up. This is self-clocked fair queueing with unit cost
+(Golestani, "A self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), with integer tags and a bucket for
+each, so that nothing is sorted. The virtual token counter does the same for inference (Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024).
 
 A large entry costs as many rounds as it has pages: its tenant's next entry waits that long. The large entry itself is served in the first
-of these rounds. So for a tenant that sends little, it waits no longer than a small one (start-time fair queueing: Goyal, Vin and Cheng,
-SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to its weight, but at least its place in the batch,
-and several light entries of a tenant can share a round."""
+of these rounds. So a tenant that sends little waits no longer for a large entry than for a small one (start-time fair queueing:
+Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight, an entry costs rounds in proportion to its weight, but at
+least its place in the batch, and several light entries of a tenant can share a round."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ _EVEN = frozenset((1,))  # Costs of entries that take exactly one round.
 
 PAGE = 64 << 10  # Characters of input and parameters that cost one round.
 BATCH_PAGES = 16  # Limit on the pages of a batch's large entries if several tenants wait. A single entry may have more.
-LOOKED_AT = 256  # Most rounds that are counted one by one to find what is served first, and highest cost of a weight.
+LOOKED_AT = 256  # Limit on rounds counted one by one to find what is served first, and on the cost of a weight.
 BATCH_ROUNDS = 32  # Most rounds that a full batch's weight costs.
 MEAN_WEIGHT = 0.02  # Weight of the newest arrival in a tier's mean entry weight.
 
-STALE = 64  # Number of entries that may stay listed after leaving, before they are swept.
+STALE = 64  # Number of entries that may stay listed after they left, before the list is swept.
 LOOK_AHEAD = 64  # Entries searched for one that fits a batch out of turn.
-FORGET_ABOVE = 1024  # Number of tenants without waiting entries above which those with only past rounds are forgotten.
+FORGET_ABOVE = 1024  # If more tenants than this have no waiting entries, those with only past rounds are forgotten.
 
 
 class QueuedEntry(msgspec.Struct, eq=False):
@@ -89,7 +90,7 @@ class TierQueue:
         self._rounds: dict[float, list[QueuedEntry]] = {}  # Entries of the rounds that haven't begun.
         self._next: float = 1  # Number of the first round that hasn't begun.
         self._gaps: dict[float, int] = {}  # Number of dropped entries in each round that hasn't begun, if any.
-        self._begun = 0  # Entries still queued in the round being served, so that a refusal needn't count them.
+        self._begun = 0  # Entries still queued in the round being served; kept so that a refusal needn't count them.
         self._latest: dict[str, float] = {}  # Last round that each tenant has paid for.
         # Last round paid for by an entry whose cost isn't one round, or whose tenant has used part of a round. Up to this round, a
         # tenant's entries may be several rounds apart, or share one. After it, every tenant has used whole rounds.
@@ -99,7 +100,7 @@ class TierQueue:
         self.depth = 0  # Number of queued entries.
         self.weight = 0  # Their weight.
         self.mean = 0.0  # Mean weight of recent arrivals, including refused entries; 0 before the first.
-        self.shaped = False  # True if some may only run with entries of their own shape and entries are weighed.
+        self.shaped = False  # True if entries are weighed, and some may only run with entries of their own shape.
 
     def counted(self) -> Counter[str]:
         return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
@@ -143,15 +144,15 @@ class TierQueue:
             self._rough = max(self._rough, math.ceil(latest))
 
     def tidy(self) -> None:
-        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a first entry that still waits, many may have left.
+        if len(self._arrivals) > 2 * self.depth + STALE:  # Many may have left behind a first one that still waits.
             self._arrivals = deque(queued for queued in self._arrivals if queued.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
         """Return an upper bound on the number of entries that are served before a tenant's next entry.
 
-        It is the rest of the current round plus, for each later round up to the tenant's own, the size of the first of these. No
-        later one is larger, because each tenant's entries occupy consecutive rounds. If costs aren't one round each, rounds are
-        counted one by one."""
+        The bound is the rest of the current round, plus the size of the next round times the number of rounds up to the
+        tenant's own. No round is larger than the next one, because each tenant's entries occupy consecutive rounds. If costs
+        aren't one round each, the sizes of all these rounds are added instead."""
         begun = self._begun
         first = int(self._next)
         rounds = max(int(self._latest.get(tenant, 0)) + 2 - first, 1)
@@ -165,8 +166,8 @@ class TierQueue:
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
-        """Take the entry whose turn it is, and mark it RUNNING. Returns None if it exceeds `pages` or `weight`. If its shape isn't
-        `shape`, it stays, and the next entry of that shape is taken at no cost; see `_pop_alike`."""
+        """Take the entry whose turn it is, and mark it RUNNING. Returns None if it exceeds `pages` or `weight`. If its shape
+        isn't `shape`, it stays, and the next entry of shape `shape` is taken at no cost; see `_pop_alike`."""
         places = self._round
         while self.depth:
             while places:
@@ -209,8 +210,9 @@ class TierQueue:
         return None
 
     def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
-        """Take the first entry of the tenant whose next entries make the fewest batches of this number and weight, one shape each.
-        If the entry whose turn it is can run with any other, it goes first. Entries out of turn cost nothing, as in `_pop_alike`."""
+        """Take the first entry of the tenant whose next entries need the fewest batches. A batch has at most `limit`
+        entries, all of one shape, which weigh at most `weight` in total. If the entry whose turn it is has no shape, it can run
+        with any other and goes first. An entry that is taken out of turn costs nothing, as in `_pop_alike`."""
         ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
         if not ahead or not ahead[0].entry.shape:
             return self.pop()
@@ -364,8 +366,8 @@ def _skip(line: deque[QueuedEntry]) -> None:
 
 
 class DeadlineQueue:
-    """Queued entries, ordered by their queue deadline. Most come almost in order, because they use the configured timeout, and go
-    into a deque. Only one that is due before the previous one goes into a heap, which is slower."""
+    """Queued entries, ordered by their queue deadline. Most arrive almost in order, because they have the configured timeout;
+    they go into a deque. An entry that is due before the previous one goes into a heap, which is slower."""
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
 
@@ -373,7 +375,7 @@ class DeadlineQueue:
         self._line: deque[QueuedEntry] = deque()
         self._heap: list[tuple[float, int, QueuedEntry]] = []
         self._order = 0
-        self._full_at = STALE  # Number of entries in the deque and heap from which those that left are swept.
+        self._full_at = STALE  # If the deque and heap have more entries, those that left are swept.
 
     def push(self, queued: QueuedEntry) -> None:
         self.push_all((queued,))

@@ -1,9 +1,9 @@
-"""Whether a worker is up, judged by the age of its last heartbeat.
+"""Judges whether a worker is up by the age of its last heartbeat.
 
-A killed worker counts as healthy until three heartbeats are missing, 1.5 s after its last. Limits tighten within 3 s: publishing and
-reading the lower capacity take half a second each. A worker that was merely suspended is healthy again from its next heartbeat, and
-keeps its batches until their leases expire. An idle worker sends half as many heartbeats, and counts as healthy until 2 s after the
-last. In both cases it has one second left after the first missing heartbeat."""
+A killed worker counts as healthy until three heartbeats are missing, 1.5 s after its last. Limits are lowered within 3 s,
+because publishing and reading the lower capacity take half a second each. A worker that was merely suspended is healthy again
+from its next heartbeat, and keeps its batches until their leases expire. An idle worker sends half as many heartbeats, and
+counts as healthy until 2 s after the last. In both cases, a worker has one second left after the first missing heartbeat."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ DEGRADED_AFTER = 1.5  # Seconds without a heartbeat after which a busy worker no
 OFFLINE_AFTER = 10.0
 DEPARTED_SECONDS = 600.0  # Seconds for which the ends of processes are remembered.
 MOST_DEPARTED = 200  # Limit on the remembered ends. The oldest are dropped first.
-SILENT_AFTER = 3.0  # Seconds without a heartbeat after which a process is gone; if it rests, after the first missed.
-UNKNOWN_FOR = 10.0  # Seconds for which a model without workers is unknown, not gone: they may yet register again.
+SILENT_AFTER = 3.0  # Seconds without a heartbeat after which a process that sends one every REST_EVERY is gone.
+UNKNOWN_FOR = 10.0  # A model that loses all workers isn't gone for this many seconds: they may register again.
 MEMORY_SCARCE = 0.9  # Share of its memory in use above which a worker counts as lost capacity.
 MEMORY_AMPLE = 0.85  # Share in use below which it counts again.
-MEMORY_GROWN = 0.02  # Share that must be in use beyond what models took when loaded, if that is near MEMORY_SCARCE.
+MEMORY_GROWN = 0.02  # If loaded models alone take about MEMORY_SCARCE, memory is scarce above their share plus this.
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
-    """Return the reported status, or OFFLINE or DEGRADED if the worker has been silent for too long. `age` is how long it has been
-    silent, and `every` the period of its heartbeats, in seconds. Models that aren't loaded send none."""
+    """Return the reported status, or OFFLINE or DEGRADED if the worker has been silent for too long. `age` is how long it has
+    been silent, and `every` the period of its heartbeats, in seconds. A COLD worker, whose model isn't loaded, sends none and
+    stays COLD."""
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
     if age >= DEGRADED_AFTER + grace(every) and status is WorkerStatus.HEALTHY:
@@ -57,7 +58,8 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Return the processes that aren't silent. Ages count from the newest heartbeat: after a broker outage, all heartbeats are old."""
+    """Return the processes that aren't silent. Silence is measured up to the newest heartbeat of all processes, because after
+    an outage every heartbeat is old."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [member for member in members if newest - member.last_seen < SILENT_AFTER + member.every - REST_EVERY]
 
@@ -79,8 +81,8 @@ def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:
-    """Return True if memory counts as scarce, given the share in use and whether it was scarce `before`. A share that is always in
-    use (`settled`), such as by a model that allocates all GPU memory at the start, doesn't count: less load wouldn't free it."""
+    """Return True if memory is scarce, given the share in use and whether it was scarce at the last check (`before`). `settled`
+    is the share that is always in use, for example by a model that allocates all memory: less load frees none of it."""
     if used > max(MEMORY_SCARCE, settled + MEMORY_GROWN):
         return True
     return before and used >= max(MEMORY_AMPLE, settled + MEMORY_GROWN / 2)

@@ -36,7 +36,7 @@ CHARACTERS: Mapping[str, str] = {
 
 LEAST_RUN = 8  # Smallest limit for the longest run. Searching for shorter runs would take longer.
 MOST_MARKS = 64  # Limit on consecutive combining marks in a string to normalise. Sorting them takes quadratic time.
-GROWTH = 3  # Limit on how much a piece may grow when normalised. Some characters stand for 18 others.
+GROWTH = 3  # Limit on how much a piece may grow when normalised. Some characters decompose into 18 others.
 PIECE = 1024  # Characters in a piece of a string.
 MOST_TEXTS = 10_000  # Limit on different strings in one JSON value, because each is checked separately.
 TOO_MANY = "too-many-texts"  # Rule name for refusing a JSON value with more strings. No rule in a file has this name.
@@ -45,7 +45,7 @@ Search = Callable[[str], bool]  # Returns True if a string contains what it look
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _read_text = msgspec.json.Decoder(str).decode
-_ALIKE = re.compile(r"(?s)(.)(?=\1)")  # A character followed by the same one.
+_ALIKE = re.compile(r"(?s)(.)(?=\1)")  # A character followed by itself.
 
 
 class Effect(enum.Enum):
@@ -76,14 +76,15 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1  # Processes that run the function.
     tiers: tuple[str, ...] = ()  # Names of the tiers that it applies to; empty for all.
     models: tuple[str, ...] = ()  # Names of the models that it applies to; empty for all.
-    shadow: bool = False  # True if it is only counted.
+    shadow: bool = False  # True if the rule is only recorded.
 
     def applies(self, tier: str, model: str) -> bool:
         return (not self.tiers or tier in self.tiers) and (not self.models or model in self.models)
 
 
 class Screen:
-    """The rules for requests of one tier and model, except those with a function. `searches` maps rules to their pattern search."""
+    """Checks requests of one tier and model by their rules. Ignores rules that call a function. `searches` maps the names of
+    rules with patterns to their search."""
 
     __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 
@@ -107,9 +108,9 @@ class Screen:
         self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *patterns)
 
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
-        """Return the value as the model receives it, and the name of the rule that refuses it, or "". In JSON, each string is
-        checked, including member names, and members hidden by a later one of the same name. Octets and elements of BYTES tensors are
-        checked if they are UTF-8."""
+        """Return the value as the model receives it, and the name of the rule that refuses it, or "". In JSON, all strings are
+        checked, including member names, and members that a later member of the same name replaces. Octets and elements of BYTES
+        tensors are checked if they are UTF-8."""
         if isinstance(value, str):
             return self.text(value, noted)
         if isinstance(value, Tensors):
@@ -180,7 +181,7 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Return the strings in a value, in order: a string itself, octets that are UTF-8, or each distinct one in JSON or tensors."""
+    """Return the strings in a value, in order: a string itself, UTF-8 octets, or the distinct strings in JSON or tensors."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Tensors):
@@ -206,7 +207,7 @@ def _texts_of_tensors(value: Tensors) -> list[str]:
 
 
 def text_of(octets: Octets) -> str | None:
-    """Decode octets as UTF-8. Returns None if they aren't."""
+    """Decode octets as UTF-8. Returns None if they aren't UTF-8."""
     try:
         return octets.content.decode()
     except UnicodeDecodeError:
@@ -214,7 +215,7 @@ def text_of(octets: Octets) -> str | None:
 
 
 def normalise(text: str, form: Form) -> str | None:
-    """Normalise a string. Returns None if it would take long or grow far, which doesn't happen with what people write."""
+    """Normalise a string. Returns None if that would take too long or grow too much, which no text written by people does."""
     marks, too_many = _marks()
     if not marks.isdisjoint(text[::MOST_MARKS]) and too_many.search(text) is not None:
         return None
@@ -239,8 +240,9 @@ def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
 
 
 def run_over(longest: int) -> Search:
-    """Return a function that finds a run of more than `longest` of one character. It looks at every `step`-th character, because a
-    run covers two of these in a row, and at the characters around them only if the two are equal."""
+    """Return a function that finds a run of more than `longest` equal characters. It first compares only characters that are
+    `step` places apart, because every such run contains two of these. If two are equal, it looks at the characters between and
+    around them."""
     step = (longest + 1) // 2
 
     def search(text: str) -> bool:

@@ -1,7 +1,6 @@
-"""Parsing of long JSON texts, a page at a time, because a megabyte in one go would block the event loop for up to a quarter of a second.
-
-The generators here yield, after every page, the number of bytes read outside strings, because strings cost next to nothing. Deeply
-nested brackets are handled one by one, and count as more bytes. No values are built. msgspec checks each page as a JSON text:
+"""Parsing of long JSON texts, a page at a time, because a megabyte in one go would block the event loop for up to 0.25 s.
+The generators yield, after every page, the number of bytes read outside strings; strings cost next to nothing. Deeply nested
+brackets are handled one by one, and count as more bytes. No values are built. msgspec checks each page as a JSON text:
     page             [3, 4], [5
     checked    {"": [0, [3, 4], [5, 0]]}
 """
@@ -45,7 +44,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _LEVELS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 _CLOSING = bytes.maketrans(b"[{", b"]}")
 _BLANK = b" \t\r\n"
-_ZERO = {b"[": b"0", b"{": b'"":0'}  # For each enclosing bracket, what may come before or after a comma.
+_ZERO = {b"[": b"0", b"{": b'"":0'}  # What may come before or after a comma, by enclosing bracket.
 _COMMA, _QUOTE = b',"'
 _OPENING = frozenset(b"[{")
 
@@ -98,7 +97,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """Return the end of the page that starts here (a comma, or the end of the text), and its content without strings."""
+        """Return where the page from `at` ends (at a comma, or the end of the text), and its content without strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:
@@ -117,14 +116,15 @@ class Pages(Iterator[bytes]):
             if length > _LONGEST:
                 raise msgspec.DecodeError(f"more than {_LONGEST} bytes without a comma outside strings")
             brackets += len(bare[-1].translate(None, _NO_BRACKET))
-            if brackets > 4 * MAX_LEVELS:  # This many without a comma in between.
+            if brackets > 4 * MAX_LEVELS:  # Without a comma in between, so many are nested too deeply.
                 raise TooDeep
             if text[end] == _QUOTE:
                 end = _end_of_string(text, end)
             at = end
 
     def _verify(self, page: bytes, begin: int, end: int, opened: bytes) -> None:
-        """Check a page inside the brackets that are open around it, with a 0 for what comes before and after it in them."""
+        """Raise msgspec.DecodeError if a page isn't valid JSON. For the check, the page is put into the brackets that are open
+        there, with a 0 in place of the text before it, and another in place of the text after it."""
         before = after = b""
         if begin:
             before = opened[:-1].replace(b"{", b'{"":') + opened[-1:] + _ZERO.get(opened[-1:], b"") + b","
@@ -142,7 +142,7 @@ def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> in
 
 
 def _end_of_string(text: bytes, begin: int) -> int:
-    """Return the end of a long string that begins here, or the end of the text if the string doesn't end."""
+    """Return the end of a long string that begins at `begin`, or the end of the text if the string doesn't end."""
     at = begin
     for _ in range(_TOKENS):
         if (at := text.find(b'"', at + 1)) < 0:
@@ -207,7 +207,7 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
 
 
 def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
-    """Return the members of a JSON object, or None if there are more than `most`. The last of each name wins. See `split`."""
+    """Return the members of a JSON object, or None if there are more than `most`. Later duplicates win. See `split`."""
     parts = yield from split(text, most)
     if parts is None:
         return None

@@ -4,7 +4,7 @@ Refusals are counted together, so that thousands per second for one caller don't
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
-They are counted by tier and code, of which there are few. They aren't counted by model, because clients may make names up."""
+They are counted by tier and code, of which there are few. They aren't counted by model, because clients may make up names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.core.values import shown
 from headway.errors import REFUSALS, SHOWN
 from headway.model import Entry, LedgerRecord, Principal, Reply
 
-NAME_LENGTH = 128  # Limit on a name in characters, because clients may make names up.
+NAME_LENGTH = 128  # Limit on a name in characters, because clients may make up names.
 MINUTE = 60.0  # Seconds for which refusals are counted together.
 MOST_COUNTED = 10_000  # Limit on combinations of caller, tier and code. Beyond it, the oldest are recorded early.
 
@@ -94,7 +94,7 @@ def _storable(text: str) -> str:
 
 class _Minute(msgspec.Struct):
     ends: float
-    counted: LedgerRecord | None = None  # Record of all so far. None after the first refusal, which has its own record.
+    counted: LedgerRecord | None = None  # Record of those counted. None after the first, which has its own record.
 
 
 class RefusalCounts:

@@ -16,10 +16,10 @@ Requests are claimed only where their model is warm. A model is loaded for one o
 A model loads on one GPU at a time, and a GPU loads one model at a time. A load that takes far longer than expected is overdue. It
 continues, but no longer delays the GPU's other loads, and is given up if a cold model with requests needs the room.
 
-Once its residence is over, the coldest copy makes room: first a copy that the model's other copies can replace, then copies of the
-model with the least heat. A cold model with less demand than every candidate replaces the coldest only once its patience runs out, so
-that nobody waits for ever. Its patience is the time of a load, plus the longest residence among this model and the copies that must
-still stay. A client that is refused and asks again after at most LEAST_MEMORY seconds counts as waiting all along.
+The coldest copy whose residence is over makes room: first a copy that its model can do without, then the copy with the least
+heat. A cold model with less demand than every candidate replaces the coldest only once its patience runs out, so that nobody
+waits for ever. Its patience is the time of a load, plus the longest residence among this model and the copies that must still
+stay. A client that is refused and asks again after at most LEAST_MEMORY seconds counts as waiting all along.
 
 Demand is measured in GPU seconds per second, at the cost of an input in a full batch, so that cheap and expensive models can be
 compared. Refused requests count: a model that refuses requests for lack of GPUs needs them most.
@@ -94,7 +94,7 @@ class FairOrder:
         self._had.pop(model, None)
 
     def _start(self, model: str) -> float:
-        """Return the virtual time at which a model's next batch would start. A model without requests saves nothing up."""
+        """Return the virtual time at which a model's next batch would start. An idle model saves nothing up."""
         return max(self._had.get(model, 0.0), self._now)
 
 
@@ -104,7 +104,7 @@ COLDER = 4.0  # A model evicts another only if its need for one more copy exceed
 SPARE = 0.7  # A model can do without a copy if its demand is at most this share of its other copies' capacity.
 PAUSE = 1.0  # Seconds before a model that failed to load is tried again. Doubles with each failure.
 LONGEST_PAUSE = 300.0
-OVERDUE_LOADS = 3.0  # Multiple of the expected time after which a load is overdue. Doubles with each that is given up.
+OVERDUE_LOADS = 3.0  # Multiple of the expected time after which a load is overdue. Doubles with each one given up.
 LEAST_OVERDUE = 30.0  # No load is overdue before this many seconds.
 MIN_WARM, COLD, BUSY = "min_warm", "cold", "busy"
 REASONS = (MIN_WARM, COLD, BUSY)  # Reasons for a load, and so for the eviction that makes room for it.
@@ -112,7 +112,7 @@ FIRST_LOAD = 10.0  # Assumed load time in seconds until a load has been seen.
 LOAD_WEIGHT = 0.3  # Weight of the newest load in a model's mean.
 HEAT_LOADS = 8.0  # Time constant of the heat, in load times.
 LEAST_HEAT_TIME = 30.0  # Minimum time constant of the heat, in seconds.
-LEAST_MEMORY = 10.0  # Least seconds for which a request for a cold model is remembered. Refused clients pause.
+LEAST_MEMORY = 10.0  # A request for a cold model is remembered for at least this many seconds: refused clients pause.
 UNKNOWN_SECONDS = 0.01  # Assumed GPU seconds of an input until a batch of any model has been measured.
 
 
@@ -135,8 +135,8 @@ class Demand:
     def __init__(self) -> None:
         self.work = 0.0  # Work that currently arrives, in GPU seconds per second.
         self.heat = 0.0  # Mean of `work` over the time of a few loads. The coldest model makes room.
-        self.owed = 0.0  # GPU seconds by which demand exceeded capacity, at least those of entries beyond a full batch.
-        self.paid = 0.0  # Cost of not loading it: seconds waited since work was owed, at one request per second.
+        self.owed = 0.0  # GPU seconds by which demand exceeded capacity, or of entries beyond a full batch, if more.
+        self.paid = 0.0  # Cost of not loading it: total wait since work was owed, if one request came per second.
         self.asked_since = math.inf  # Time since which requests have come, with pauses, while no GPU has it loaded.
         self.awaited = False  # True if a request waited within the last load time while no GPU had the model loaded.
         self._asked_at = -math.inf
@@ -214,7 +214,8 @@ class _Gpu(msgspec.Struct):
 
 
 class Placement:
-    """Placement of models on one process's GPUs, each of which has room for `room` models. `min_warm`: copies of each to keep."""
+    """Placement of models on one process's GPUs, each with room for `room` models. `min_warm` says how many copies of each to
+    keep."""
 
     def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
         self._gpus = {gpu: _Gpu() for gpu in gpus}
@@ -249,9 +250,9 @@ class Placement:
         return max(self._loads[model].until - now, 0.0)
 
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
-        """Return the models to load when a process starts up, as moves. The copies that must be kept warm come first, then one more copy of
-        each model in turn while there is room. Models with the fewest copies in other processes go first. If this is called again before
-        anything has been loaded, planning starts over."""
+        """Return moves that load models when a process starts up: first the copies that must be kept warm, then one more copy
+        of each model in turn while there is room. Models with the fewest copies in other processes go first. If this is called
+        again before anything has been loaded, planning starts over."""
         moves = []
         for gpu in self._gpus.values():
             gpu.loading.clear()
@@ -304,8 +305,8 @@ class Placement:
             place.warm[move.evicts] = -math.inf  # Its residence was over.
 
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
-        """Return what to load now. Each load counts as loading until `loaded` or `failed` is called. `asked` maps models to their
-        requests; `used` maps a GPU and a model to the share of recent time that its batches took."""
+        """Return what to load now. These models count as loading until `loaded` or `failed` is called. `asked` maps models to
+        their requests; `used` maps a GPU and a model to the share of recent time that its batches took."""
         self._used = used
         self._note(asked, now)
         moves = []
@@ -333,7 +334,7 @@ class Placement:
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._asked[model].capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Return the share of a GPU that other models leave to this one, or an even share if that is more. 0 without a warm copy there."""
+        """Return the share of a GPU that other models leave to this one, or an even share if that is more; 0 if not warm."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0
@@ -393,7 +394,7 @@ class Placement:
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, patience: float, now: float) -> bool:
-        """Return True if a copy should make room for `model`: the copy is hardly needed, or `model` is cold and has waited long enough."""
+        """Return True if a copy whose loss costs `worth` (see `_worth`) should make room for `model`."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True
@@ -402,7 +403,7 @@ class Placement:
         return worth < demand.heat or now >= demand.asked_since + patience + self.load_seconds(model)
 
     def _worth(self, model: str, copies: int) -> float:
-        """Return how much heat would lack a GPU if a model lost one copy, or 0 if its other copies could take over."""
+        """Return the heat that would be left without a GPU if a model lost one copy, or 0 if its other copies can take over."""
         heat, others = self._demand[model].heat, copies - 1 + self._asked[model].capacity
         if others <= 0.0:
             return heat

@@ -28,16 +28,16 @@ from headway.core.slot_factors import FACTORS, USUAL, scale
 
 Rules = Callable[[float, ArrivalRate], Rule]  # Maps a time and the learnt rate of clients to a rule.
 STEP_EVENTS = 100  # Events in a step, which take about a millisecond.
-COARSE = 8  # Arrivals come in groups of up to this share of the waiting entries. One more among many changes little.
+COARSE = 8  # Arrivals come in groups of at most one for this many waiting entries, which changes little.
 RETURN_GAP = 0.0001  # Seconds between the new requests of two clients that were answered together.
 _BLOCK, _BLOCKS = 64, 16
 
 
 @cache
 def _draws(even: bool) -> list[float]:
-    """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly (generator of Park and Miller,
-    CACM 31, 1988). If `even`, they come in blocks with the same quantiles, so that a few batches have the usual mean. That would
-    make queues under load too short."""
+    """Return standard normal numbers (generator of Park and Miller, CACM 31, 1988). They are the same in every rehearsal, so
+    that rules are compared fairly. If `even` is set, they come in blocks with the same quantiles, so that the mean of a few
+    batches is already about right. It isn't set for an open load, because queues would be too short."""
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
         keyed = []
@@ -57,9 +57,10 @@ def factors_of(load: Load) -> list[float]:
 
 
 class Rehearsal:
-    """A run of the model: the cost and slots of a load, the rules to try, and the arrival times in order. The deviation of a batch's
-    time is relative to its mean. If there are `clients`, each entry comes back once answered, and the rate is learnt. `turn` is
-    the number of the first draw, which differs between looks so that chance does, too."""
+    """A run of the model. `load` gives the cost of batches and the slots, `rules` gives the rule at each time, and `arrivals`
+    are times in order. `deviation` is that of a batch's time, relative to its mean. If `clients` is set, the arrivals are the
+    first entries of clients that each send the next one once answered, and their rate is learnt. `turn` is the index of the
+    first random number to use, so that each look can use different ones."""
 
     def __init__(
         self, load: Load, rules: Rules, arrivals: list[float], deviation: float, clients: bool = False, turn: int = 0
@@ -103,7 +104,7 @@ class Rehearsal:
                 yield
 
     def _come(self, before: float) -> float:
-        """Add the next arrivals, up to the next event and a full batch. Returns the time of the last arrival."""
+        """Add the next arrivals, up to the next event or a full batch. Returns the time of the last arrival."""
         depth = self._next - self._first
         most = self._next + max(min(depth // COARSE, self._load.max_batch - depth), 1)
         self._take(
@@ -188,26 +189,26 @@ class Rehearsal:
 Make = Callable[[Load], Rule]  # Maps a load to a rule. Has no state.
 
 EVENTS = 3000.0  # Most events rehearsed per second of arrivals, on average. If there are more, only some are rehearsed.
-QUIET = 8  # Number of looks in a row that keep the usual rule, after which each pause doubles.
-RAREST = 64  # Limit on the growth of the pause between looks. It is reset if the rate changes by a quarter.
+QUIET = 8  # After this many looks in a row that keep the usual rule, each pause doubles.
+RAREST = 64  # Largest factor by which the pause grows. It is reset if the rate changes by a quarter.
 SPAN = 12.0  # A record must span this many full batches, run one after the other.
-FEWEST_SLOTS = 2  # Fewest slots for looking at arrivals. With one, no better rule was found.
+FEWEST_SLOTS = 2  # Fewest slots for which arrivals are replayed. With one, no better rule was found.
 SETTLED = 0.2  # Share of a record whose latencies don't count, because the queue starts empty.
 PARTS = 4  # A record is cut into parts with the same number of arrivals. Their lengths show if arrivals are even.
 EVEN = 1.25  # Arrivals count as even up to this ratio of the longest to the shortest part.
-STEPPED = 1.15  # Ratio between the mean rates of two even records that can't be chance.
+STEPPED = 1.15  # If the mean rates of two even records differ by more than this factor, it isn't chance.
 LOOKS = 4  # Looks before the first choice.
 DECAY = 0.9  # Factor by which the histograms fade at each look.
 MARGIN = 1.03  # Another rule must be better by this factor to be chosen. It is then kept while it is better at all.
 CLIENTS_MARGIN = 1.01  # The same for clients, whom the model predicts well, relative to the current rule.
 TURN = 149  # Each look starts this many random numbers after the previous one.
 FINENESS = 100  # Histogram buckets for each e-fold of latency.
-RATES = 20.0  # Steps to which arrival rates are rounded, for each e-fold. A rule is made for each.
+RATES = 20.0  # Arrival rates are rounded to this many steps for each e-fold. A rule is made for each step.
 GROUP = 8  # Arrivals after which the rate is read again.
 KNOWN_AFTER = 0.5  # Seconds from a record's start for which its mean rate is used instead of the learnt one.
 ROUNDS, SETTLED_ROUNDS = 60, 15  # Full batches for which clients are rehearsed, and how many of these don't count.
 NEWEST = 0.3  # Weight of the newest look at clients.
-LATER, LATEST = 1.5, 1000  # Clients are rehearsed again when departures grew by this factor, or by this many.
+LATER, LATEST = 1.5, 1000  # Clients are rehearsed again after departures grew by this factor, or by this many.
 
 
 class Latencies:
@@ -233,7 +234,7 @@ class Latencies:
 
 
 class LookAhead:
-    """Chooses between `rules` or, for clients that wait for answers, `of_clients`. Both start with the default rule."""
+    """Chooses one of `rules`, or one of `of_clients` if clients wait for their answers. The default rule is first in both."""
 
     def __init__(self, rules: Mapping[str, Make], of_clients: Mapping[str, Make] | None = None) -> None:
         self._rules, self._rules_of_clients = rules, of_clients or rules
@@ -244,7 +245,7 @@ class LookAhead:
         self._latencies = {name: Latencies() for name in rules}
         self._again = 0  # Number of departures at which to rehearse clients again.
         self._clients = False
-        self._apart = True  # At every second look, clients start spread over a batch's time, because some rhythms last.
+        self._apart = True  # True if clients start spread over a batch's time in the next look. It alternates.
         self._answers: dict[str, float] = {}  # Answers under each rule relative to the usual one, averaged over looks.
         self._look: Iterator[None] | None = None
 

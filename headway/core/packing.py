@@ -1,11 +1,12 @@
 """Packing: which entries make up a batch, by tier, tenant, number, weight and pages.
 
-A batch is full if the next entry would exceed its number or weight. The next entry of a tier is the one whose turn it is. Lighter
-entries don't overtake it, but other tiers may use the remaining room. An entry that is heavier than a full batch runs alone. If
-entries have rows or call parameters, all entries of a batch have one shape, and its next entry is the next one of that shape.
+A batch is full if the next entry would exceed its limit on number or weight. The next entry of a tier is the one whose turn it
+is. Lighter entries don't overtake it, but other tiers may use the remaining room. An entry that is heavier than a full batch
+runs alone. If entries have rows or call parameters, all entries of a batch have one shape, and the next entry is the next one
+of that shape.
 
-A batch reserves room for lower tiers. If their next entry is too large for it, or of another shape, the room is owed to them: it
-adds to what the next batch reserves, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and
+A batch reserves room for lower tiers. If their next entry is too large for it, or of another shape, this room is owed to them:
+it adds to what the next batch reserves, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and
 Varghese, "Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)"""
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Cost = Callable[[float], float]  # Returns how many rounds a place costs if it i
 
 
 class Nearness(msgspec.Struct, frozen=True, gc=False):
-    """How to batch entries of similar weight, because all inputs of a batch are padded to the longest."""
+    """Plan for batching entries of similar weight, because all inputs of a batch are padded to the longest."""
 
     full: int  # Entries of a full batch. If no more are waiting, they run in turn, unless separating them saves time.
     fixed: float  # Weight that takes as long as the fixed part of a batch.
     most: int  # Number of a tier's next entries that are searched for the nearest.
     cost: Cost  # Returns how many rounds a place costs if it is padded to a weight.
-    by_age: bool = False  # True if the tier with the oldest entry goes first, if it would get a place anyway.
+    by_age: bool = False  # True if the tier with the oldest entry goes first, provided that it gets a place anyway.
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -44,7 +45,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     pages: float = math.inf  # Limit on the pages of all large entries together. A single one may have more.
     rows: bool = False  # True if entries have rows or call parameters, so that a batch has entries of one shape only.
     fewest: bool = False  # True if a batch with shapes begins with the tenant that needs the fewest batches.
-    hopeless: float = -math.inf  # If more wait than fit, entries due before this time are dropped.
+    hopeless: float = -math.inf  # If not all waiting entries fit, those due before this time are dropped.
 
 
 class Packed(msgspec.Struct):
@@ -61,12 +62,12 @@ class BatchRoom(msgspec.Struct, gc=False):
 
     count: int  # Initial room for entries.
     weight: float = math.inf  # Room for weight.
-    kept: float = 0.0  # Part of it that is currently reserved for lower tiers; infinite while they go first.
-    promised: float = 0.0  # Part of it that lower tiers should get.
+    kept: float = 0.0  # Part of the weight reserved for lower tiers now; infinite while they go first.
+    promised: float = 0.0  # Part of the weight that lower tiers should get.
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch, highest tier first. Entries that run become RUNNING; if more wait than fit, those too late become GONE."""
+    """Fill a batch, highest tier first. Entries that run become RUNNING. If not all entries fit, late ones become GONE."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows
@@ -128,11 +129,12 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
 
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
-    """Fill a batch with the entry whose turn it is and the entries nearest in weight, or as `pack` does if all fit. If heavy entries
-    would make the batch much longer, light and heavy ones run in separate batches, starting with the one that has the oldest entry.
+    """Fill a batch with the entry whose turn it is and the entries nearest to it in weight. If all entries fit, fill it as
+    `pack` does. But if heavy entries would make the batch much longer, light and heavy ones run in separate batches, starting
+    with the one that has the oldest entry.
 
-    Tiers go in order, and lower tiers have their share, but lighter entries of any tier go before heavier ones, which would pad all
-    others. The first entry is sometimes from a lower tier."""
+    Tiers go in order, and lower tiers have their share. But entries of any tier that are lighter than the first go before
+    heavier ones, because all others would be padded to those. The first entry is sometimes from a lower tier."""
     late = list[QueuedEntry]()
     while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
         bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
@@ -219,7 +221,8 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may run with the first of a batch, heavier ones apart. The nearest in weight come first."""
+    """Entries of each tier that may run with the first entry of a batch, nearest in weight first. Those heavier than the first
+    are kept separately."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
@@ -229,7 +232,8 @@ class _Candidates:
         self._free: set[QueuedEntry] = set()  # Entries behind one of another shape. They cost their tenants nothing.
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
-        """Take the nearest entry of a tier, within these limits, from the heavier entries or from all others."""
+        """Take the nearest entry of a tier that has at most these pages and this weight. If `heavier`, take it from the entries
+        heavier than the first, otherwise from all others. Returns None if there is none."""
         if tier_queue not in self._lines:
             self._lines[tier_queue] = self._around(islice(tier_queue.in_turn(), self._near.most))
         for queued in self._lines[tier_queue][heavier]:
@@ -263,7 +267,7 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight owed to the lower tiers after a batch. If none was `blocked`, their next entries fit, except in shape."""
+    """Return the weight owed to the lower tiers after a batch. `blocked` is True if an entry of theirs didn't fit."""
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
     if terms.weight < math.inf:
@@ -289,7 +293,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return how many of a batch's `limit` places are reserved for lower tiers: at least one for any share, if there is room."""
+    """Return how many of a batch's `limit` places are reserved for lower tiers: at least one if possible and `share` > 0."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))
@@ -300,7 +304,8 @@ def turns(
 ) -> Iterator[TierQueue]:
     """Yield the tier queue of each next entry, highest tier first, until there is no room or nothing waits. The caller pops an entry
     from each yielded queue, and subtracts its weight from the room. If more waits than fits, the last `reserved_places` go to the
-    tiers below the highest waiting one, longest wait first. A place has the weight `unit`. Lower tiers are also `owed` a weight."""
+    tiers below the highest waiting one, longest wait first. A place has the weight `unit`. In addition, lower
+    tiers are promised the weight `owed`."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0
     if lower and (

@@ -74,11 +74,11 @@ MIN_AVOIDANCE = 0.05  # Shortest time in seconds for which a failed batch waits 
 GATE_AGE = 0.05  # Seconds after which the admission limits are recomputed even if no batch has left.
 UNKNOWN_WAIT = 1.0  # Seconds that a refused client is asked to wait while the model's pace is unknown.
 QUARANTINE_BATCHES = 8  # Limit on a caller's quarantine while others wait, in batches per GPU.
-QUARANTINE_ALONE = 2048  # Limit in entries while nobody else waits, if more. With Redis, a step reads all of them.
-NEAR_BATCHES = 8  # Batches' worth of waiting entries searched for the nearest, or for callers that run apart.
+QUARANTINE_ALONE = 2048  # The same in entries while nobody else waits, if more. With Redis, a step reads them all.
+NEAR_BATCHES = 8  # Full batches of waiting entries searched for the nearest, or for callers that run apart.
 SEARCH_LOAD = 2  # An entry in a quarantine counts as this many, because it may fail and run again.
 MOST_KINDS = 64  # Limit on the kinds of entries in `_sure`, by tier and timeouts.
-MIXED_SECONDS = 1.0  # After an entry of another tenant, batches have few bytes for this many seconds.
+MIXED_SECONDS = 1.0  # BATCH_PAGES limits batches for this many seconds after two tenants' entries came in a row.
 _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
 _ARRIVED, _STATE, _WEIGHT = attrgetter("arrived"), attrgetter("state"), attrgetter("weight")
 _NOTHING = Choice()
@@ -100,13 +100,13 @@ class ModelQueue:
         self._tier_queues = [TierQueue() for _ in range(limits.tiers)]
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
-        self._crowded = limits.max_queue * GREED // (GREED + 1)  # Waiting entries from which shares are limited.
+        self._crowded = limits.max_queue * GREED // (GREED + 1)  # With more waiting entries, shares are limited.
         self._waiting: Counter[str] | None = None  # Waiting entries by tenant. None while this isn't needed.
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf  # Time of the last entry whose tenant differed from that of the entry before it.
         self._fresh = 0
         self._coming: list[QueuedEntry] = []  # Entries admitted by `offer_small` that have no place yet.
-        # By tier and timeouts: the length of `_coming`, including a new entry and its `count`, from which `offer` must judge it.
+        # By tier and timeouts: `offer` must judge an entry if `_coming` with it would be this long. It adds `count`.
         self._sure: dict[tuple[int, float, float], float] = {}
         self._sure_until = -math.inf  # Time until which `_sure` is valid.
         self.bulk: BulkClass | None = None  # Bulk entries, once there have been any.
@@ -142,7 +142,8 @@ class ModelQueue:
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
     def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf, now: float = 0.0) -> None:
-        """Set the number of live GPUs, how many whole GPUs they amount to, and the ids of the `workers` whose factors are learnt."""
+        """Set the number of live GPUs. `whole` is their total in whole GPUs, because some may be shared. `workers` are those
+        whose factors are learnt."""
         if slots != self.slots:
             self.culprits.renew(now)
         self.factors.keep(slots, workers, self._departures)
@@ -209,7 +210,7 @@ class ModelQueue:
 
     def offer_small(self, entry: Entry, now: float, held: object = None) -> QueuedEntry | None:
         """Fast path: admit a small plain entry that can't be refused. Returns None if `offer` has to judge it. Such entries get
-        their places together, the next time that the queue is looked at. For `held`, see QueuedEntry."""
+        their places together, the next time that the queue is used. For `held`, see QueuedEntry."""
         timeout = entry.timeout
         queue_timeout = entry.queue_timeout
         most = self._sure.get((entry.tier, queue_timeout, timeout))
@@ -234,7 +235,7 @@ class ModelQueue:
         return queued
 
     def _find_sure(self, entry: Entry, now: float) -> float:
-        """Return the length of `_coming` from which `offer` must judge an entry like this one; see `_sure`."""
+        """Compute the limit in `_sure` for entries with this one's tier and timeouts. Stores and returns it."""
         if now > self._sure_until or len(self._sure) >= MOST_KINDS:
             self._take_in()
             self._sure.clear()
@@ -289,7 +290,8 @@ class ModelQueue:
         return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Return True if the queue is full, or a tenant would hold more than GREED times the places left; see `core.budget`."""
+        """Return True if the queue is full, or if another entry would put the tenant above GREED times the places left; see
+        `core.budget`."""
         if self._waiting is None:
             self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
@@ -302,7 +304,7 @@ class ModelQueue:
             self._waiting = None
 
     def _offer_apart(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
-        """Admit an entry to its caller's quarantine, which gets a share of the GPUs. Returns a refusal if it is full."""
+        """Admit an entry to its caller's quarantine, which has a share of the GPUs, or refuse it if the quarantine is full."""
         caller, suspects, gate = caller_of(entry), self._suspects, self._gate_now(now)
         quarantine, tenants = suspects.quarantine(caller), self._tenants()
         waiting = self.limits.others(entry) + (self._size(quarantine.members) if quarantine is not None else 0)
@@ -347,8 +349,9 @@ class ModelQueue:
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
-        """Return how much longer a tier queue takes than its size suggests, because a batch has entries of one shape only: for the
-        tenant's next entries or, if less, for everybody's. If tenants can share a batch, each pays its part."""
+        """Return the factor by which entries take longer than their size suggests, because each batch has only one shape. It is
+        the smaller of two factors: one for the tenant's next entries, and one for all next entries. Tenants that share a batch
+        share its time."""
         full, limits = self.service.seconds(self.limits.max_batch), self.limits
         if full <= 0.0:
             return 1.0
@@ -369,8 +372,9 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """If the entries in an entry's tier and above are too many, judge the entry by those served before it, at their tier's
-        average weight. An entry that fits on free GPUs is admitted."""
+        """Return the refusal of an entry, or None to admit it. All entries in its tier and above count as ahead of it. If these
+        are too many, it is judged again without the entries of its tier that are served after it, which are assumed to have the
+        tier's average weight. An entry that fits on free GPUs is admitted."""
         gate = self._gate_now(now)
         if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):
             return None
@@ -422,7 +426,7 @@ class ModelQueue:
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """Return the batch of at most `limit` entries that leaves now for a free GPU, or until when to hold. Call `expire` first."""
+        """Return the batch of at most `limit` entries that leaves now for a free GPU, or a Hold. Call `expire` first."""
         limit = min(limit, self.limits.max_batch)
         choice = self._suspects.choose(worker, self.slots > 1, now) if self._suspects.groups else _NOTHING
         if choice.first is not None:
@@ -457,7 +461,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _depart_whole(self, bulk: BulkClass, worker: str, limit: int, until: float, now: float) -> Departure | Hold:
-        """Depart with bulk entries only, or return until when to hold. Regular entries don't leave before `until`."""
+        """Return a batch of only bulk entries that leaves now, or a Hold. Regular entries don't leave before `until`."""
         forecast = self._forecast(limit, now)
         opens = bulk.opens_at(forecast, now)
         if opens > now:
@@ -469,7 +473,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _forecast(self, limit: int, now: float) -> Forecast:
-        """Return the forecast for a whole batch that leaves now. Its time follows the line even far beyond known sizes."""
+        """Return the forecast for a whole batch that leaves now. Its run time follows the line, even far beyond known sizes."""
         seconds, rate = (
             self.service.alpha + self.service.beta * limit,
             sum(arrivals.at(now) for arrivals in self._rates),
@@ -478,7 +482,7 @@ class ModelQueue:
         return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
 
     def _fill(self, bulk: BulkClass, departure: Departure, limit: int, now: float) -> None:
-        """Fill the empty seats of a batch with bulk entries, as far as its members can afford it."""
+        """Fill the empty seats of a batch with bulk entries, as far as `core.bulk.seats` allows."""
         members, limits = departure.members, self.limits
         bulk.earn(len(members))
         if not members or members[0].entry.shape or not bulk.depth or departure.parted:
@@ -497,21 +501,22 @@ class ModelQueue:
             alpha, beta = limits.line_at(self.service.alpha, self.service.beta, 1.0)
             near = self._nearness(limit)
             padded = seats(alpha, beta, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
-            # If all waiting bulk entries are longer, they would block those behind them.
+            # If only heavier bulk entries are waiting, take some of them; otherwise they would block those behind them.
             riders = bulk.fill_near(count, left, len(members), heaviest, near) or bulk.fill_near(
                 count, left, len(members), heaviest, near, padded
             )
         departure.members, departure.bulk = members + riders, len(riders)
 
     def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:
-        """Charge bulk for the entries that leave now, if they would have left earlier had there been no whole batch."""
+        """Charge the bulk class for the entries that leave now if they had to wait for a GPU that ran a whole batch of bulk
+        entries."""
         if bulk.near(now) and self._running.busy >= self.slots - 1:
             before, view = now - 2 * LEEWAY, self._view(worker)
             if view.oldest <= before and not isinstance(decide(self._rule, view, before), Hold):
                 bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
-        """Return the price of a GPU second for a group. It is higher if the group's caller has sent inputs identified as culprits."""
+        """Return the price of a GPU second for a group. It is higher if the group's caller runs apart; see `core.suspects`."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
@@ -555,7 +560,8 @@ class ModelQueue:
         return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
 
     def _wake_for_bulk(self, bulk: BulkClass, idle: Collection[str], until: float, now: float) -> str | float:
-        """Return an idle worker for a whole batch, or the time to look again. Regular entries don't leave before `until`."""
+        """Return an idle worker that may run a whole batch of bulk entries now, or the time to look again. Regular entries
+        don't leave before `until`."""
         if not bulk.depth:
             return until
         opens = bulk.opens_at(self._forecast(self._limit, now), now)
@@ -620,7 +626,8 @@ class ModelQueue:
         return wanted
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
-        """Run members again, apart, because their outputs were left out. Each comes with the size of its output in bytes."""
+        """Run members again in their callers' quarantines, because their outputs were left out of the batch's answer. Each
+        member comes with its output's size."""
         callers = {caller_of(member.entry) for member, _ in members}
         if new_callers := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
             self._move_apart(new_callers, now)
@@ -657,8 +664,8 @@ class ModelQueue:
     def fail(
         self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "", places: Collection[int] = ()
     ) -> FailureOutcome:
-        """End a failed batch; see `core.retry`. `error` is for clients. If the batch was cut into calls, `places` are the entries
-        in the call that raised an exception; the others run again unsuspected."""
+        """End a failed batch; see `core.retry`. `error` is for clients. If the batch was split into calls, `places` are the
+        positions of the entries in the call that raised an exception. The other entries run again, unsuspected."""
         self._sure_until = -math.inf  # Its callers may run apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
@@ -666,7 +673,7 @@ class ModelQueue:
             after.bulk, arrived = self._parted(arrived)
         for member in arrived:
             (members if member.due > now else after.late).append(member)
-        if departure.bulk:  # Its other members aren't suspected until they fail without bulk entries.
+        if departure.bulk:  # Regular members aren't suspected until they fail without bulk entries.
             return self._fail_beside(departure, members, after, now)
         failures, attempts = departure.failures + 1, departure.attempts
         alone = departure.alone + (len(departure.members) == 1 or len(places) == 1)
@@ -677,7 +684,7 @@ class ModelQueue:
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
             if cause in BLAMED:
-                # Waiting entries of its caller stay. No failed batch mixes callers again, so each costs the others one run.
+                # Its caller's waiting entries stay. No failed batch mixes callers again, so each costs others one run.
                 self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
@@ -696,7 +703,7 @@ class ModelQueue:
         after: FailureOutcome,
         now: float,
     ) -> list[QueuedEntry]:
-        """Return the members at some places in their batch. The others run again as if they hadn't run."""
+        """Return the members at `places` in their batch. The other members run again as if they hadn't run."""
         there = {id(departure.members[place]) for place in places}
         if others := [member for member in members if id(member) not in there]:
             self._suspects.add(Group(others, now, FIRST, departure.failures, departure.attempts - 1))
@@ -706,7 +713,7 @@ class ModelQueue:
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
     ) -> FailureOutcome:
-        """Handle the failure of a batch that had bulk entries. The bulk entries end, and `members` run again as if for the first time."""
+        """Handle the failure of a batch with bulk entries. These end, and `members` run again as if for the first time."""
         if members:
             self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
         after.again = len(members)
@@ -730,7 +737,8 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Run failed members again: immediately and in halves if an input is at fault, otherwise later, on another worker, first whole."""
+        """Run failed members again. To search for a culprit, they run immediately, in halves. Otherwise, they run as a whole,
+        later and on another worker."""
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
         if members and (whole or cause not in SEARCHED or len(members) == 1):
             group.ready_at += backoff(group.failures, rng())
@@ -808,7 +816,8 @@ class ModelQueue:
         return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
-        """Fill the batch. If several tenants wait, large entries get BATCH_PAGES or one entry, because all members wait for them."""
+        """Fill the batch. While several tenants are waiting, it gets only a few large entries, because large entries delay all
+        the others in the batch."""
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(
             limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,
@@ -830,5 +839,6 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Return a record of arrivals. None if entries have weights other than rows: batch sizes then don't tell how many entries left."""
+    """Return a new record of arrivals. None if entries have weights other than rows, because sizes aren't numbers of entries
+    then."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

@@ -1,8 +1,9 @@
 """Limits of a queue, the size of its entries, and their memory, which is a budget in bytes that tenants share.
 
-A tenant may hold at most as many bytes as remain free. So a single tenant gets half of the total. Of n tenants that take all they can get,
-each ends up with one part in n + 1, and one part remains for the next tenant. This is the dynamic threshold of shared packet buffers
-(Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998)."""
+A tenant may hold at most as many bytes as remain free. So a single tenant gets half of the total. If n tenants take all they
+can get, each ends up with one of n + 1 equal parts, and one part remains for the next tenant. This is the dynamic threshold of
+shared packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM
+Transactions on Networking, 1998)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Padding(msgspec.Struct, frozen=True):
     """Cost of a place in a batch of a model that pads all inputs to the longest."""
 
     longest: float  # Mean weight to which inputs were padded recently.
-    fixed: float = 0.0  # Weight that takes as long as a place's share of a full batch's fixed time.
+    fixed: float = 0.0  # Weight that takes as long as one place's share of the fixed time of a full batch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class QueueLimits:
     max_batch: int  # Size of the largest batch.
     reserved_share: float = 0.1  # Share of a batch reserved for lower tiers.
     max_queue: int = 20_000  # Limit on waiting entries.
-    # Depths from which the lowest tier, and all tiers but the highest, are refused. None: as many as can be served in time.
+    # Depths from which the lowest tier is refused, and from which all but the highest are. None: never.
     shed_at: tuple[int, int] | None = None
     max_weight: int = 0  # Limit on the weight of a batch; 0 if entries aren't weighed.
     rows: bool = False  # True if entries have rows or call parameters, so that a batch has entries of one shape only.
@@ -40,7 +41,7 @@ class QueueLimits:
     delayed: float = 0.01  # Share of the entries that may have to wait for a batch of bulk entries; see `core.bulk`.
     padding: Padding | None = None  # If the model pads, entries of similar weight run together. Otherwise None.
     unit: float = field(init=False, default=math.inf)  # Weight of one place in a batch.
-    round_weight: float = field(init=False, default=0.0)  # Weight that costs a tenant one round. If 0, each entry does.
+    round_weight: float = field(init=False, default=0.0)  # Weight that costs one round. If 0, each entry costs one.
     least_cost: float = field(init=False, default=1.0)  # Minimum cost of an entry in rounds: one place in a batch.
 
     def __post_init__(self) -> None:
@@ -51,7 +52,8 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return these limits for a model that pads, whose run times are on `line`. None means that it doesn't pad."""
+        """Return these limits for a model that pads and whose run times follow `line`. If `line` is None, the model doesn't
+        pad, and nothing changes."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
@@ -90,7 +92,7 @@ class QueueLimits:
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
     def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
-        """Return the line of run time by size for a batch that is padded to this weight, given the usual line."""
+        """Return α and β for a batch that is padded to the weight `longest`, given the usual α and β."""
         padding = self.padding
         if padding is None:
             return alpha, beta
@@ -99,12 +101,12 @@ class QueueLimits:
 
     def size(self, count: int, weight: float) -> float:
         """Return the size of `count` entries: their number or, if larger, the places that their weight takes. A full batch has
-        `max_batch`."""
+        the size `max_batch`."""
         places = weight / self.unit
         return places if places > count else count
 
     def others(self, entry: Entry) -> float:
-        """Return the size of the entries that arrive together with an entry, which is judged as if it came last."""
+        """Return the size of the other entries that arrive with an entry. The entry is judged as if it came last."""
         others = entry.count - 1
         return self.size(others, others * self.weight(entry)) if others > 0 else 0
 

@@ -19,11 +19,11 @@ from headway.model import Limit
 
 ROUNDING = 1e-9  # Seconds by which rounding may move a time.
 
-LEAST_TATS = 10_000  # Number of limits to remember before those without debt are dropped.
+LEAST_TATS = 10_000  # Number of limits that are remembered before those without debt are dropped.
 
 
 def part(limit: Limit, of: int) -> Limit:
-    """Return a gateway's share of a limit if `of` gateways count separately and each gets the same part of the traffic."""
+    """Return a gateway's share of a limit if `of` gateways count separately and split the traffic evenly."""
     return Limit(limit.id, limit.name, limit.rate / of, max(limit.burst / of, 1.0), limit.model, limit.counting)
 
 
@@ -44,7 +44,7 @@ def interval(limit: Limit) -> float:
 
 
 def tolerance(limit: Limit) -> float:
-    """Return the largest allowed debt in seconds: that of a whole burst."""
+    """Return the largest allowed debt in seconds, which a full burst incurs."""
     return 60.0 / limit.rate * (limit.burst if limit.burst > 1.0 else 1.0)
 
 
@@ -56,7 +56,7 @@ def wait(limit: Limit, owed: float) -> float:
     return late if late > ROUNDING else 0.0
 
 
-LOOKS = 2  # Debts that are checked each time, in turn. With only one, their number would grow without end.
+LOOKS = 2  # Number of debts checked each time, in turn. With only one, debts would pile up without end.
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):
@@ -82,8 +82,8 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 
 
 class Debts(OrderedDict[str, float]):
-    """Theoretical arrival times by limit id. Whenever one is added or read, the next few are checked, and paid ones forgotten. At
-    most about twice as many are kept as are still owed, and none that is owed is dropped."""
+    """Theoretical arrival times by limit id. When one is added or read, the next few are checked, and those that are paid are
+    forgotten. So at most about twice as many are kept as are unpaid. No unpaid debt is dropped."""
 
     def forget_paid(self, now: float) -> None:
         for _ in range(min(LOOKS, len(self))):

@@ -2,7 +2,7 @@
 
 A tenant that exceeds its budget loses its own oldest outcomes. If the total is exceeded, the tenant that keeps the most loses its oldest.
 So a tenant that keeps no more than an even share never loses anything because of others (max-min fairness). Within a tenant, outcomes of
-identical requests are dropped first, because clients were promised those of tasks and idempotency keys."""
+identical requests are dropped first, because clients were promised the outcomes of tasks and idempotency keys."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OVERHEAD = 1600  # Bytes that a kept outcome takes in addition to its text.
 FAILURE_TEXT = 2000  # Bytes that a failure's text counts as. Longer texts are cut to this.
 FAILURE_BYTES = OVERHEAD + FAILURE_TEXT  # Bytes that a kept failure counts as.
 LARGEST_SHARE = 4  # Number of outcomes of the largest allowed size that fit into a tenant's budget.
-STALE = 64  # Number of outdated entries in a heap from which it may be swept.
+STALE = 64  # A heap may contain this many outdated entries before it is swept.
 
 T = TypeVar("T", bound=Hashable)
 
 
 def weight(output: Value | None) -> int:
-    """Return the bytes that a kept output counts as (None for a failure). Text that isn't ASCII counts four bytes a character."""
+    """Return how many bytes an output counts as. None stands for a failure. Non-ASCII text counts as four bytes a character."""
     if output is None:
         return FAILURE_BYTES
     return OVERHEAD + room(output)
@@ -77,7 +77,7 @@ class _Tenant(msgspec.Struct, Generic[T]):
 
 
 class Retention(Generic[T]):
-    """Decides which kept items to drop, by the budgets `limits`."""
+    """Decides which kept items to drop in order to stay within the budgets `limits`."""
 
     def __init__(self, limits: KeptLimits) -> None:
         self.limits = limits
@@ -86,7 +86,7 @@ class Retention(Generic[T]):
         self._tenants: dict[str, _Tenant[T]] = {}
         self._ends: list[tuple[float, int]] = []  # Heap of expiry times with item numbers. Some are outdated.
         self._numbered: dict[int, T] = {}
-        self._heaviest: list[tuple[int, str]] = []  # Heap of tenants by negated bytes. Outdated entries have too many.
+        self._heaviest: list[tuple[int, str]] = []  # Heap of tenants by negated bytes. Old entries are too heavy.
         self._numbers = itertools.count()
 
     def __len__(self) -> int:

@@ -4,14 +4,14 @@
     crashed, hung ──▶ whole again ──fails──▶ ┘
     remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-An exception is an input's fault and would be raised again, so such a batch is searched immediately; see `core.suspects`. A crash or
-hang may not be any input's fault, so such a batch runs whole once more before it is searched. If a remote API itself fails, this
-says nothing about the inputs, so such a batch stays whole; many small calls would only harm an API in trouble. In the last two
-cases, each further run is paid from the retry budgets of the entries' tenants, so that an outage isn't amplified.
+An exception is an input's fault and would be raised again, so such a batch is searched immediately; see `core.suspects`. A
+crash or hang may have another cause, so such a batch runs whole once more before it is searched. A failure of a remote API
+itself says nothing about the inputs, so such a batch stays whole; many small calls would only harm a struggling API. In the
+last two cases, each further run is charged to the retry budgets of the entries' tenants, so that an outage isn't amplified.
 
-A backend that doesn't start, or dies before it has received a batch, is restarted after increasingly long pauses. Only a finished batch, or
-a few seconds without dying, shows that it is healthy. A backend that dies in a batch is restarted immediately, because the rules above
-limit how often that happens, and others may be waiting for the worker."""
+A backend that doesn't start, or dies before it has received a batch, is restarted after increasingly long pauses. Only a
+finished batch, or a few seconds of staying alive, shows that it is healthy. A backend that dies in a batch is restarted
+immediately, as the rules above limit how often that happens, and others may be waiting for the worker."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from headway.core.ratelimit import ROUNDING
 from headway.model import Cause
 
 Rng = Callable[[], float]  # Random numbers, uniform in [0, 1).
-MAX_ATTEMPTS = 3  # Runs of an entry before it is given up, unless it raised.
-RAISES = 2  # Runs after which an entry that raised alone is given up.
-DEATHS_ALONE = 2  # Failed runs alone after which an entry that didn't raise is given up. In company it may be innocent.
+MAX_ATTEMPTS = 3  # Runs of an entry before it is given up, unless it raised an exception.
+RAISES = 2  # Runs after which an entry that raised an exception alone is given up.
+DEATHS_ALONE = 2  # Failed runs alone after which any other entry is given up. Next to others, it may be innocent.
 BACKOFF_BASE = 0.010  # Seconds before the first retry. Doubles with each retry.
 BACKOFF_CAP = 0.5
 BUDGET_RATIO = 0.2  # Retries that each first run earns.
@@ -35,12 +35,12 @@ SEARCHED = frozenset(
 )  # An input's fault: the batch is searched, and retries cost nothing.
 NEVER_SPLIT = frozenset((Cause.REMOTE,))  # Unrelated to inputs: the batch runs again, or is given up, as a whole.
 MOST_BUDGETS = 10_000  # Limit on tenants whose budgets are kept.
-BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))  # Blamed on an input that ran alone.
+BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))  # Causes blamed on a lone input.
 FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))  # Causes that also end the worker.
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if `size` entries of a failed batch don't run again. `alone` counts the attempts with one entry."""
+    """Return True if `size` entries of a failed batch are given up. `alone` counts the attempts with only one entry."""
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
     if size > 1:
@@ -51,7 +51,7 @@ def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
 
 
 def stays_whole(cause: Cause, size: int, failures: int) -> bool:
-    """Return True if a batch that failed for the `failures`th time runs again as it is."""
+    """Return True if a batch that failed for the `failures`th time runs again undivided."""
     return cause in NEVER_SPLIT or (cause not in SEARCHED and (size == 1 or failures <= 1))
 
 
@@ -65,9 +65,10 @@ def backoff(failures: int, rng: float) -> float:
 class RetryBudgets:
     """Retry budgets of tenants, which keep retries a small share of the work, so that an outage isn't amplified.
 
-    Each first run of an entry earns BUDGET_RATIO of a retry, and each second a trickle, up to a reserve (as in Finagle's RetryBudget,
-    and in "Addressing Cascading Failures", "Site Reliability Engineering", ch. 22), which pays for a few culprits in batches of
-    `largest`. What a tenant has spent is a debt, stored as the time at which it is paid off. Without debt, nothing is stored."""
+    Each first run of an entry earns BUDGET_RATIO of a retry, and each second a trickle, up to a reserve (as in Finagle's
+    RetryBudget, and in "Addressing Cascading Failures", "Site Reliability Engineering", ch. 22). The reserve pays for a few
+    culprits in batches of size `largest`. What a tenant has spent is a debt, stored as the time at which it is paid off.
+    Without debt, nothing is stored."""
 
     __slots__ = ("_each", "_paid_at", "_reserve")
 
@@ -100,7 +101,7 @@ class RetryBudgets:
 
 FIRST_PAUSE = 0.25  # Seconds of the first pause. Doubles with each pause.
 PAUSE_CAP = 30.0  # Longest pause in seconds.
-KILLED_CAP = 2.0  # Longest pause in seconds after a start killed from outside: nothing is wrong with the target.
+KILLED_CAP = 2.0  # The same after a start that was killed from outside: nothing is wrong with the target.
 STEADY_LIFE = 5.0  # A backend that has lived for this many seconds is healthy.
 
 
@@ -119,7 +120,7 @@ class RestartPauses:
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Return the seconds to wait after a backend died without a batch after `lived` seconds. The first time, they are 0."""
+        """Return the seconds to wait after a backend that lived for `lived` seconds died while idle; 0 the first time."""
         if lived >= STEADY_LIFE:
             self._failures = 0
             return 0.0

@@ -1,13 +1,14 @@
 """Rules of a rollout: how much traffic the new version gets, and when there is enough evidence against it.
 
-Both tests compare two shares, block by block: one among the new version's requests, and one among the other version's requests that
-finished at the same time. So trouble that affects both versions counts against neither. The bet on an alternative grows by its
-likelihood ratio. Under the hypothesis that the new version isn't worse, both shares are replaced by a joint one. This makes the bet
-an e-variable for that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that
-allow for optional stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes
-of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024).
-By Ville's inequality, if the new version isn't worse, the mean of the bets ever reaches 1/p with a probability of at most p, however
-often one looks. This remains true if a bet counts for less than it has won. All steps and tests of a rollout share ERROR_RATE."""
+Each test compares the two versions' shares of hits (failures, or slow answers) in blocks of requests that finished at the same
+time. So trouble that affects both versions counts against neither. A bet on an alternative grows by its likelihood ratio. For
+the hypothesis that the new version isn't worse, the ratio uses one joint share of both. This makes the bet an e-variable for
+that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential k-sample tests that allow for optional
+stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block between 0 and 1 count like outcomes of a coin, as
+in I. Waudby-Smith, A. Ramdas, "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By
+Ville's inequality, if the new version isn't worse, the mean of the bets ever reaches 1/p with a probability of at most p,
+however often one looks. This remains true if a bet counts for less than it has won. All steps and tests of a rollout share
+ERROR_RATE."""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ MOST_KEPT = 64  # Limit on the versions of earlier rollouts in a record: the las
 SLOWER = 0.25  # Default share by which the new version's P95 may exceed the other's.
 MOST_SLOWER = 10.0
 
-# Alternatives to bet on: the odds of a hit for the new version over those for the other, and the most that one block adds. Requests
-# that fail together have one cause. So a list of bad inputs, or a stall of a few seconds, isn't enough, however many of them fail.
+# Alternatives to bet on: the odds of a hit for the new version divided by the other's, and the most that a block adds to the
+# log of the bet. So a list of bad inputs, or a stall of a few seconds, isn't enough evidence, however many requests fail.
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
 OUTCOMES_BLOCK = 0.9  # Shortest block of outcomes in seconds: two looks, which may come slightly early or late.
-LATENCIES_BLOCK = 1.9  # Shortest block of latencies in seconds: four looks. Only their share counts.
+LATENCIES_BLOCK = 1.9  # Shortest block of latencies in seconds: four looks. Only the share of slow answers counts.
 LEAST_LATENCIES = 20  # Answers of the other version after which its P95 is known well enough.
 USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05  # Expected shares of hits at the start.
 
-_GROWTH = 1.1  # Growth from one bucket of latencies to the next.
+_GROWTH = 1.1  # Factor from the upper bound of one bucket of latencies to the next.
 _SHORTEST = 0.0005  # Upper bound in seconds of bucket 0.
 
 
@@ -51,8 +52,9 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Return the rollout that a request starts, after the model's last one, if any. It compares with the only other version that
-    takes requests, by default. Raises Unknown if the model or a version has no worker, NoRollout if it can't start."""
+    """Return the rollout to start for a plan. `last` is the model's last rollout, if any. By default, the new version is
+    compared with the only other version that takes requests. Raises Unknown if the model or a version has no worker, NoRollout
+    if no rollout is possible."""
     if last is not None and last.running:
         raise NoRollout(
             f"a rollout of version {last.version} of {plan.model!r} is under way; promote or abort it first"
@@ -76,7 +78,7 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
 
 
 def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
-    """Return the weights from earlier rollouts that a new one keeps."""
+    """Return the weights that a new rollout keeps from earlier ones."""
     kept = {name: weight for name, weight in left.items() if name != version}
     if not any(kept.values()) and (left.get(version) or beside in kept):
         kept[beside] = 100.0  # If the new version loses, this one must serve: no other is known to do well.
@@ -86,8 +88,8 @@ def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """Return a model's last rollout as ended by an operator (PROMOTED or ABORTED), even if it had ended differently. Raises Unknown
-    if there was none, or if no worker serves the winner."""
+    """Return a model's last rollout as ended by an operator (PROMOTED or ABORTED), even if it had already ended differently.
+    Raises Unknown if there was none, or if no worker serves the winner."""
     if last is None:
         raise Unknown(f"model {model!r} has had no rollout")
     winner = last.version if state is RolloutState.PROMOTED else last.beside
@@ -136,9 +138,9 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Return the weights of a model's versions. `there` are the versions that have a worker. A running rollout sets the weights of
-    its two versions. Afterwards those of `left_by` apply if one of the versions that they send requests to has a worker; otherwise
-    the configured ones, but a version that lost still gets 0."""
+    """Return the weights of a model's versions. `there` are the versions that have a worker. A running rollout sets the weights
+    of its two versions. Afterwards, the weights of `left_by` apply if they give weight to a version that has a worker.
+    Otherwise the configured weights apply, but a version that lost still gets 0."""
     if rollout is None:
         return configured
     left = left_by(rollout)
@@ -171,16 +173,16 @@ def p95_of(latencies: Mapping[int, int]) -> int:
 
 
 def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
-    """Return the sum of both counts."""
+    """Return the sum of two counts."""
     return VersionCounts(
         counts.answered + more.answered, counts.failed + more.failed, _sum(counts.latencies, more.latencies)
     )
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout `seconds` later, given the requests of both versions that finished in that time: with more evidence, and
-    perhaps a step further, promoted or rolled back. A step ends once its time is over and the new version has had a request; the last
-    step, unless it is 100 %, ends when somebody promotes or aborts the rollout."""
+    """Return the rollout as it is `seconds` later, given the requests of both versions that finished in that time. It has more
+    evidence, and may be a step further, promoted or rolled back. A step ends once its time is over and the new version has had
+    a request; the last step, unless it is 100 %, ends when somebody promotes or aborts the rollout."""
     evidence = rollout.evidence
     evidence = replace(evidence, new=counted(evidence.new, new), old=counted(evidence.old, old))
     evidence = _with_outcomes(evidence, _filled(evidence.outcomes, seconds, new, old))
@@ -212,7 +214,7 @@ def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
 
 
 def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
-    """Return the evidence with a block of latencies added, as above. The new version may be slower by `allowed` buckets."""
+    """Return the evidence with a block of latencies added, if usable. The new version may be slower by `allowed` buckets."""
     new, old = block.new.latencies, block.old.latencies
     if block.seconds < LATENCIES_BLOCK or not (new and old):
         return replace(evidence, latencies=block)
@@ -248,7 +250,7 @@ def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, floa
 
 
 def _verdict(rollout: Rollout) -> str:
-    """Return why to roll back, or an empty string while there isn't enough evidence."""
+    """Return the reason to roll back, or an empty string while there isn't enough evidence."""
     evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
     tests = sum(step < 100.0 for step in rollout.steps) * len(rollout.rollback_on)
     enough = math.log(tests / ERROR_RATE) if tests else math.inf

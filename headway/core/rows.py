@@ -1,8 +1,8 @@
 """Rows of tensors: how much a request with tensors weighs, which others it may share a batch with, and which models take tensors.
 
 A request whose tensors have k rows is one entry that counts as k in a batch. Its weight is its number of rows, and the weight of a
-batch is limited to as many rows as it may have entries. A batch is one call of its target. So if axes may have any length, rows only
-run together if they have one shape or, for a target that has them padded, if they need little padding."""
+batch is limited to as many rows as it may have entries. A batch is one call of its target. So if axes may have any length, rows
+only run together if they have one shape or, for a target whose inputs are padded, if they need little padding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ NUMBER_BYTES = 5  # Bytes of a shape number: enough to keep clients from finding
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Return for each model True if entries have rows or shapes, because a healthy worker takes tensors or call parameters."""
+    """Return for each model whether a healthy worker takes tensors or call parameters. If so, its entries have rows or
+    shapes."""
     counting: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:
@@ -37,7 +38,7 @@ def weight(value: Value, max_batch: int, max_weight: int) -> int:
 
 
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
-    """Return a number that values share if they may run in one call, by the rows that the model takes `together` and its inputs."""
+    """Return a number that values share if they may run in one call. `together` and `specs` say what the model takes."""
     if together is RowsTogether.ANY or not isinstance(value, Tensors):
         return 0
     heads = header_of(value).heads
@@ -62,5 +63,6 @@ def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
 
 
 def _step(size: int, axes: int) -> int:
-    """Return the step of a length, for one of `axes` free axes. Padding rows of one step takes at most MOST_PADDED times the bytes."""
+    """Return the number of the step that a length belongs to. `axes` is the number of free axes of the rows. Padding rows to
+    the longest in their step makes them at most MOST_PADDED times as big."""
     return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

@@ -1,7 +1,7 @@
 """Cost and arrival rate of a model, learnt online.
 
-ℓ(n) = α + βn by exponentially weighted least squares, λ by an exponentially weighted rate. When a worker starts, warm-up batches
-measure the cost, from one input to the largest batch allowed:
+The cost ℓ(n) = α + βn is fitted by exponentially weighted least squares; λ is an exponentially weighted rate. When a worker
+starts, warm-up batches measure the cost, from one input to the largest batch allowed:
 
     one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
 
@@ -20,9 +20,9 @@ RATE_TIME = 1.0  # Time constant of the arrival rate in seconds.
 MOST_TIMES = 30.0  # Number of time constants after which the sum of arrivals gets a new base time.
 LEAST_SEEN = 0.001  # Least share of the past that counts as seen, so that two simultaneous arrivals aren't a flood.
 REACH = 2.0  # The line is trusted up to this multiple of the largest recent batch. Beyond that it is flat.
-NORMAL = 1.25  # Ratio of the standard deviation to the mean distance for a normal distribution: √(π/2).
+NORMAL = 1.25  # Ratio of a normal distribution's standard deviation to its mean distance from the mean: √(π/2).
 STRAY = 2.0  # A much slower batch counts as this multiple of the expected time, unless the previous one was as slow.
-FASTER = 8  # If this many batches in a row are faster than expected by more than STRAY, the model has become faster.
+FASTER = 8  # If this many batches in a row are more than STRAY times as fast as expected, the model is faster now.
 FORGETTING = 0.5  # Factor by which the past then fades at each further fast batch.
 STRAY_DEVIATIONS = 4.0  # A batch within this many standard deviations of the expected run time is no stray.
 KNOWN = 8.0  # Weight of past batches needed to recognise a stray.
@@ -30,11 +30,13 @@ SPREAD = 0.5  # Variance of batch sizes needed to fit a slope. Below it, the las
 
 
 class ServiceModel:
-    """Run time of a batch as a line in its size: weighted normal equations with forgetting factor DECAY (recursive least squares;
-    Ljung, "System Identification", §11.2). Neither coefficient is negative, so no batch gets faster as it grows.
+    """Run time of a batch as a linear function of its size, by weighted normal equations with forgetting factor DECAY
+    (recursive least squares; Ljung, "System Identification", §11.2). Neither coefficient is negative, so no batch gets faster
+    as it grows.
 
-    Far beyond the sizes seen the line means nothing, so `seconds` stays flat there. Otherwise one slow small batch could predict many
-    seconds for a full batch. Admission would then refuse all but a trickle, and no larger batch would ever correct it."""
+    Far beyond the sizes seen so far, the line means nothing, so `seconds` stays flat there. Otherwise one slow small batch
+    could predict many seconds for a full batch. Admission would then refuse all but a trickle, and no larger batch would ever
+    correct it."""
 
     __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
 
@@ -100,9 +102,9 @@ class ServiceModel:
 
 class ArrivalRate:
     """Entries per second, with exponential forgetting. `time_constant` (τ) is in seconds. Each arrival adds 1/τ to a sum that decays
-    as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past seen, 1 − exp(−age/τ), as in Adam (Kingma and Ba,
-    2015). The sum is stored as of a base time, and a later arrival adds exp(t/τ) to it, so that no arrival has to update the
-    decay."""
+    as exp(−t/τ). The sum starts at 0, so it is divided by the share of the past that was seen, 1 − exp(−age/τ), as in Adam
+    (Kingma and Ba, 2015). The sum is stored as it was at a base time, and an arrival t later adds exp(t/τ) to it, so that no
+    arrival has to update the decay."""
 
     __slots__ = ("_base", "_began", "_next_base", "_sum", "_tau")
 
@@ -191,7 +193,7 @@ def _foreseen(runs: Sequence[WarmUpRun], at: int) -> float:
 
 
 def _stood_still(runs: Sequence[WarmUpRun], at: int) -> bool:
-    """Return True if a run, the first of its size after the cold one, took far longer than predicted."""
+    """Return True if a run took far longer than predicted, and is the first of its size, not counting the cold run."""
     (size, seconds), foreseen = runs[at], _foreseen(runs, at)
     first = all(before != size for before, _ in runs[1:at])
     return first and seconds > max(FAR * foreseen, foreseen + LEAST_STOP)

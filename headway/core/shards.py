@@ -1,8 +1,8 @@
-"""Shards: one queue in several parts. How many are in use, to which one each slot belongs, and which one gets an entry.
+"""Shards: one queue in several parts. How many are in use, to which one a slot belongs, and which one gets an entry.
 
 A model's queue can be cut into shards that share nothing, so that several servers can carry it. Each slot has a home shard, which
 spaces its departures. An entry goes into one shard and stays there. The rules are pure functions, so gateways and batchers that know
-the same workers agree without communicating. With only m slots at home, a shard's latency reaches α(1 + 1/m).
+the same workers agree without communicating. With only m home slots, a shard's latency reaches α(1 + 1/m).
 
 Entries are dealt out in turn. The usual choice, the emptier of two (Mitzenmacher, "The power of two choices in randomized load
 balancing", IEEE Trans. Parallel and Distributed Systems 12, 2001), is no better here even with current depths: work leaves in
@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from headway.core.departure import Load
 from headway.core.slot_factors import FACTORS, USUAL, paces
 
-SLOTS_EACH = 4  # Fewest slots at home in each shard, if there are several. So sharding costs at most a quarter of α.
-BEHIND = 1.5  # Full batches waiting from which a shard is behind. At less, a slot that helps is missed at home.
+SLOTS_EACH = 4  # Fewest home slots of each shard, if there are several. So sharding costs at most a quarter of α.
+BEHIND = 1.5  # Full batches that wait in a shard that is behind. With fewer, a helping slot is missed at home.
 LOOK_ELSEWHERE_EVERY = 0.05  # Seconds between two looks of an idle slot at other shards. The first is immediate.
 PART = 0.25  # Share of a full batch that one call puts into a shard. If larger, batches get uneven; if smaller, calls multiply.
 
@@ -40,19 +40,20 @@ def home(worker: str, workers: Sequence[str], active: int) -> int:
 
 
 def slots_at(shard: int, slots: int, active: int) -> int:
-    """Return the number of live slots at home in a shard, or 0 if the shard isn't in use."""
+    """Return the number of a shard's live home slots, or 0 if the shard isn't in use."""
     return -(-(slots - shard) // active) if shard < min(active, slots) else 0
 
 
 def in_turn(turn: int, slots: int, active: int) -> int:
-    """Return the shard that gets the next entries: the home of the next slot, so that each shard gets its slots' share. `turn` may
-    start at any number, and increases by one with each call that the gateway makes."""
+    """Return the shard that gets the next entries. Each shard is chosen in proportion to its slots. `turn` may start at any
+    number, and increases by one with each call that the gateway makes."""
     return turn % slots % active if slots else 0
 
 
 def of_tenant(tenant: str, active: int) -> int:
-    """Return the shard for a tenant's entries that share something: limits, keys, tasks, or identical requests. One shard more or less
-    moves as few tenants as possible (Lamping and Veach, "A fast, minimal memory, consistent hash algorithm", 2014)."""
+    """Return the shard for a tenant's entries that share something: limits, keys, tasks, or identical requests. When a shard is
+    added or removed, as few tenants as possible move (Lamping and Veach, "A fast, minimal memory, consistent hash algorithm",
+    2014)."""
     hashed = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).digest()
     state, shard, following = int.from_bytes(hashed[:8]), 0, 0
     while following < active:
@@ -68,17 +69,19 @@ def part(max_batch: int) -> int:
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Return how many equal parts a group is cut into. With full parts and a remainder, some shards would get all the remainders."""
+    """Return how many parts a group is cut into. They are equal, because with full parts and a smaller last part, some shards
+    would get all the small parts."""
     return -(-count // part(max_batch))
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Return True if a shard is deep or has no slots. Slots of other shards may then claim from it when its rule allows it."""
+    """Return True if too much waits in a shard, or if anything waits in a shard without slots. Slots of other shards may then
+    claim from it when its rule allows."""
     return depth >= (BEHIND * max_batch if slots else 1)
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Return the load of a queue in several shards. Loads are added up. Costs are those of the shard with most or largest batches."""
+    """Return the load of a queue in several shards. Loads are added up. Costs are from the shard with most batches."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Usual slots are not counted.

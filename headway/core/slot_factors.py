@@ -1,15 +1,15 @@
-"""Slots of different speed. The factor of a slot is how much longer a batch takes on it than on an average slot.
+"""Slots of different speed. A slot's factor is how many times as long a batch takes on it as on an average slot.
 
 All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). A slot's run times relative to the
 common line give fᵢ after a few batches, while α and β of each slot would need many. The line is learnt from times divided by fᵢ, so
 that "slow GPU, larger batch" isn't mistaken for β.
 
 Factors are rounded to a grid coarser than their random variation, so similar slots have the same factor, and a queue only counts the
-slots for each. They are scaled so that the mean of 1/fᵢ is 1: k slots with a line do as much as k average slots with that line.
+slots for each. They are scaled so that the mean of 1/fᵢ is 1. Then k slots together do as much as k average slots.
 
-`SlotPace` is how much one slot handles in full batches, learnt from its own batches. If a batch takes as long as its longest input,
-no line fits all sizes. So once nearly full batches have been seen, they alone determine how long a full batch takes. Before that, it
-is the estimate from the start-up batches, scaled by how much longer later batches took."""
+`SlotPace` is the throughput of one slot in full batches, learnt from its own batches. If a batch takes as long as its longest
+input, no line fits all sizes. So once nearly full batches have been seen, they alone determine how long a full batch takes.
+Before that, the estimate from the start-up batches is used, scaled by how much longer later batches took."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ MOST_WEIGHT = 0.3  # Limit on the weight of the newest batch, however little run
 PRIOR = 5  # The assumption that all slots are alike weighs as much as this many batches.
 LEAST_DEVIATION = 1e-3  # Smallest relative standard deviation of run times that is believed.
 PADDED_DOUBT = 2.0  # Multiple of the deviation for models that pad, because their run times depend more on the entries.
-UNSURE = 1.5  # A factor that is closer to 1 than this may be chance, in deviations times the root of a batch's weight.
-UNSURE_FOR = 20  # UNSURE applies to this many first batches of each slot of a queue. After that the line is known.
-STRAY = 2.0  # A batch counts as at most this many times its slot's factor, and at least the inverse, because accidents happen.
+UNSURE = 1.5  # A factor this close to 1, in deviations × √(weight of a batch), may differ from it by chance.
+UNSURE_FOR = 20  # UNSURE applies until a queue's slots have run this many batches each. Then the line is known.
+STRAY = 2.0  # A batch counts as at most its slot's factor times this, and at least the factor divided by this.
 
 
 def weight_of(deviation: float, batches: float) -> float:
-    """Return the weight of a slot's newest batch after `batches`, given the deviation of run times relative to their mean."""
+    """Return the weight of a slot's newest batch, given the number of batches before it and the deviation of run times relative
+    to their mean."""
     ratio = (ERROR / max(deviation, LEAST_DEVIATION)) ** 2
     return max(1.0 / (batches + PRIOR), min(MOST_WEIGHT, 2.0 * ratio / (1.0 + ratio)))
 
 
 def position_of(raw: float) -> int:
-    """Return the index in FACTORS of the one closest to a measured factor."""
+    """Return the index of the value in FACTORS that is nearest to a measured factor."""
     steps = math.floor(math.log(raw) / STEP + 0.5)
     return min(max(steps - LOWEST, 0), len(FACTORS) - 1)
 
@@ -54,7 +55,7 @@ class _Known(msgspec.Struct):
 
 
 class SlotFactors:
-    """Factors of the slots at home in one queue. Other slots count as average."""
+    """Factors of one queue's home slots. Other slots count as average."""
 
     __slots__ = ("_known", "_scale", "_slots", "counts")
 
@@ -71,7 +72,7 @@ class SlotFactors:
         return self._known.keys()
 
     def keep(self, slots: int, workers: Collection[str], departures: int) -> None:
-        """Set the number of slots at home, and their workers. What was learnt about other workers is forgotten."""
+        """Set the number of home slots, and their workers. What was learnt about other workers is forgotten."""
         self._slots = slots
         for worker in [worker for worker in self._known if worker not in workers]:
             self._count(self._known.pop(worker).position, -1)
@@ -84,7 +85,7 @@ class SlotFactors:
         self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
     ) -> None:
         """Learn from a run how fast its slot is relative to others, and how long batches take on a slot of factor 1 (`line`).
-        `doubt` multiplies the deviation of its run time."""
+        The deviation of run times is multiplied by `doubt`."""
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
             self.observe(worker, seconds / foretold, doubt * line.deviation / foretold, departures)
@@ -114,7 +115,7 @@ class SlotFactors:
         return FACTORS[USUAL if known is None else known.position] * self._scale
 
     def standing(self, worker: str, departures: int) -> tuple[float, int]:
-        """Return a slot's factor, and the number of departures since one of its own batches came back."""
+        """Return a slot's factor, and the number of departures since its last batch came back."""
         known = self._known.get(worker)
         return self.of(worker), 0 if known is None else departures - known.ran_at
 
@@ -150,7 +151,7 @@ SEEN = 2.0  # Weight of nearly full batches from which they are trusted more tha
 LEAST = 12.0  # Weight of nearly full batches from which the pace may count as measured.
 TOLERANCE = 0.1  # Largest relative error, with 95 % confidence, of a pace that counts as measured.
 KEPT_TOLERANCE = 0.15  # Relative error at which a pace no longer counts as measured. It is larger to avoid flapping.
-CONFIDENCE = 2.5  # Standard errors in a 95 % confidence interval for a few values, whose spread is uncertain as well.
+CONFIDENCE = 2.5  # Standard errors in half a 95 % confidence interval of a few values, whose spread is uncertain, too.
 DOUBT = 0.5  # Possible error of the seconds added to a batch that wasn't quite full, as a share of these seconds.
 
 
@@ -196,7 +197,7 @@ class SlotPace:
         self._full, self._shift = (
             Average(DECAY),
             Average(DECAY),
-        )  # Times of nearly full batches as if full; what was added.
+        )  # Times of nearly full batches, if full; seconds added for that.
         self._run: list[float] = []  # The latest of these times, if all are far from the mean on the same side.
 
     def warmed(self, runs: Sequence[WarmUpRun]) -> None:

@@ -7,27 +7,28 @@ method for detecting all defective members in a population by group testing", JA
               └──fails──▶ the half contains the culprit, and is halved; the rest may again be good or bad
 
 Entries that may be good or bad go back to their caller's *quarantine*. They run there together, along with new entries if the caller
-runs apart. A batch with several callers is cut between two of them, those with most entries first, so that innocent callers are
-answered before anything is halved. An entry is never given up by inference: each runs alone first.
+runs apart. A batch with several callers is cut between two of them, with the callers that have most entries first, so that
+innocent callers are answered before anything is halved. An entry is never given up by inference: each runs alone first.
 
-Quarantines and halves get what the tier queues leave of the GPUs. While the tier queues have a batch to run, each caller with a
-quarantine gets a tenant's fair share, or part of it if it has recently had culprits. Quarantines and halves take turns by GPU time.
+Quarantines and halves get the GPU time that the tier queues leave. While the tier queues have a batch to run, each caller with
+a quarantine gets a tenant's fair share, or part of it if it has recently had culprits. Quarantines and halves take turns by GPU
+time.
 
 Lines of bulk jobs are searched by the process that sent them (`headway.bulk.seat_runner`), so that they never make anybody else's
 entry suspect:
 
     a batch failed ──▶ the lines of each tenant: whole once more, then in halves, then alone ──▶ to blame, or answered
 
-Both halves run at the same time, because nobody waits for the result. A tenant with a bad line runs apart until CLEAN of its lines
-have succeeded, and twice as many after each further bad line, so that not every bad line costs others a batch. A tenant with large
-outputs also runs apart, because all entries of a batch wait while its outputs are copied. If a batch has killed its worker, the lines
-of its tenants are held back for a while, because the model must load again.
+Both halves run at the same time, because nobody waits for the result. A tenant with a bad line runs apart until CLEAN of its
+lines have succeeded. This number doubles with each further bad line, so that not every bad line costs others a batch. A tenant
+with large outputs also runs apart, because all entries of a batch wait while its outputs are copied. If a batch has killed its
+worker, the lines of its tenants are held back for a while, because the model must load again.
 
 Culprits are not run again for a while, and their callers run apart. A caller is a tenant and the user on whose behalf it sends
-requests or, without keys, a client's address. It runs apart, in batches of its own, until APART_SECONDS after its last input that
-failed alone. The more often its inputs fail, the smaller these batches are. A caller also runs apart if its output was left out of a
-batch whose outputs were too large together, so that others needn't wait for their transfer. Its batches are then as large as the
-outputs allow."""
+requests or, without keys, a client's address. It runs apart, which means in batches of its own, until APART_SECONDS after its
+last input that failed alone. The more often its inputs fail, the smaller these batches are. A caller also runs apart if its
+output was left out of a batch whose outputs were too large together, so that others needn't wait for their transfer. Its
+batches are then as large as the outputs allow."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def best_group(share: float, each: float) -> float:
     """Return how many inputs to run together so that each answer costs the least GPU time, if a `share` of the inputs is bad.
 
     A batch of n takes α + βn. About n·share of the batches fail, and are halved: log₂ n + 1 more runs, of 2n inputs in total. So an
-    input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is smallest at this n. 0 < `share` ≤ 1; `each` is β/α."""
+    input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is smallest at the n returned. 0 < `share` ≤ 1; `each` is β/α."""
     searched = share / math.log(2.0)
     return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
 
@@ -102,13 +103,13 @@ class Culprits:
 
     def __init__(self) -> None:
         self._callers: dict[CallerKey, _Caller] = {}  # Callers, starting with the one whose last culprit is oldest.
-        self._known: dict[str, dict[bytes, _Known]] = {}  # By tenant, oldest first: until when, generation, error.
+        self._known: dict[str, dict[bytes, _Known]] = {}  # By tenant and digest, oldest first: end, generation, error.
         self._generation = 0.0
         self.active = False  # True if there are any. A plain attribute, because it is read for each entry.
 
     def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
-        """Record that an input failed alone, with the error for its sender. If `killed`, it killed its worker in several runs. The
-        workers may have changed since its last run started, at `left_at`."""
+        """Record that an input failed alone, with the error for its sender. `killed` is True if it killed its worker in several
+        runs. `left_at` is when its last run started; the workers may have changed since then."""
         self._set_apart(caller_of(entry), now)
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
@@ -143,7 +144,8 @@ class Culprits:
         return caller
 
     def ran(self, key: CallerKey, count: int, clean: bool) -> None:
-        """Record a run of `count` inputs of a caller that weren't suspected before."""
+        """Record a run of `count` inputs that a caller sent and that weren't suspected before. `clean` is False if the run
+        failed."""
         caller = self._callers.get(key)
         if caller is not None:
             caller.ran += count
@@ -172,7 +174,8 @@ class Culprits:
         return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
 
     def knows(self, entry: Entry, now: float) -> str | None:
-        """Return the first error of an identical input of the tenant that failed alone in the last KNOWN_SECONDS, or None."""
+        """Return the error of the tenant's identical input that failed alone in the last KNOWN_SECONDS, or None if there was
+        none."""
         inputs = self._known.get(entry.tenant)
         if not inputs or not entry.caller:
             return None
@@ -195,11 +198,11 @@ class Culprits:
         self.active = bool(self._callers or self._known)
 
 
-# Kinds of groups: runs ahead of all others; half of a batch with a culprit; perhaps clean; waits for a half's outcome.
+# Kinds: FIRST runs before all others, HALF is half of a batch with a culprit, QUARANTINE may be clean, REST waits for a half.
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
 QUARANTINED_ATTEMPTS = 1  # Attempts of all entries of a quarantine once one of them has run.
 LEAST_COST = 0.001  # Shortest run in seconds for the accounts below, so that unmeasured runs cost something.
-APART_PRICE = 4.0  # Price of a GPU second for a caller with recent culprits while others wait. It gets a quarter share.
+APART_PRICE = 4.0  # Price of a GPU second for a caller with recent culprits while others wait: it gets a quarter share.
 SEARCH_PRICE = 3.0  # Seconds that quarantines get for each second of halves while both wait, so that new work runs.
 MOST_CREDIT = 2.0  # GPU time, in full batches, that groups may save up while the tier queues go first.
 CLEAN = 64  # Lines of a tenant that must succeed after its first bad one before its lines run with others again.
@@ -227,12 +230,13 @@ class Group(msgspec.Struct, eq=False):
     hung: bool = False  # True if their last run was stopped at the GPU deadline.
 
     def open_at(self, worker: str, others: bool) -> float:
-        """Return when `worker` may take the entries: later if they failed on this worker and there are `others`."""
+        """Return when `worker` may take the entries. If they failed on this worker and there are `others`, it may take them
+        only later."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
 class Choice(msgspec.Struct):
-    """What a free worker takes: a group ahead of all others, a group in turn, and the time to look again."""
+    """Work for a free worker: a group that goes before all others, a group whose turn it is, and the time to look again."""
 
     first: Group | None = None
     turn: Group | None = None
@@ -266,7 +270,8 @@ class Suspects:
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Add entries to their caller's quarantine. It is ready no later than `like`, or at once if it now has `full` members."""
+        """Add entries to their caller's quarantine. The quarantine is ready no later than `like`, or at once if it now has
+        `full` members."""
         quarantine = self._quarantines.get(caller)
         if quarantine is None:
             quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
@@ -283,7 +288,7 @@ class Suspects:
         self._place(quarantine, members)
 
     def unknown(self, members: list[QueuedEntry], like: Group, size: Callable[[CallerKey], int]) -> None:
-        """Put entries that may be good or bad into their callers' quarantines."""
+        """Put entries that may be good or bad into their caller's quarantine or, for several callers, into one new group."""
         if not members:
             return
         callers = {caller_of(member.entry) for member in members}
@@ -345,7 +350,7 @@ class Suspects:
         group.members.remove(queued)
         if not group.members:
             self._drop(group)
-            if group.rest is not None:  # The culprit may have left.
+            if group.rest is not None:  # The removed entry may have been the culprit.
                 self.unknown(self.let_go(group.rest), group, size)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
@@ -470,7 +475,8 @@ class LineSuspects:
         return False
 
     def failed(self, tenant: str, lines: Sequence[Line], cause: Cause, size: int) -> list[Sequence[Line]]:
-        """Record that a batch of `size` entries failed with some of a tenant's lines. Returns the groups in which they run again."""
+        """Record the failure of a batch of `size` entries that contained these lines of a tenant. Returns the groups in which
+        the lines run again."""
         first, sender = lines[0], self._sender(tenant)
         for line in lines:
             sender.suspects += line.failures == 0
@@ -509,8 +515,8 @@ class LineSuspects:
 
 
 def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
-    """Return the seconds before groups of lines run again. A single group waits longer after each failure, longest for a failing
-    API."""
+    """Return the seconds before groups of lines run again. A single group waits longer after each failure. The wait grows
+    fastest if a remote API fails."""
     failures = groups[0][0].failures if len(groups) == 1 else 1
     pause = backoff(failures, rng)
     return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause
@@ -522,7 +528,7 @@ def last_moment(suspect: QueuedEntry) -> float:
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Return a failed batch, sorted by callers (those with most entries first), and where to cut it: between two callers if possible."""
+    """Sort a failed batch by caller, most entries first. Return it and where to cut it: between two callers if possible."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2

@@ -1,4 +1,4 @@
-"""Tenants that take turns, each with items in order. For everything except a queue's entries (see `fair_queue.py`)."""
+"""Tenants that take turns, each with items in order. Queue entries use `fair_queue.py` instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class TenantTurns(Generic[T]):
-    """Waiting items by tenant. True if there are any."""
+    """Waiting items by tenant. Truthy if there are any."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[T]] = {}  # Non-empty deques, starting with that of the tenant whose turn it is.

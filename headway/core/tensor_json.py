@@ -1,5 +1,5 @@
-"""Tensors in JSON: from nested arrays to bytes and back. The brackets and commas of a text are compared with the shape as a whole.
-The numbers between them are read PAGE at a time, so that there is never more than a page of Python numbers."""
+"""Tensors in JSON: from nested arrays to bytes and back. To check a text's shape, all its brackets and commas are compared at
+once. The numbers between them are read PAGE at a time, so that there is never more than a page of Python numbers."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def shape_of(text: bytes) -> tuple[int, ...]:
 
 
 def write(value: Octets, *, strict: bool = True) -> bytes:
-    """Return packed tensors as JSON: nested arrays, in an object by name if there are several. Raises NoTensors if they are
-    damaged. JSON has no NaN or infinity: these raise NoTensors if `strict`, and otherwise become null."""
+    """Return packed tensors as JSON: a single one as nested arrays, several as an object with such arrays by name. Raises
+    NoTensors if they are damaged. JSON has no NaN or infinity: these raise NoTensors if `strict`, and otherwise become null."""
     return b"".join(pieces(value, strict=strict))
 
 
@@ -292,7 +292,7 @@ def _text(element: bytes, name: str, strict: bool) -> bytes:
 def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
     """Return True if nested arrays have a shape, judging by the brackets and commas of their text."""
     if count_of(shape) == 0 or _has_empty(text):
-        bare = text.translate(None, _BLANK)  # An empty axis hides those inside it.
+        bare = text.translate(None, _BLANK)  # An empty axis hides the axes inside it.
         return 0 in shape and (bare == b"[]" or _is_skeleton(bare, shape[: list(shape).index(0) + 1]))
     return _is_skeleton(bare, shape)
 
@@ -371,7 +371,8 @@ def _pages(text: bytes) -> Iterator[bytes]:
 
 
 def _placed(exc: Exception, place: int) -> str:
-    """Return a decoder's message, with the position in the whole data rather than in the page."""
+    """Return a decoder's message, with an element's position in the page replaced by its position in the whole data. `place` is
+    where the page begins."""
     return re.sub(r" - at `\$\[(\d+)\]`", lambda match: f", at element {place + int(match[1])}", str(exc))
 
 
@@ -407,7 +408,7 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
             raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of unequal lengths")
         sizes.append(len(layer[0]))
         layer = [part for outer in layer for part in outer]
-    shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # An empty axis hides those inside it.
+    shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # An empty axis hides the axes inside it.
     if tuple(sizes) not in (shown, (count_of(shape),)):
         raise NoTensors(
             f"the data of the input {quoted(name)} are of shape {shown_shape(sizes)}; expected shape {shown_shape(shape)}"
@@ -512,7 +513,8 @@ def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorS
 
 
 def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
-    """Parse a short vector, or a few short rows. Returns shape, True if it is a single row, and data. None if it is anything else."""
+    """Parse a short vector, or a few short rows. Returns the shape, True if it is a single row, and the data. Returns None for
+    any other text."""
     if len(spec.shape) != 1 or spec.datatype not in _TYPECODES:
         return None
     reader, nested = _READERS[spec.datatype]

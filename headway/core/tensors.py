@@ -4,11 +4,11 @@
     header: msgpack of [single, [[name, datatype, shape], …]]
     data of each tensor in turn
 
-Each tensor's data begin at a multiple of ALIGNED bytes. Gaps, and the end after the last data, are filled with zeros. Numbers are
-little-endian, in row-major order. Elements of a BYTES tensor are in the binary form of the Open Inference Protocol: each follows its
-length, which takes 4 bytes, little-endian. A tensor of JSON contains JSON texts in that form. The first axis of each shape counts
-the rows, and has the same length in all tensors of a value. `single` marks a value with one row whose reader doesn't expect a row
-axis. JSON leaves it out.
+Each tensor's data begin at a multiple of ALIGNED bytes. Gaps, and the end after the last data, are filled with zeros. Numbers
+are little-endian, in row-major order. Elements of a BYTES tensor are in the binary form of the Open Inference Protocol: each
+follows its length, which takes 4 bytes, little-endian. A tensor of JSON contains JSON texts in that form. The first axis of
+each shape counts the rows, and has the same length in all tensors of a value. `single` marks a value with one row whose reader
+doesn't expect a row axis. In JSON, this axis is left out.
 
 Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data"."""
 
@@ -36,7 +36,7 @@ ALIGNED = 16
 LENGTH_BYTES = 4
 MOST_TENSORS = 64  # Limit on the number of tensors in a value.
 MOST_AXES = 32  # Limit on the axes of a tensor.
-MOST_ELEMENTS = 1 << 16  # Limit on the BYTES elements in a request. Even an empty one takes far longer than numbers.
+MOST_ELEMENTS = 1 << 16  # Limit on the BYTES elements in a request. Even an empty one takes far longer than a number.
 _SHORT = 1024  # Headers of up to this many bytes are cached.
 _MOST_SHOWN = 8
 _NAME = attrgetter("name")
@@ -121,7 +121,7 @@ def header_of(value: Octets) -> Header:
 
 
 def opening_of(content: bytes) -> bytes:
-    """Return the bytes before the data in packed tensors. They are the same for the same headers. Empty if they are long."""
+    """Return the bytes before the data in packed tensors. They are the same for the same headers. b"" if they are long."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     return bytes(content[: end + -end % ALIGNED]) if end < _SHORT else b""
 
@@ -273,7 +273,7 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
 
 
 def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
-    """Return True if a row fits a shape, in which -1 stands for any size."""
+    """Return True if a row fits a shape, in which -1 allows any size."""
     return len(row) == len(shape) and all(want in (-1, got) for want, got in zip(shape, row, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The throttle: limits the lowest tier to what the others leave of the fleet's capacity.
+"""The throttle: limits the lowest tier to the capacity of the fleet that the other tiers leave.
 
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
     share = the part of it, in entries per second, that one gateway lets in
@@ -13,16 +13,17 @@ The throttle is a token bucket rather than GCRA. Both are the same rule (ITU-T I
 rate changes. `SharedBucket` is a token bucket that tenants share evenly.
 
     level of a tenant   what it took and hasn't worked off yet; tenants work theirs off at speeds in proportion to their weights
-    level               of all together; it falls at the rate, whoever asks, so that no token is lost
+    level               sum over all tenants; it falls at the rate, whoever asks, so that no token is lost
 
 A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a burst and then the rate. Of n
 tenants that want all they can get, each ends up with a share of 1/(n + 1), and the next tenant finds room (see
-`core/queue_limits.py`). A tenant without a level may take more, up to MOST, so that one that asks for less than its part of the rate
-is always let in.
+`core/queue_limits.py`). A tenant without a level may take more, up to MOST. So if it asks for less than its part of the rate,
+it is always let in.
 
-A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is. Working
-off is generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): each tenant has
-the virtual instant at which it will be done, and the clock runs the slower the more weight there is."""
+A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is.
+Levels are worked off by generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on
+Networking, 1993): each tenant has a virtual instant at which it will be done. The more weight there is, the slower the virtual
+clock runs."""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ import msgspec
 from headway.model import Capacity
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})  # All tenants have weight 1.
-ROUNDING = 1e-9  # Part of a burst by which rounding alone may move a level.
+ROUNDING = 1e-9  # Part of a burst by which mere rounding may change a level.
 FULL = 2.0  # Level of all tenants, in bursts, up to which a tenant with a level may take more.
 MOST = 4.0  # Level of all tenants, in bursts, up to which a tenant without a level may take.
 LEAST_REFILL = 0.1  # Smallest rate, in tokens per second, for computing waits.
-STALE = 64  # Outdated places in the order of tenants before they are swept.
+STALE = 64  # The order of tenants may contain this many outdated places before it is swept.
 
 
 class SharedBucket:
@@ -89,7 +90,8 @@ class SharedBucket:
             self._set(tenant, own - count / self.burst)
 
     def set_rate(self, rate: float, burst: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Set the tokens per second and per burst, and tenants' weights, at most 1. An infinite rate forgets all levels."""
+        """Set the rate in tokens per second, the tokens of a burst, and tenants' weights, at most 1. An infinite rate forgets
+        all levels."""
         self._work_off(now)
         self.rate, self.burst = rate, burst
         if rate == math.inf:
@@ -154,8 +156,8 @@ MOST_TENANTS = 1000  # Limit on tenants that are counted separately. All others 
 MOST_TOLD = 16  # Limit on tenants whose averages are reported.
 LEAST_RATE = 0.01  # Arrivals per second below which a tenant is forgotten.
 OTHER_TENANTS = ""  # Name for all further tenants. No tenant has it.
-BURST_SECONDS = 1.0  # Seconds' worth of the rate that may come at once.
-LEAST_BURST = 10.0  # Requests that may come at once however low the rate, which is a rough average over a second.
+BURST_SECONDS = 1.0  # As much as the rate gives in this many seconds may come at once.
+LEAST_BURST = 10.0  # At least this many requests may come at once, however low the rate, which is a rough average.
 DEALT = 0.1  # Part of the room that is divided evenly among all gateways.
 LEAST_WEIGHT = 0.01  # Minimum weight of a tenant at a gateway, so that what it took there is worked off in time.
 AVERAGED = 1.0  # Time constant in seconds of the averages of arrivals.
@@ -233,7 +235,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return this gateway's share of the arrivals of each tenant that also uses others, from LEAST_WEIGHT to 1."""
+    """Return this gateway's share of the arrivals of each tenant that also uses other gateways, from LEAST_WEIGHT to 1."""
     elsewhere = _together(others)
     return {
         tenant: max(rate / (rate + elsewhere[tenant]), LEAST_WEIGHT)
@@ -278,7 +280,7 @@ class Throttle:
     __slots__ = ("_bucket", "_counted_at", "_tenants", "higher", "least_seconds", "lowest", "rates")
 
     def __init__(self) -> None:
-        self.higher = 0  # Arrivals of higher tiers since the last `count` that needed a run; kept by the gateway.
+        self.higher = 0  # Arrivals of higher tiers that needed a run, since the last `count`. Set by the gateway.
         self.lowest = 0  # Arrivals of the lowest tier since then.
         self.least_seconds = 0.0  # See Capacity. An entry with less time isn't demand, as no fleet could answer it.
         self.rates = ArrivalRates()  # Averages of recent arrivals.
@@ -297,22 +299,22 @@ class Throttle:
         return self._bucket.burst
 
     def admit(self, tenant: str, now: float, count: int = 1, demand: int | None = None) -> float:
-        """Let in `count` entries of a tenant and return 0, or refuse all and return the seconds until they would be let in. More
-        than `burst` entries are never let in. `demand` entries count as arrivals; None for all."""
+        """Let in `count` entries of a tenant and return 0, or refuse them all and return the seconds until they would be let
+        in. More than `burst` entries are never let in. `demand` entries count as arrivals; None for all."""
         counted = count if demand is None else demand
         self.lowest += counted
         self._tenants.add(tenant, counted)
         return self._bucket.take(tenant, count, now)
 
     def give_back(self, tenant: str, demand: int = 1) -> None:
-        """Take back an entry that was let in but needed no run, and had counted as `demand` arrivals."""
+        """Take back an entry that was let in and counted as `demand` arrivals, but needed no run."""
         self.lowest -= demand
         self._tenants.add(tenant, -demand)
         self.refund(tenant)
 
     def refund(self, tenant: str, count: int = 1) -> None:
-        """Return the tokens of entries that were let in here, but refused by the broker or not offered. Otherwise too few would be
-        let in at the few moments when there is time for another entry, and batches would not be full."""
+        """Return the tokens of entries that were let in here, but refused by the broker or not offered. Otherwise, too few
+        would be let in even if there is time for more, and batches would not be full."""
         self._bucket.give_back(tenant, count)
 
     def set_rate(self, rate: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:

@@ -1,11 +1,11 @@
 """Traces: the W3C header fields `traceparent` and `tracestate`, the traces that entries carry, and the sampling of requests.
 
-A malformed `traceparent` is ignored, and the request begins a new trace. A `tracestate` counts only next to a valid `traceparent`.
+A malformed `traceparent` is ignored, and the request begins a new trace. A `tracestate` counts only with a valid `traceparent`.
 
 Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio make
 the same decision about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a
-geometric distribution, so that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled
-request gets an id that ends below the bound."""
+geometric distribution, so that all have the same chance). Requests are numbered, so skipping one costs only a comparison. A
+sampled request gets a trace id that this ratio samples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_trace_state(value: bytes) -> str:
 
 
 def _within(members: list[bytes], most: int) -> list[bytes]:
-    """Drop members until the rest fit into `most` characters in total. Long members go first, then the last ones, the oldest."""
+    """Drop members until the rest fit into `most` characters in total. Long ones are dropped first, then the last (oldest)."""
     for least in (LONG_MEMBER, 0):
         for at in range(len(members) - 1, -1, -1):
             if sum(map(len, members)) + len(members) - 1 <= most:
@@ -102,19 +102,19 @@ def trace_id_of(packed: bytes) -> str:
 
 
 _ALL = 1 << 64
-_MOST_LEFT_OUT = 1 << 62  # Limit on the requests that are skipped in one draw.
+_MOST_LEFT_OUT = 1 << 62  # Limit on the requests that one draw skips.
 
 
 class Sampler:
-    """Samples a share (0 to 1) of the traces for which the decision is made here. If it `follows`, it adopts the decision of the
-    parent span that a request names. `bits(n)` returns n random bits."""
+    """Samples a share (0 to 1) of the traces for which the decision is made here. If `follows`, a request that names a parent
+    span gets the decision made for that span. `bits(n)` returns n random bits."""
 
     __slots__ = ("_bits", "_bound", "_follows", "_left_out", "_ratio", "due")
 
     def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
         self._ratio, self._follows, self._bits = ratio, follows, bits
         self._bound = round(ratio * _ALL)
-        # Number of the next sampled request that names no parent. `draws` need not be called for earlier requests.
+        # `due` is the number of the next sampled request that names no parent. `draws` need not be called before.
         self._left_out, self.due = self._draw(), 1 + self._draw()
 
     def draws(self, number: int) -> bool:
@@ -149,7 +149,7 @@ class Sampler:
         return min(int(math.log(share) / math.log1p(-self._ratio)), _MOST_LEFT_OUT)
 
     def first(self) -> TraceContext:
-        """Return the context of the first span of a new trace. Its id ends below the bound."""
+        """Return the context of the first span of a new trace, with a trace id that the ratio samples."""
         low = self._bits(64) * self._bound >> 64
         return TraceContext((self._bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
 

@@ -1,5 +1,5 @@
 """Values, from their JSON text and back; see `headway.model.Value`. A JSON text is validated, but only the worker that runs the input
-builds objects: a text of 1 MB may stand for half a million of them, and creating and freeing these would block everybody else."""
+builds objects: a text of 1 MB may contain half a million of them, and creating and freeing these would block everybody else."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")  # Escape of U+0000, or perhaps of half a surrogate pair.
 _GOOD = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000).{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
-)  # Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000.
+)  # Valid JSON up to the first escape of U+0000, or of half of a surrogate pair.
 _LONGEST_ESCAPE = 12
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = b"0" * 200  # A number with this many digits may be out of range even if its exponent has only two digits.
 # Number without its sign that may be out of range.
 _EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.]++[eE]\+?[0-9]{3,}+)")
 MOST_DIGITS = 4300  # Limit on the digits of an integer that Python parses.
-MOST_EXTREME = 1000  # Number of extreme numbers in a value that are checked on admission. The worker checks any others.
+MOST_EXTREME = 1000  # Limit on the extreme numbers of a value checked on admission. The worker checks the rest.
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
@@ -37,7 +37,7 @@ _read_text = msgspec.json.Decoder(str).decode
 
 
 class NoValue(ValueError):
-    """The JSON text isn't an acceptable value. Says why."""
+    """The JSON text isn't an acceptable value. The message says why."""
 
 
 _LONE_REASON = "contains a lone surrogate, which is not text"
@@ -93,8 +93,8 @@ def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[in
 
 
 def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
-    """Return the members of a JSON object without decoding them. Raises msgspec.MsgspecError if the text isn't an object, and NoValue
-    if it has a number out of range, more extreme numbers than are checked, or more levels than `deepest`."""
+    """Return the members of a JSON object without decoding them. Raises msgspec.MsgspecError if the text isn't an object, and
+    NoValue if it has a number out of range, over MOST_EXTREME extreme numbers, or more levels than `deepest`."""
     members = _read_members(text)
     if _check_numbers(text) > MOST_EXTREME:
         raise NoValue(f"contains more than {MOST_EXTREME} numbers so large or long that each needs a check")
@@ -152,8 +152,9 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return a value that was accepted before the model was known to take tensors, as tensors. Raises NoTensors if it doesn't fit. A
-    string may be tensors as JSON or, if the model's only input is a single string, plain text; `Predict` over gRPC sends either."""
+    """Return the tensors in a value that was accepted before the model was known to take tensors. Raises NoTensors if it
+    doesn't fit. A string may be tensors as JSON or, if the model's only input is a single string, plain text; `Predict` over
+    gRPC sends either."""
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
     parsed = value
     if isinstance(value, str) and not takes_text:
@@ -223,7 +224,7 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Raise NoValue for a number out of range. Returns the number of extreme ones. Stops, unchecked, at MOST_EXTREME + 1."""
+    """Count the extreme numbers, up to MOST_EXTREME + 1. Raises NoValue if one of the first MOST_EXTREME is out of range."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0

@@ -1,9 +1,10 @@
 """Choice of the model version that answers a request: the one that the client names, or one drawn by weight.
 
-A version is there if it has a worker, and live if one of its workers is healthy. Live and cold versions are drawn by their weights,
-and cold ones are loaded when drawn. Without any weights, each live version is drawn in proportion to its healthy slots. A version
-with weight 0 drains, and gets no new requests. If only some versions have a weight, the others get only requests that name them. If
-all weights are 0, they only exclude versions, and the others share by slots. If none is left, the excluded versions serve."""
+A version is there if it has a worker, live if one of its workers is healthy, and cold if its model isn't loaded. Live and cold
+versions are drawn by their weights, and cold ones are loaded when drawn. Without any weights, each live version is drawn in
+proportion to its healthy slots. A version with weight 0 drains, and gets no new requests. If only some versions have a weight,
+the others get only requests that name them. If all weights are 0, the versions without a weight are drawn by their slots. If
+there are none, the versions with weight 0 serve."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def read_weights(text: str) -> Weights:
 
 
 class Versions:
-    """Versions of one model, as seen by a gateway. `slots` has the slots of live and cold versions, and `there` all versions."""
+    """Versions of one model, as a gateway sees them. `slots` has the number of healthy slots of each live or cold version.
+    `there` has all versions with workers."""
 
     __slots__ = ("_bounds", "_drawn", "_there", "_weights", "only")
 
@@ -73,7 +75,7 @@ class Versions:
         return version in self._there and self._weights.get(version) != 0.0
 
     def drawn(self, position: float) -> str:
-        """Return the version for a request that names none. `position` is evenly distributed over [0, 1)."""
+        """Return the version for a request that names none. `position` is drawn uniformly from [0, 1)."""
         if not self._drawn:
             return ""
         return self._drawn[min(bisect_right(self._bounds, position * self._bounds[-1]), len(self._drawn) - 1)]

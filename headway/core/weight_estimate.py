@@ -1,7 +1,8 @@
-"""Weight of an input by a function of the target, estimated from the input's length.
+"""Estimate of the weight that a function of the target gives an input, from the input's length.
 
-The function runs next to the target, which is too late for the queue. So the queue estimates weights by a line, weight = a + b ·
-octets, fitted to past results. Octets are bytes of UTF-8; in any script, a tokenizer cuts these more evenly than characters."""
+The function runs next to the target, which is too late for the queue. So the queue estimates weights by a line that is fitted
+to past results: weight = a + b · octets. Octets are bytes of UTF-8; in any script, a tokenizer cuts these more evenly than
+characters."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
 
 
 class WeightEstimate:
-    """What one process knows about a weight function. Its line is fitted by least squares with decaying weights, and raised so that a
-    full batch (at most `max_batch` inputs) rarely exceeds `most`, the limit on its weight (0 for none)."""
+    """One process's estimate of a weight function. The line is fitted by least squares with decaying weights, and raised so
+    that a full batch (at most `max_batch` inputs) rarely exceeds `most`, the limit on its weight (0 for none)."""
 
     def __init__(self, function: str, most: int, max_batch: int) -> None:
         self.function, self.most = function, most

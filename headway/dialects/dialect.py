@@ -35,7 +35,7 @@ class BadMetadata(Exception):
 
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
     """One request to a remote API; a GET if the body is empty. `headers` are sent in addition to the headers common to all
-    requests. `place` is a URL or gRPC method; if empty, the one used for batches."""
+    requests. `place` is a URL or gRPC method; empty means the one for batches."""
 
     body: bytes
     headers: Mapping[str, str] = JSON_BODY
@@ -67,7 +67,7 @@ class Dialect(msgspec.Struct, frozen=True):
     def decode(self, body: Body, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()) -> list[ItemResult]:
         """Decode an answer into one result for each of the `expected` inputs, in order. A bad output fails only its own input.
         If the API reports one token count for the whole batch, the first result gets it. Raises NoOutputs if the number of
-        outputs is wrong, or the answer doesn't say which inputs they belong to.
+        outputs is wrong, or the answer doesn't say which input each output belongs to.
 
         `json_bytes` is the length of the JSON if binary data follow it, or -1 if unknown. `rows` has the number of rows of each
         input (0 without a row axis); it is empty if no input has a row axis."""
@@ -101,7 +101,7 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 def needs_model(name: str, model: str) -> str:
-    """Return the remote model's name. Raises SettingError if it is empty, because the dialect `name` requires it."""
+    """Return the remote model's name. Raises SettingError if it is empty, because the dialect `name` needs one."""
     if not model:
         reason = f"is empty, but every request in the dialect {name} must name a model"
         raise SettingError("remote_model", model, reason, "Set it to the remote model's name.")
@@ -125,7 +125,7 @@ _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
-    """Return a list's undecoded elements. Raises NoOutputs unless there are `expected`, msgspec.DecodeError for bad JSON."""
+    """Return a list's undecoded elements. Raises NoOutputs if their number is wrong, or msgspec.DecodeError for bad JSON."""
     if first_character(content) != "[":
         raise NoOutputs(f"{kind_of(content)} instead of a list")
     try:

@@ -1,7 +1,7 @@
 """Table of all dialects, the choice of a dialect for a URL, and the dialects for plain JSON and for OpenAI's API.
 
-In OpenAI's dialects, an output is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters apply to
-the whole request; those that would change the number or the form of the outputs are not sent.
+In OpenAI's dialects, an output is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters
+apply to the whole request. Parameters that would change the number or the form of the outputs are not sent.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _embedding(raw: msgspec.Raw) -> ItemResult:
     return ItemResult(bytes(numbers).strip())
 
 
-MEMBERS = ("outputs", "results", "predictions")  # Members that may contain the list. The first one present counts.
+MEMBERS = ("outputs", "results", "predictions")  # Members that may contain the list. The first one present is used.
 _NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 
@@ -284,8 +284,8 @@ DIALECTS: Mapping[str, type[Dialect]] = {
 
 
 def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
-    """Return the API at a URL, which has no credentials. `name` is the name of the dialect, or AUTO. `model` is the remote model's
-    name, or empty. Raises SettingError if the URL or the model doesn't fit the dialect."""
+    """Return the API at a URL. The URL must not contain credentials. `name` is the name of the dialect, or AUTO. `model` is the
+    remote model's name, or empty. Raises SettingError if the URL or the model doesn't fit the dialect."""
     parts = urlsplit(url)
     chosen = _implied_by(parts.scheme, parts.path) if name == AUTO else name
     kind = DIALECTS[chosen]

@@ -1,9 +1,9 @@
-"""Large answers. They are made and sent piece by piece, in turns of the event loop.
+"""Large answers. They are made and sent piece by piece, over several turns of the event loop.
 
     make ──▶ make ──▶ … ──▶ header ──▶ send ──▶ send ──▶ … ──▶ next request
                                         └── the client reads too slowly: wait until it has read everything ──▶ send
 
-Each piece is quick to make, and an output is freed once its pieces are made. Because making a piece may fail, the whole answer is
+Each piece is quick to make, and an output is freed once its pieces are made. Making a piece may fail, so the whole answer is
 made before its first byte is sent.
 """
 
@@ -30,7 +30,7 @@ from headway.runtime.fair_turns import FairTurns
 
 PIECE = 1 << 18  # Size of one piece of a large output, in bytes or characters.
 
-HOLE = secrets.token_hex(16)  # Placeholder for an output that is written in pieces. Random, so that no output has it.
+HOLE = secrets.token_hex(16)  # Placeholder for an output that is written in pieces. Random, so no output contains it.
 
 ELSEWHERE = "the Open Inference Protocol has it (`binary_data`, at /v2/models/MODEL/infer)"
 """End of the error message about an output that JSON can't represent."""
@@ -154,8 +154,8 @@ WORTH_SENDING = 1 << 16  # Minimum average size in bytes for sending pieces sepa
 
 class LargeAnswer:
     """The body of a large answer. `room` is the quota for the outputs of a request with several inputs, or None for a single
-    input. `length` is the number of bytes made but not yet sent. `total` is the length of the complete body, or 0 until all of
-    it is made. `left_since` is the monotonic time since which the client has been slow to read, or 0.0."""
+    input. `length` is the number of bytes made but not yet sent. `total` is the length of the complete body, or 0 until the
+    whole body is made. `left_since` is the monotonic time at which the client first left a piece unread, or 0.0."""
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
 

@@ -88,8 +88,8 @@ ParsedBody = tuple[str | None, Value | list[Value], bytes, str]  # Model or None
 
 def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], ParsedBody]:
     """Return a function that decodes a JSON body with a single input of any JSON type, or with several; see `Codec.read_value`.
-    `kind` is a msgspec Struct with `model`, `version`, `model_version`, and (as Raw, ABSENT by default) `input`, `inputs` and
-    `parameters`. Members that the route doesn't accept are ClassVars."""
+    `kind` is a msgspec Struct with `model`, `version`, `model_version`, `input`, `inputs` and `parameters`. The last three are
+    Raw, and ABSENT by default. Members that the route doesn't accept are ClassVars."""
     limit = min(MOST_INPUTS, settings.max_queue)
     decode, max_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
@@ -187,7 +187,8 @@ def _has_lone_surrogate(text: bytes) -> Steps[bool]:
 
 
 def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
-    """Return a function that makes a struct of a long body's members (undecoded if in `raw`). It raises BadRequest."""
+    """Return a function that makes a struct of type `kind` from a long body's members, or raises BadRequest. Members in `raw`
+    stay undecoded."""
     decode = msgspec.json.Decoder(kind).decode
     names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     undecoded = [(field, names[field]) for field in raw if field in names]
@@ -210,7 +211,7 @@ def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str,
 
 
 def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]]:
-    """Check long parameters, which are known to be valid JSON, and return them, in steps; see `parameter_members`."""
+    """Check and return long parameters in steps. Their text must be valid JSON. See `parameter_members`."""
     if len(text) <= SHORT:
         return parameter_members(text, limit)
     if text[:1] != b"{":
@@ -305,7 +306,7 @@ def checked_parameters(raw: msgspec.Raw, limit: int) -> bytes:
 
 def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
     """Return a request's parameters, undecoded, or {} for null. Raises msgspec.MsgspecError if they aren't valid JSON. Raises
-    BadRequest if they aren't an object, are more than `limit`, are nested too deeply, or can't be decoded by a worker."""
+    BadRequest if they aren't an object, number more than `limit`, are nested too deeply, or can't be decoded by a worker."""
     if text == b"null":
         return {}
     if text[:1] != b"{":

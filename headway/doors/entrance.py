@@ -34,7 +34,7 @@ _Terms = tuple[Limit, bytes, float, float]  # A limit, its header text, and its 
 
 
 _Known = tuple[tuple[Limit, ...], _Terms, tuple[_Terms, ...]]
-"""The limits (referenced so that their id stays valid), the terms of the first one, and the terms of the others."""
+"""A tuple of limits, the first limit's terms, and the others' terms. The reference to the tuple keeps its id valid."""
 
 
 class RateLimitHeaders:
@@ -47,7 +47,7 @@ class RateLimitHeaders:
         self._known: dict[int, _Known] = {}
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
-        """Return both header lines, with line endings, for a principal that has at least one limit."""
+        """Return RateLimit and RateLimit-Policy as header lines, with line endings. There must be at least one limit."""
         limits = self._gateway.counted(limits)
         broker = self._gateway.broker
         owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.rate_limit_debt
@@ -63,7 +63,8 @@ class RateLimitHeaders:
         return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
 
     def lines_and_counts(self, limits: tuple[Limit, ...]) -> bytes:
-        """Return both header lines, and three more for OpenAI's clients about the limit that is closest to being used up."""
+        """Return the result of `lines`, and three more header lines for OpenAI's clients. These are about the limit that is
+        closest to being used up."""
         lines = self.lines(limits)
         counted = self._gateway.counted(limits)
         limit, figures = counted[0], lines[lines.rindex(_LEFT) + len(_LEFT) : -len(_END)]
@@ -75,7 +76,7 @@ class RateLimitHeaders:
         return _COUNTS % (lines, quota if quota > 1 else 1, left, reset)
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
-        """Return both header fields by name, or {} for a principal without limits."""
+        """Return RateLimit and RateLimit-Policy by name, or {} if there are no limits."""
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
@@ -164,7 +165,7 @@ class Entrance:
             self.gateway.limiter.refund(self.gateway.counted(principal.limits))
 
     def charge_pages(self, principal: Principal, size: int) -> None:
-        """Charge the rate limits for the JSON of a long body that has `size` bytes outside strings."""
+        """Charge the rate limits for decoding a long JSON body. `size` is its number of bytes outside strings."""
         if principal.limits and size >= CHARGED:
             self.gateway.limiter.charge_pages(self.gateway.counted(principal.limits), size // CHARGED)
 
@@ -176,7 +177,8 @@ class Entrance:
         return over
 
     def principal_for(self, exchange: Exchange, principal: Principal) -> Principal:
-        """Return the principal with its limit for the request's model. If the request names no model, set the default one."""
+        """Return the principal with its limit for the request's model. If the request names no model, `exchange` first gets the
+        default model."""
         if not exchange.model:
             exchange.model = self.gateway.served.default_of(principal.models)
         return principal.asking(exchange.model) if principal.of_models else principal
@@ -185,8 +187,8 @@ class Entrance:
         self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, max_bytes: int = 0, why: str = ""
     ) -> FanOut | None:  # fmt: skip
         """Submit a request to the gateway, and drop the reference to its input. `principal` comes from `principal_for`. If
-        there are several inputs, return their fan-out. Outputs that it holds count towards the quota of the client `owner`;
-        `max_bytes` limits their total size (0: half of what all clients may hold), and `why` explains this limit in the error
+        there are several inputs, return their fan-out. It holds outputs, which count towards the quota of the client `owner`.
+        `max_bytes` limits their total size; 0 means half of what all clients may hold. `why` explains this limit in the error
         message."""
         gateway, model = self.gateway, exchange.model or ""
         input, exchange.input = exchange.input, ""

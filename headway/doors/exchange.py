@@ -1,7 +1,7 @@
 """Exchange: a request after its body has been decoded and before its answer is written, in the same form for every API.
 
-A reader turns a body into an exchange, whose `write` function knows everything the answer needs. An HTTP route makes a reader for
-each distinct head, and uses it for all bodies that follow an identical head on the same connection.
+A reader turns a body into an exchange, whose `write` function knows all that the answer needs from the request. An HTTP route
+makes a reader for each distinct head, and uses it for all bodies that follow an identical head on the same connection.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
 JSON = b"content-type: application/json\r\n"
 
 Written = tuple[bytes, bytes | Iterator[bytes]]
-"""An answer's header lines, including Content-Type, and its body. A large body is an iterator, which raises as `WriteAnswer`
-does."""
+"""An answer's header lines, including Content-Type, and its body. A large body is an iterator, which may raise the same errors
+as `WriteAnswer`."""
 
 
 class Outcome(msgspec.Struct, gc=False):
@@ -58,14 +58,14 @@ WriteAnswer = Callable[[Outcome], Written]
 ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
 """Decodes a body with a single text into (model or None, input, parameters). Raises RequestError for any other body."""
 WriteText = Callable[[str, Any, float, str, TokenCount | None], bytes]
-"""Writes the body of an answer. The arguments are the fields of an Outcome with one output (several on routes that accept lists).
-An output that isn't text is passed as Raw. Raises UnicodeEncodeError for a lone surrogate."""
+"""Writes the body of an answer. The arguments are an Outcome's fields, but with the only output (or a list of several)
+and the total token count. An output that isn't text is passed as Raw. Raises UnicodeEncodeError for a lone surrogate."""
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """The fast path for a head whose requests differ only in their text. It stores nothing per request. `read` is `unusual` if
-    the head has no fast path for reading. `write` writes an answer that is plain text, with the header lines `kind`.
-    `write_any` writes all other answers."""
+    """The fast path for a head whose requests differ only in their text. It stores nothing per request. `read` decodes bodies;
+    it is `unusual` if only answers have a fast path. `write` encodes an answer whose output is text; `kind` has its header
+    lines. `write_any` encodes all other answers."""
 
     read: ReadText
     write: WriteText
@@ -103,14 +103,14 @@ ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 
 
 class CodecContext(msgspec.Struct, frozen=True):
-    """What request readers need to know about the service."""
+    """Facts about the service that request readers need."""
 
     settings: Settings
     known: KnownModels
     counters: GatewayCounts
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
-        """Return a copy restricted to the models in `only`, which are those a credential may use. Empty means all."""
+        """Return a copy restricted to `only`, the models that a credential may use. Empty means all."""
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 

@@ -95,7 +95,7 @@ def _key(value: bytes) -> str:
 
 
 def _freshness(value: bytes) -> tuple[bool, bool]:
-    """Return two flags: the request wants a fresh answer, and the answer must not be stored."""
+    """Return two flags: True if the request wants a fresh answer, and True if the answer must not be stored."""
     directives = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
     unkept = b"no-store" in directives
     return unkept or b"no-cache" in directives, unkept

@@ -46,11 +46,11 @@ class Readiness:
     """Readiness of one process.
 
     It depends on the workers of `broker`, or only on those of `models`. The fallback `direct` may serve while the broker is
-    unreachable. `holding` returns True while new requests go to the broker or wait for it; it is None in a process that handles no
-    requests. If `needs_workers`, the process is ready only with a healthy worker; if `needs_own`, only with a healthy slot among
-    its own `slots`. Each check passes the workers to the `learners`. `expected` is the number of healthy workers that the fleet
-    should have, or 0. `at_zero` returns True if a model without workers will get one on demand. `awaited` returns the scaling of
-    models that have demand but no workers."""
+    unreachable. `holding` returns True while new requests go to the broker or wait for it; it is None in a process that handles
+    no requests. If `needs_workers`, the process needs workers to be ready; if `needs_own`, only its own `slots` count. Each
+    check passes the workers to the `learners`. `expected` is the number of healthy workers that the fleet should have, or 0.
+    `at_zero` returns True if a model without workers will get one on demand. `awaited` returns the scaling of models that have
+    demand but no workers."""
 
     broker: Registry
     leaving: Callable[[], bool]
@@ -87,7 +87,7 @@ class Readiness:
 
     @property
     def passed_by(self) -> bool:
-        """True while new requests bypass the broker. The gateway may not know yet that an outage is over."""
+        """True while new requests bypass the broker. After an outage, this lasts until the gateway notices its end."""
         return self.holding is not None and not self.holding()
 
     async def alone(self) -> str:
@@ -126,8 +126,8 @@ class Readiness:
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Return the readiness status, and the workers that it is based on. `degraded` means that a worker is neither healthy
-        nor drained, or that fewer workers than expected are healthy. Offline workers of other processes are ignored: they have
-        left, or were given up."""
+        nor drained, or that fewer workers than expected are healthy. Offline workers of other processes are ignored, because
+        they have left or were given up."""
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
             return "draining", counted
@@ -193,7 +193,7 @@ class CachedReadiness:
         self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Return a `Readiness.look` that is at most AGE seconds old. Changes within this process show immediately."""
+        """Return a result of `Readiness.look` that is at most AGE seconds old. Changes within this process show immediately."""
         loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or known != self._known:

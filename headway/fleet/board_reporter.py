@@ -93,7 +93,8 @@ class BoardReporter(PeriodicResource):
         return WATCHED_PERIOD if self._standing.watched else PERIOD
 
     async def report(self) -> None:
-        """Post a notice. A resting process posts no empty ones, and no figures of the fleet. Raises BrokerUnavailable."""
+        """Post a notice. A resting process posts no empty notices, and reads no figures of the fleet. Raises
+        BrokerUnavailable."""
         departures, changes, untold = self._counters.departures.take()
         scalings = self._counters.departures.take_scalings()
         figures, self._fleet_figures = self._fleet_figures, None

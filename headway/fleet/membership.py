@@ -24,9 +24,10 @@ _GONE = (WorkerStatus.OFFLINE, WorkerStatus.COLD, WorkerStatus.FAILED)  # The wo
 class Membership:
     """Membership of one process in the fleet.
 
-    `describe` returns its current state. `slots` are the ids of its workers. `every` returns the seconds until the next heartbeat.
-    After each heartbeat, `drained` is called with the names of all drains; it is None in a process without workers. `killed` returns
-    why workers were killed since the last call, by id. `reason` says why the process ends. It gets no new work once `leaving`."""
+    `describe` returns its current state. `slots` are the ids of its workers. `every` returns the seconds until the next
+    heartbeat. After each heartbeat, `drained` is called with the names of all drains; it is None in a process without workers.
+    `killed` returns why workers were killed since the last call, by id. `reason` says why the process ends. Once `leaving` is
+    set, the process gets no new work."""
 
     def __init__(
         self, fleet: Fleet, describe: Callable[[], ProcessInfo], clock: Callable[[], float], broker: Registry,
@@ -42,7 +43,7 @@ class Membership:
         self._entered = False
 
     async def enter(self) -> None:
-        """Send the first heartbeat, once a killed namesake is forgotten. Raises SettingError if a process of this name is alive."""
+        """Send the first heartbeat once the name is free. Raises SettingError if a living process is using it."""
         for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()
             if not namesake:

@@ -54,7 +54,7 @@ class FleetModels:
 
     @property
     def counted(self) -> Collection[str]:
-        """Models that are served or missed."""
+        """Models whose metrics are exported: those served, and those missed (see the top of this file)."""
         return {*self._served, *(self._left_at.keys() & self._silent)}
 
     def in_doubt(self) -> bool:

@@ -1,4 +1,4 @@
-"""How often a process reports to the fleet, reads the reports of others, and makes the broker reap.
+"""Intervals at which a process reports to the fleet, reads the reports of others, and makes the broker reap.
 
     works ──nothing arrives for RESTS_AFTER──▶ rests ──something arrives──▶ works
 
@@ -34,7 +34,7 @@ class Pace:
         return self._may_rest and self._clock() - self._stirred_at >= RESTS_AFTER
 
     def every(self) -> float:
-        """Return the seconds between heartbeats, and between the readings of an idle process."""
+        """Return the seconds between heartbeats. An idle process also reads the others' reports at this interval."""
         return STANDBY_EVERY if self.rests else REST_EVERY
 
 
@@ -42,7 +42,7 @@ GRAIN = 0.01  # Minimum seconds between two calls.
 
 
 async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST_EVERY) -> None:
-    """Reap for ever, whenever the broker says or after `every()` seconds. If the broker is unavailable, retry after a second."""
+    """Reap forever. The broker sets each pause (`every()` seconds if idle). If it is unavailable, pause for a second."""
     while True:
         try:
             pause = await broker.reap(every())

@@ -38,7 +38,7 @@ from headway.runtime.periodic import until_tick
 from headway.runtime.supervisor import Supervisor
 
 AT_ONCE = 8  # Maximum number of large entries in one call.
-MOST_BYTES = 8 << 20  # Maximum bytes in a call with large entries, which the broker stores before admitting any.
+MOST_BYTES = 8 << 20  # Maximum bytes in a call with large entries. The broker stores all of them before it admits any.
 MOST_COPIED = 1 << 19  # Maximum bytes of inputs and parameters in a call with small entries.
 SPREAD = 0.25  # Maximum random delay of a resubmission in seconds, because all gateways resubmit at the same time.
 REST = 1.0  # Minimum seconds between resubmissions, in case the broker comes and goes.
@@ -54,7 +54,7 @@ class Outbox:
     def __init__(self) -> None:
         self.fresh: dict[int, Entry] = {}  # Entries added since the last `take`, by nonce. Callers add them here.
         self.later = 0  # Number of entries that the last `take` left.
-        self._lines: dict[str, OrderedDict[int, Entry]] = {}  # Left by the last `take`. The first tenant is next.
+        self._lines: dict[str, OrderedDict[int, Entry]] = {}  # What the last `take` left. The first tenant is next.
 
     def __len__(self) -> int:
         return len(self.fresh) + self.later
@@ -120,7 +120,8 @@ class LargeEntries:
         self._offering: list[Entry] = []
 
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
-        """Take over large entries and the followers of their tasks. Returns the others: those for the next call, and the rest."""
+        """Take over large entries, and the followers of their tasks. Return two lists of the other entries: those for the next
+        call, and those for later."""
         together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
         if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # The common case.
             return entries, []
@@ -213,7 +214,7 @@ TRIES = 3  # After this many failures, a client's call is given up if other call
 TAKEOVER = 5.0  # Maximum seconds to wait while the broker is read-only. A planned takeover takes one or two.
 AFTERMATH = 5.0  # If a resubmitted entry is refused within this many seconds after an outage, the outage is blamed.
 SETTLING = 2.0  # Seconds that all gateways need to resubmit their requests after the broker has lost its state.
-SCARCE = "memory"  # Reason for a refusal by a broker that can't check if it has the entry.
+SCARCE = "memory"  # Refusal reason of a broker that is short of memory and can't check if it has the entry.
 MOST_REPLIES = 64  # Maximum number of replies in one turn of the event loop. A reply takes about 50 µs.
 MOST_READS = 4  # Maximum number of outcomes to read at once.
 Recalled = Reply | EntryState | None
@@ -285,9 +286,9 @@ SessionEvent = Admitted | EntryRefused | Replied | Down | Up
 class OutcomeReader:
     """Reads the outcomes that a broker keeps. While `out_of_reach` returns True, a failed call fails all waiting reads.
 
-    An outcome may be 16 MiB long, and the broker can't send anything else in the meantime. So only a few calls run at a
-    time, and tenants take turns. Reads of the same outcome that arrive during a call share the next one, whose result is up
-    to date for all of them."""
+    An outcome may be 16 MiB long, and the broker can't send anything else while it sends one. So only a few calls run at
+    a time, and tenants take turns. Reads that arrive during a call for the same outcome share the next call, whose result
+    is up to date for all of them."""
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
         self._broker, self._out_of_reach = broker, out_of_reach
@@ -359,7 +360,7 @@ class BrokerSession:
         self.broker, self.near, self.waits = broker, broker.near, False
         self.room, self.followers = room, 0
         self._outbox = Outbox()  # Entries that haven't been sent yet, or whose call got no answer.
-        self._on_their_way: list[Sequence[Entry]] = []  # In running calls. A second offer might end differently.
+        self._on_their_way: list[Sequence[Entry]] = []  # In running calls. Another offer might end differently.
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
         self._rate, self.taken = ArrivalRate(), 0
         self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
@@ -396,7 +397,7 @@ class BrokerSession:
 
     @property
     def unreachable_seconds(self) -> float:
-        """How many seconds the broker has been unreachable; 0 while it answers."""
+        """Seconds since the broker became unreachable; 0 while it answers."""
         since = self._availability.since
         return 0.0 if since is None else self._clock() - since
 
@@ -446,8 +447,8 @@ class BrokerSession:
         return self._clock() - self._back_at < AFTERMATH
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Record that a call that started at `began` failed elsewhere in this process. Does nothing if the broker has answered
-        this session since. An idle session only waits for replies, and would notice a stalled broker seconds later."""
+        """Record that a call that started at `began` failed elsewhere in this process, unless the broker has answered this
+        session since. Without this, an idle session, which only waits for replies, would notice a stall seconds later."""
         if self._answered < began:
             self._call_failed(began, error)
 
@@ -574,7 +575,7 @@ class BrokerSession:
             await self._offer(entries)
 
     async def _withdraw_departed(self, all_calls: bool) -> None:
-        """Withdraw submissions, in one call or in as many as it takes, and cancel tasks. If there are none, probe the broker."""
+        """Withdraw submissions and cancel tasks, if any; else probe the broker. Unless `all_calls`, withdraw in one call."""
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
         while self._departed:
@@ -766,7 +767,7 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """Blame the outage if the broker refuses an entry because of load that arrived after the entry."""
+    """Return the failure. If it is due to load, blame the outage instead, because the load arrived after the entry."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was unreachable, so the request can no longer be answered in time"

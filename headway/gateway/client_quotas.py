@@ -20,7 +20,7 @@ from headway.model import Failure
 
 STRANGERS = "\0"  # Owner of connections that haven't sent a request yet.
 REFUSED = "\1"  # Owner of connections beyond a quota. They are closed once their error has been sent.
-TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32  # Limits on refused connections: a number, and a divisor of the total.
+TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32  # Maximum refused connections: 64, or a 32nd of the total if that is less.
 _LOOKED_AT = 64  # Maximum number of strangers' connections to search for an idle one.
 UNHELD = 1 << 16  # If a request's outputs have no more bytes than this, they aren't counted.
 
@@ -42,8 +42,8 @@ class HeldBytes(Budget):
 
 class AnswerRoom:
     """Room for the outputs of a request with several inputs, from the first output until the answer has been written. The
-    outputs may have `most` bytes in total. `why` names the source of this limit in the error. `held` is the number of bytes
-    counted so far; 0 for a small answer."""
+    outputs may have `most` bytes in total. `why` names the setting behind this limit, for the error. `held` is the number of
+    bytes counted so far; 0 for a small answer."""
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
 
@@ -102,7 +102,7 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Return room for the outputs of an owner's request: half of the byte budget, or `most` if that is less."""
+        """Return room for the outputs of an owner's request: half of the byte budget, or `most` if that is set and less."""
         if most and most < self._most_answer:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)

@@ -1,8 +1,8 @@
 """Deadlines of pending requests, and of tasks that the gateway waits for even after their deadline.
 
 Requests with the usual timeout share one timer. They expire in the order of the pending table, so their deadlines needn't
-be stored. Stored deadlines would outlive most requests forty times over, and fill the CPU caches. A timing wheel stores the
-deadlines of requests with other timeouts."""
+be stored. Stored deadlines would be kept forty times longer than most requests last, and fill the CPU caches. A timing
+wheel stores the deadlines of requests with other timeouts."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Deadlines:
 class LateTasks:
     """Tasks that are still running after their deadline. No request waits for them any more.
 
-    Clients can still poll for a late task's outcome. So the gateway waits for it for a while, and only then counts and
-    records the task, by calling `end`. Late tasks aren't in the pending table, because they are never resubmitted."""
+    Clients can still poll for a late task's outcome. So the gateway waits for the outcome for a while, and only then counts
+    and records the task, by calling `end`. Late tasks aren't in the pending table, because they are never resubmitted."""
 
     def __init__(self, clock: Callable[[], float], end: Callable[[Sequence[PendingRequest]], None]) -> None:
         self._clock, self._end = clock, end

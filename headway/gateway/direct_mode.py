@@ -54,7 +54,8 @@ class DirectMode:
         self.session, self._models = session, models
 
     def refusal(self, model: str, version: str, away: Failure) -> Failure | None:
-        """Return the failure for a new request in direct mode; None if it is served. `away` is the failure if there is no fallback."""
+        """Return the failure for a new request, or None if the fallback serves it. If the fallback lacks the model, the failure
+        is `away` with another message."""
         if model not in self._models:
             return msgspec.structs.replace(away, message=failures.no_fallback(model))
         return failures.no_version_here(version) if version else None

@@ -12,7 +12,7 @@ A few parts are submitted together. Many parts are submitted in slices, which ta
 deadline includes this wait.
 
 With an idempotency key, the other parts are submitted only once the broker has accepted or answered the first. If two different
-requests use the same key, even at two gateways, the one whose first part arrives first wins, and no part of the other one runs."""
+requests use the same key, even at two gateways, only the one whose first part arrives first is run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headway.runtime.request_id import new_id
 MOST_INPUTS = 1024  # Maximum number of inputs of one request.
 AT_ONCE = 64  # Maximum number of parts submitted in one turn of the event loop.
 BYTES_AT_ONCE = 1 << 20  # Once this many bytes have been submitted, the other parts wait for the next turn.
-MOST_BODIES = 8  # Maximum size of all inputs, each with the parameters, as a multiple of the largest body.
+MOST_BODIES = 8  # Maximum total size of the inputs, each with the parameters, as a multiple of the largest body.
 LEAST_TIME = 0.001  # Timeout in seconds of a part that has waited for its turn until the deadline.
 FEW = 16  # Requests with at most this many parts don't have to wait for a turn.
 
@@ -138,7 +138,7 @@ class FanOut(ReplySink):
             self._let_in = 0
 
     def _leave(self, left: Sequence[str]) -> None:
-        """Abandon parts, AT_ONCE in each turn of the event loop."""
+        """Abandon parts, up to AT_ONCE per turn of the event loop."""
         tenant = self._principal.tenant
         for id in left[:AT_ONCE]:
             self._gateway.abandon(self, tenant, id)

@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 READ_WORKERS_EVERY = 0.5  # Seconds between checks of the workers.
 READ_CAPACITY_EVERY = 0.5  # Seconds between checks of the capacity while requests arrive.
-CALM = 0.05  # If the arrival rate, averaged over about a second, is lower, none arrived for a few seconds.
+CALM = 0.05  # If the arrival rate (averaged over about a second) is below this, nothing arrived for a few seconds.
 
 
 class Learner(Protocol):

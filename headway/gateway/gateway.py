@@ -158,7 +158,7 @@ class OutcomeCounts:
             self._count_answers(model, self._tiers[tier], answers)
 
     def _count_rows(self, requests: Sequence[PendingRequest]) -> None:
-        """Count the tensor rows that ran, beyond the first of each request."""
+        """Count the additional tensor rows that ran: all but the first of each request."""
         self._rows.clear()
         for request in requests:
             entry, reply = request.entry, request.reply
@@ -209,7 +209,7 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count a request without a reply. During an overload, the latencies of refusals would drown out all others."""
+        """Count a request without a reply. Skip latencies of refusals, which would drown out all others during an overload."""
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")
@@ -231,7 +231,7 @@ class OutcomeCounts:
 
 
 class TenantCounts:
-    """Observer that counts the requests of tenants that have asked for counts. `begin` registers it when the first one asks."""
+    """Observer that counts requests of the tenants that ask for counts. `begin` registers it when the first tenant asks."""
 
     def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
         self._tiers, self._models, self._begin = tiers, models, begin
@@ -240,7 +240,7 @@ class TenantCounts:
         ] = {}  # Counts by tenant. The tenant that asked last comes last.
 
     def of(self, tenant: str) -> GatewayCounts:
-        """Return the counts of a tenant's requests since the tenant first asked for them."""
+        """Return the counts of a tenant's requests. Counting begins when the tenant first asks."""
         if not self._counts:
             self._begin(self)
         counts = self._counts.pop(tenant, None)
@@ -273,7 +273,7 @@ class _Sums(msgspec.Struct):
 
 
 class RolloutCounts:
-    """Observer that counts requests by version during rollouts. `observe(self, True)` registers it; with False it is removed."""
+    """Observer that counts requests by version during rollouts. `observe(self, True)` registers it, and False removes it."""
 
     def __init__(self, observe: Callable[[RolloutCounts, bool], None]) -> None:
         self._observe = observe
@@ -306,7 +306,7 @@ class RolloutCounts:
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests by the version chosen for them. Shared answers don't count, and neither do requests that name a
-        version: otherwise a client could cause a rollback by sending a version bad inputs."""
+        version: otherwise a client could cause a rollback by sending bad inputs to a version."""
         if ending not in _COUNTED:
             return
         for request in requests:
@@ -326,7 +326,7 @@ AT_ONCE = 64  # Maximum number of inputs that get their outputs in one turn of t
 
 
 class EqualInputs:
-    """Copies outputs between identical inputs of a request, in the `turns` of tenants. `finish` ends requests with a reply."""
+    """Copies an input's output to identical ones of its request. Tenants take `turns`. `finish` ends requests with a reply."""
 
     def __init__(
         self,
@@ -338,7 +338,8 @@ class EqualInputs:
         self._pending, self._turns, self._limiter, self._finish = pending, turns, limiter, finish
 
     def follows(self, pending: PendingRequest) -> bool:
-        """Add a new input. Returns True if its request has an identical earlier input; this one mustn't be submitted then."""
+        """Add a new input. Returns True if its request has an identical earlier input. The new input mustn't be submitted
+        then."""
         several, key = pending.several, _shared_key(pending.entry)
         if several is None or not key:
             return False
@@ -382,7 +383,7 @@ class EqualInputs:
 
 
 def _shared_key(entry: Entry) -> str:
-    """Return the key by which an entry would join an identical entry; empty if it can't. An entry with an idempotency key can't,
+    """Return the key by which an entry would join an identical one; empty if it can't. An entry with an idempotency key can't,
     because the broker must keep an outcome for each part."""
     keys = entry.dedup_keys
     if keys and keys[0].kind is not DedupKind.SAME:
@@ -464,7 +465,7 @@ class Gateway:
         self._woken, self._woken_at = woken, -math.inf
         self._lanes: dict[
             tuple[int, RequestOptions, str | None], Lane
-        ] = {}  # By the asker's identity, options, and model.
+        ] = {}  # Lanes by the asker's identity, options and model.
         self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
@@ -665,7 +666,8 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Submit a request whose lane isn't open: on the lane if it keeps outcomes, otherwise with `submit`."""
+        """Submit a request whose lane isn't open: on the lane if that keeps outcomes and lets the request in, otherwise with
+        `submit`."""
         if not (lane.keeps and self.lets_in(lane, 1)):
             self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
             return
@@ -689,7 +691,8 @@ class Gateway:
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
 
     def _note_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Release the capacity that was reserved for a refused entry, and for its list if it pays for one."""
+        """Release the capacity reserved for a refused entry. If the entry pays for all inputs of its request, their capacity is
+        released too."""
         self.limiter.refused(pending.entry, failure)
         if pending.several is not None and pending.entry.count > 1:
             pending.several.payer = 0
@@ -960,7 +963,7 @@ class Gateway:
         self._direct_mode.take_over(session, self._pending)
 
     def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> bool:
-        """Fast path: end all requests of a batch. Returns False if any of them has changed; `_take` then handles each reply."""
+        """Fast path: end all requests of a batch. Returns False if any has ended, moved or expired; then call `_take`."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
         known = [*map(table.get, map(_KEY, held))]
         if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
@@ -1052,7 +1055,7 @@ class Gateway:
             self._emptied.set()
 
     def _leave(self, pending: PendingRequest, reply: Reply | None = None) -> None:
-        """End a request that its client has left or deleted. If `reply` is passed, it is sent to the sink."""
+        """End a request whose client has left or deleted it. If `reply` is passed, it is sent to the sink."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]

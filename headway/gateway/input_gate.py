@@ -206,7 +206,8 @@ class InputGate:
 
 
 class Screening:
-    """Passes requests through the input gate. Then `hand_on` offers a request to the broker, or `answer` refuses it."""
+    """Passes requests through the input gate. Afterwards it calls `hand_on` to offer a request to the broker, or `answer` to
+    refuse it."""
 
     def __init__(
         self,

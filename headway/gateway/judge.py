@@ -1,4 +1,4 @@
-"""The judge. It runs a policy's function in separate processes. The function decides, for each text, if the model may get it.
+"""The judge runs a policy's function in separate processes, to decide for each text whether the model may get it.
 
     asked ──▶ waits in its caller's queue ──▶ called, with other texts of this caller ──▶ verdict
                        │ deadline                      │ hangs, crashes, raises, returns something else
@@ -7,9 +7,9 @@
 
 The function gets a list of texts and returns one boolean for each. A process that hangs or dies is replaced.
 
-Callers take turns, and each may use only part of the room. If a caller's text makes a process hang or die, the caller is paused for
-nine times as long as the failure took. So a caller can waste at most a tenth of a process. Texts that arrive during the pause get no
-verdict. The rule says what happens to requests that get no verdict."""
+Callers take turns, and each may use only part of the queue. If a caller's text makes a process hang or die, the caller is
+paused for nine times as long as the failure took, so it can waste at most a tenth of a process's time. Texts that arrive during
+the pause get no verdict. The policy's rule says what happens to requests without a verdict."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CallerId = tuple[str, str]  # Tenant, and user or address.
 
 
 class Verdict(enum.Enum):
-    """Verdicts on a text."""
+    """Verdict on a text."""
 
     LET_IN = "let in"
     REFUSED = "refused"

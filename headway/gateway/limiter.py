@@ -1,9 +1,9 @@
-"""A gateway's rate limits: those of principals, and that of the lowest tier, which follows the fleet's capacity.
+"""A gateway's rate limits. Principals have limits, and the lowest tier has one that follows the fleet's capacity.
 
-The broker counts the requests of all gateways, and charges the limits when it enqueues an entry. A gateway only compares
-limits with the debts known so far, to keep a flood away from the broker. During an outage, each gateway applies its share
-of a limit. Invalid requests, for example for an unknown model, never reach the broker. They count towards the same limits,
-but each gateway counts only its own."""
+The broker counts the requests of all gateways, and charges the limits when it enqueues an entry (`MemoryBroker._admit`,
+`lua/11_limits.lua`). A gateway only compares limits with the debts known so far, to keep a flood away from the broker.
+During an outage, each gateway applies its share of a limit. Invalid requests, for example for an unknown model, never reach
+the broker. They count towards the same limits, but each gateway counts only its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Limiter:
     """A gateway's limiter for `tiers` tiers. If there are several, the last one is throttled."""
 
     def __init__(self, tiers: int, clock: Callable[[], float], task_seconds: float = POLLS) -> None:
-        self.throttles = defaultdict[str, Throttle](Throttle)  # Of the lowest tier, by model. Open until a rate is set.
+        self.throttles = defaultdict[str, Throttle](Throttle)  # The lowest tier's, by model. Open until a rate is set.
         self.gateways = 1  # Known number of gateways, including this one.
         self._lowest = tiers - 1
         self._clock = clock
@@ -67,13 +67,13 @@ class Limiter:
         return None
 
     def never(self, limits: tuple[Limit, ...], counted: int) -> Failure | None:
-        """Return the failure for a request that counts as more requests than a limit ever allows in a burst; None if it fits."""
+        """Return the failure for a request that never fits, as it counts for more than a limit's burst; None if it can fit."""
         least = min(limits, key=lambda limit: limit.burst)
         several = least.counting > 1  # It belongs to a list that has already been checked.
         return None if several or counted <= max(least.burst, 1.0) else failures.never_within(least, counted)
 
     def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
-        """Charge an invalid request as one request. `counting`: number of requests that a valid one would count as."""
+        """Charge an invalid request as only one request, even if these limits count it as `counting` requests."""
         now, debts = self._clock(), self.debts
         for limit in limits:
             debts.forget_paid(now)

@@ -126,7 +126,7 @@ NOBODY = _Nobody()  # Sink for requests that no client is waiting for.
 
 
 class Ending(enum.Enum):
-    """How a request ended."""
+    """Way in which a request ended."""
 
     REPLIED = "replied"  # The broker returned the outcome.
     ANSWERED = "answered"  # The broker returned the plain outputs of a complete batch, whose requests used lanes.

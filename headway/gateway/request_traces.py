@@ -30,7 +30,7 @@ SERVER_FAULT = 500  # Lowest status of errors that aren't the client's fault.
 RATE = 20.0  # Average number of refusal spans per second.
 BURST = 100  # Maximum number of refusal spans in a burst.
 LONGEST_PATH = 256  # Maximum number of characters of a path in a span.
-LONG_MODEL = 128  # Longest model name, in characters, that a cached form may hold.
+LONG_MODEL = 128  # Maximum characters of a model name in a cached form.
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 _GEN_AI: Mapping[str, str] = {
@@ -80,7 +80,7 @@ class RequestTraces:
         return packed
 
     def _begin(self, options: RequestOptions, count: int, drawn: bool) -> RequestTrace | None:
-        """Begin the trace of a request if it is sampled. If the request names no span, `drawn` decides this."""
+        """Begin the trace of a request if it is sampled. If the client sent no trace context, `drawn` decides this."""
         if options.replays is not None:  # The dead letter was sampled, so sample its replay, too.
             links = (SpanLink(options.replays),)
             return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
@@ -220,7 +220,7 @@ class RefusalTraces:
     def answered(
         self, method: str, path: str, fields: Mapping[bytes, bytes], id: str, status: int, begun: float
     ) -> None:
-        """Record a failed request to a route other than inference if the client named a span; see `refused`."""
+        """Record a failed request to a non-inference route if the client sent a trace context; see `refused`."""
         if b"traceparent" not in fields:
             return
         parent = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))

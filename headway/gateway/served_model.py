@@ -154,8 +154,8 @@ class VersionChoice:
 
 
 def _have_left(workers: Sequence[WorkerInfo]) -> bool:
-    """Return True if all workers are gone and some of them claimed by version. The next worker may have another version, so
-    requests that name a version mustn't join the shared queue."""
+    """Return True if all workers are gone, and some of them claimed only for their version. The next worker may have another
+    version, so requests that name a version mustn't join the shared queue."""
     return any(worker.version for worker in workers) and all(
         worker.status is WorkerStatus.OFFLINE for worker in workers
     )
@@ -165,7 +165,7 @@ _MOST_KNOWN = 256  # Maximum number of tensor headers to remember.
 _STRICT = (
     RowsTogether.SHAPE,
     RowsTogether.PADDED,
-)  # Rules that separate rows. If workers differ, the first one here applies.
+)  # Rules that keep some rows apart. If workers report several, the first one here applies.
 
 
 class ServedModel:

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)  # Input kinds for which not every text is valid.
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
-_ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)  # A GPU for several models loads this one now or on request.
+_ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)  # A shared GPU is loading the model, or will on request.
 
 
 class ServedModels(dict[str, ServedModel]):
@@ -76,7 +76,7 @@ class ServedModels(dict[str, ServedModel]):
         self.unready: Collection[str] = ()
         self._scalings: Mapping[str, Scaling] = {}  # Scaling of each model that may be at zero.
         self._warm: Collection[str] = ()  # Models that had a warm worker at the last check.
-        self._loads: Mapping[str, float] = {}  # Seconds until each model that no GPU has loaded could be loaded.
+        self._loads: Mapping[str, float] = {}  # Seconds until a GPU could have loaded each model that none has.
         self.unserved = ServedModel(settings, rng, alone=alone, traces=traces, clock=clock)
         for model in models:
             self._add(model, self._configured.get(model, settings), alone=alone)
@@ -131,7 +131,7 @@ class ServedModels(dict[str, ServedModel]):
         return before != self.at_zero.keys()
 
     def has_worker(self, model: str) -> bool:
-        """Return True if a model has a healthy worker, is loaded or started on request, or is the only model."""
+        """Return True if a model has a healthy worker, will be loaded or started on request, or is the only model."""
         return len(self.models) == 1 or model in self._ready or (model in self.at_zero and model not in self.failing)
 
     def not_loaded(self, entry: Entry) -> Failure | None:
@@ -300,7 +300,7 @@ def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
 
 
 def _failed(workers: Sequence[WorkerInfo]) -> dict[str, float]:
-    """Return the seconds until the next attempt for each model that all its workers have failed to load."""
+    """For each model that all its workers have failed to load, return the seconds until the next attempt."""
     gone = WorkerStatus.FAILED, WorkerStatus.OFFLINE
     others = {worker.model for worker in workers if worker.status not in gone}
     failed = (worker for worker in workers if worker.status is WorkerStatus.FAILED)
@@ -308,7 +308,7 @@ def _failed(workers: Sequence[WorkerInfo]) -> dict[str, float]:
 
 
 def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
-    """Return the seconds until the next attempt for each model whose workers are all starting after a failure."""
+    """For each model whose workers are all starting after a failure, return the seconds until the next attempt."""
     workers = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
     others = {worker.model for worker in workers if worker.status is not WorkerStatus.STARTING}
     failing = {worker.model for worker in workers if worker.start_failed} - others
@@ -316,7 +316,8 @@ def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
 
 
 def _loads(workers: Sequence[WorkerInfo]) -> dict[str, float]:
-    """Return the seconds until a GPU could have loaded each model that none has. Omits models without a load time."""
+    """Return, for each model that isn't loaded on any GPU, the seconds until one could have loaded it. Omits models without a
+    load time."""
     warm = {worker.model for worker in workers if worker.status in _WARM}
     absent = (worker for worker in workers if worker.status in _ON_DEMAND and worker.model not in warm)
     return _soonest(

@@ -43,12 +43,12 @@ class MessageTurns:
         return self._spent < SHARE and not self._waiting
 
     def wait(self, owner: str, work: Callable[[], None]) -> None:
-        """Do work in a later turn of the loop, after earlier work of the owner. The work must not raise."""
+        """Do work in a later turn of the loop, after the owner's earlier work. The work must not raise."""
         self._waiting.add(owner, work)
         self._ask()
 
     def add(self, seconds: float) -> None:
-        """Count seconds of work done in this turn of the loop, or to be done in the next."""
+        """Count seconds of work that was done in this turn of the loop, or will be done in the next."""
         self._spent += seconds
         self._ask()
 
@@ -110,10 +110,10 @@ AHEAD = 128  # Free bytes before a large message's content. The opening of a pac
 
 _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)  # Header fields of an answer that has only a status.
-_HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))  # Of one with messages.
+_HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))  # For an answer with messages.
 _OK = block_of((("grpc-status", "0"),))
 _ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
-_ANY_WRAPPING = zlib.MAX_WBITS | 32  # Makes zlib detect whether a message is in gzip or zlib format.
+_ANY_WRAPPING = zlib.MAX_WBITS | 32  # Makes zlib detect whether data are in gzip or zlib format.
 _LENGTH_DIGITS = 20
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -149,8 +149,9 @@ class Carrier(CountedConnection, Protocol):
 
 
 class CallStream:
-    """The stream of one call, which `task` answers. The client may send `window` bytes before the call reads; if `whole`, it has sent
-    everything. `closed` is True once nothing more can be sent. `sent` is done once the current message is sent, or None without one."""
+    """The stream of one call, which `task` answers. The client may send `window` bytes before the call reads. If `whole`, the
+    client has already sent everything. `closed` is True once nothing more can be sent. While a message is being sent, `sent` is
+    a future that is done once the whole message is sent."""
 
     __slots__ = (
         "_begun", "_deadline", "_encoding", "_missing", "_received", "_room", "_timer", "_unsent", "_waiting", "_whole", "_window", "_writer", "closed",
@@ -195,7 +196,7 @@ class CallStream:
 
     async def read(self, most: int, *, leaves: bool = False) -> bytes | None:
         """Return the next message, or None after the last one. Raises Ended if the message is incomplete, is compressed in an
-        unknown way, or is larger than `most` bytes. If `leaves`, raises RequestError once the client has to leave."""
+        unknown way, or is larger than `most` bytes. With `leaves`, raises RequestError once the client must reconnect."""
         received = self._received
         while True:
             if leaves and self.connection.leaving is not None:
@@ -248,7 +249,7 @@ class CallStream:
                 await self.change()
         finally:
             self._room = None
-        return cast(bytes, content)  # Nobody changes the content, so it passes for bytes.
+        return cast(bytes, content)  # A writable view, but nobody changes it, so it can be used like bytes.
 
     async def change(self) -> None:
         """Wait until more data arrive, or until the client has to open another connection."""
@@ -274,7 +275,7 @@ class CallStream:
         return await self.connection.turns.take(self.connection.payer, partial(_unpacked, body, most))
 
     def send(self, body: bytes) -> None:
-        """Send the next message. If the client has no room for all of it, `sent` is set until it has been sent."""
+        """Send the next message. If the client's window has no room for all of it, `sent` becomes a future; see CallStream."""
         if self.closed:
             return
         self._begin()
@@ -359,7 +360,7 @@ class CallStream:
         return True
 
     def _fill(self, room: memoryview, data: bytes | memoryview) -> None:
-        """Copy data into the memory of a large message. Data after its end belong to the next message."""
+        """Copy data into the memory of a large message. Data after the message's end belong to the next message."""
         own = data[: len(room)]
         room[: len(own)] = own
         self._room = room[len(own) :]

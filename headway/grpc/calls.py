@@ -1,4 +1,4 @@
-"""Calls of the gRPC port: what all calls have in common, calls with streams of messages, and calls without inference.
+"""gRPC calls: what all calls have in common, streaming calls, and calls without inference.
 
 The principal is identified from the metadata, so messages from strangers are never read. A call is cancelled when its client has left or
 its deadline has passed. The gateway then drops its request, unless it is already running on a GPU. All messages have the same amount of
@@ -38,17 +38,17 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 
-STRANGERS = "\0"  # Owner of calls without credentials: this and the address. No address can block another one's probes.
+STRANGERS = "\0"  # Prefix of the owner of calls without credentials, before the address. No address can block another.
 
-SMALL = 4096  # Maximum size in bytes of answers that aren't counted. All calls together hold at most 40 MB of them.
+SMALL = 4096  # Maximum size in bytes of answers that aren't charged. All calls together hold at most 40 MB of them.
 
 
 class CallQuotas:
-    """Quotas for the calls on one gRPC port: concurrent calls, and bytes of incoming messages and unread answers. All ports of the
-    process share the budget `bytes`. Each call counts towards its tenant, since a connection may carry calls of several tenants, for
-    example behind a proxy. If the service has no credentials, a call counts towards its client's address. A message's length is
-    unknown until its first bytes have arrived. So a call reserves room for the largest message before it reads, and then releases
-    what it doesn't need. If there is no room, the call waits behind its tenant's other calls."""
+    """Quotas for the calls on one gRPC port: concurrent calls, and bytes of incoming messages and unread answers. All ports of
+    the process share the budget `bytes`. Each call counts towards its tenant, since a connection may carry calls of several
+    tenants, for example behind a proxy. If the service has no credentials, a call counts towards its client's address. A
+    message's length is unknown until its first bytes have arrived. So a call reserves room for the largest message before it
+    reads, and then releases the rest. If there is no room, the call waits behind its tenant's other calls."""
 
     def __init__(self, settings: Settings, bytes: HeldBytes) -> None:
         self._named = bool(settings.keys or settings.jwt)
@@ -71,7 +71,7 @@ class CallQuotas:
         self._calls.give(owner, 1)
 
     def may_read(self, owner: str) -> bool:
-        """Reserve room for the largest message. Return False if there is none, or if other calls of the owner wait for some."""
+        """Reserve room for the largest message. Return False if there is no room, or the owner's other calls are waiting."""
         return owner not in self._waiting and self._bytes.take(owner, self._largest)
 
     async def room_to_read(self, owner: str) -> None:
@@ -108,7 +108,7 @@ class CallQuotas:
         return self._bytes.take(owner, amount)
 
     def keep(self, owner: str, amount: int) -> int:
-        """Count an answer until it is sent. Return the bytes counted. Raises RequestError if the owner reads too slowly."""
+        """Charge an answer's bytes to the owner. Return how many. Raises RequestError if too many bytes are unread."""
         if amount <= SMALL:
             return 0
         if self._bytes.take(owner, amount):
@@ -151,8 +151,9 @@ read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind=
 
 
 class PortContext:
-    """Context of the calls of one port. An inference message may have up to `largest` bytes, any other message `largest_plain`. A
-    request may take up to `longest` seconds. A message has `message_timeout` seconds to arrive; `reading` has the deadlines."""
+    """Context of the calls of one port. `largest` is the size limit of an inference message in bytes, and `largest_plain` that
+    of any other message. A request may take up to `longest` seconds. A message must arrive within `message_timeout` seconds,
+    which `reading` enforces."""
 
     def __init__(self, entrance: Entrance, quotas: CallQuotas, turns: MessageTurns) -> None:
         self.entrance, self.quotas, self.turns = entrance, quotas, turns
@@ -237,7 +238,7 @@ class Call:
         self.belong(STRANGERS + self.stream.connection.address)
 
     def identify(self, authorization: bytes) -> Principal:
-        """Find the principal, and count the call towards its tenant. Raises RequestError, also if a quota is used up."""
+        """Return the principal, and count the call towards its tenant. Raises RequestError if the call is refused."""
         port, connection = self.port, self.stream.connection
         principal = port.entrance.identify(authorization)
         self.principal, self.tier = principal, port.entrance.tiers[principal.tier]
@@ -251,7 +252,7 @@ class Call:
         return principal
 
     async def read(self) -> bytes:
-        """Return the request's message, and count its bytes towards the owner. Raises RequestError if it is late or missing."""
+        """Return the request's message, and charge its bytes to the owner. Raises RequestError if it is late or missing."""
         port = self.port
         quotas, deadlines = port.quotas, port.reading
         most = port.largest if self._way else port.largest_plain
@@ -303,7 +304,7 @@ class Call:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
-        """Count bytes of an answer towards the owner. Return how many count. Raises RequestError if the owner holds too many."""
+        """Charge an answer's bytes to the owner. Return how many. Raises RequestError if the owner holds too many bytes."""
         kept = self.port.quotas.keep(self.owner, amount) if self.counted else 0
         self.kept += kept
         return kept
@@ -335,7 +336,7 @@ class StreamCall(Call):
         self.kept += self.port.quotas.room_for_stream(self.owner)
 
     async def next(self) -> bytes | None:
-        """Return the next message, or None after the last one. Raises RequestError once the client has to leave."""
+        """Return the next message, or None after the last one. Raises RequestError once the client must reconnect."""
         port = self.port
         return await self.stream.read(port.largest if self._way else port.largest_plain, leaves=True)
 
@@ -375,16 +376,17 @@ def unforeseen(exc: Exception, shown: str) -> RequestError:
 
 
 class ReadDeadlines:
-    """Deadlines of tasks that read a message, by the object that they read for. A message has `seconds` to arrive."""
+    """Deadlines for reading messages. Each message must arrive within `seconds`. A reader is the object for which a task reads
+    a message; it has at most one deadline at a time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # If the object referred to its task, that would create a cycle, because a cancelled task refers to what it has run.
+        # If a reader referred to its task, that would create a cycle, because a cancelled task refers to what it has run.
         self._reading: dict[object, tuple[float, asyncio.Task[Any]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, reader: object) -> None:
-        """Start a deadline. The current task is cancelled when it passes."""
+        """Start a reader's deadline. When the deadline passes, the current task is cancelled."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a message is read in a task")
@@ -394,7 +396,8 @@ class ReadDeadlines:
             self._timer = loop.call_later(self._seconds, self._look)
 
     def end(self, reader: object) -> bool:
-        """End a deadline. Return False if only the deadline has cancelled the task; the task may then continue."""
+        """End a reader's deadline. Return False if the deadline has passed and nothing else has cancelled the current task. The
+        task may then continue."""
         if self._reading.pop(reader, None) is not None:
             return True
         task = asyncio.current_task()
@@ -405,7 +408,7 @@ class ReadDeadlines:
         loop = asyncio.get_running_loop()
         now = loop.time()
         late = []
-        for reader, (deadline, _) in self._reading.items():  # They are ordered by deadline.
+        for reader, (deadline, _) in self._reading.items():  # Ordered by deadline.
             if deadline > now:
                 self._timer = loop.call_at(deadline, self._look)
                 break

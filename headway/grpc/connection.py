@@ -133,9 +133,9 @@ class PortConnections:
 
 
 class CallConnection(asyncio.Protocol):
-    """The connection of one client. `leaves` is the monotonic time at which to send a GOAWAY; `leaving` is when it was sent, or None.
-    `greeted` is True once the client has sent its settings, and `answered` once it will start no more calls here. For the rest see
-    CountedConnection."""
+    """The connection of one client. `leaves` is the monotonic time at which to send a GOAWAY. `leaving` is the time at which
+    one was sent, or None. `greeted` is True once the client has sent its settings. `answered` is True once it will start no
+    more calls. For the other attributes see CountedConnection."""
 
     __slots__ = (
         "__weakref__", "_backlog", "_closed_at", "_heard", "_made", "_pinged", "_quiet", "_reader", "_transport", "address", "answered", "greeted", "leaves",
@@ -343,7 +343,7 @@ class CallConnection(asyncio.Protocol):
         if since and now - since > port.unread_timeout:
             self.shutdown()
             return
-        if self._closed_at is not None:  # Only the last bytes have not been sent yet.
+        if self._closed_at is not None:  # The connection is closing: only its last bytes are still to be sent.
             return
         if reader is not None:
             reader.writer.pump(sweep=True)
@@ -371,7 +371,7 @@ class CallConnection(asyncio.Protocol):
 
 
 class CallTable:
-    """The calls of one connection. They are started, continued and ended by its `headway.grpc.reader.Events`."""
+    """The calls of one connection. Its reader's events start, continue and end them; see `headway.grpc.reader.Events`."""
 
     __slots__ = ("_connection", "_streams", "_window", "_writer")
 

@@ -20,7 +20,7 @@ _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){3}")
 """Three changes of the table's size. Two are always enough (RFC 7541, section 4.2)."""
 _SHORT = [bytes(encode_integer(size, 7)) for size in range(256)]  # HPACK's encoding of small lengths, by length.
 _MOST_KNOWN = 8
-_ENTRY = 32  # Number of bytes that a header field counts in addition to its name and value.
+_ENTRY = 32  # Number of bytes that HTTP/2 counts for a header field in addition to its name and value.
 _NAMES = re.compile(rb"(?::?[a-z0-9_.-]+(?:,:?[a-z0-9_.-]+)*)?")
 _ILLEGAL = re.compile(rb"[\0-\x08\x0a-\x1f\x7f]")  # Octets that are forbidden in the value of a header field.
 _PSEUDO = ([b":authority", b":method", b":path", b":scheme"], [b":method", b":path", b":scheme"])
@@ -34,11 +34,11 @@ def block_of(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 class RequestFields:
-    """The header fields of a request. `fields` has the last value for each name. `size` is the size of the fields as counted by HTTP/2,
-    or that of the encoded block if it is larger. `pseudo` is the number of fields whose names begin with a colon. `misnamed` is True
-    if HTTP/2 forbids one of the names (RFC 9113, section 8.2). `malformed` is True if `misnamed` is, or if the fields violate a rule
-    for requests (section 8.3). `illegal` is True if a value contains a forbidden octet. `usual` caches what a call has read from the
-    fields, for later calls with the same fields."""
+    """The header fields of a request. `fields` has the last value for each name. `size` is the size of the fields as counted by
+    HTTP/2, or that of the encoded block if it is larger. `pseudo` is the number of fields whose names begin with a colon.
+    `misnamed` is True if HTTP/2 forbids one of the names (RFC 9113, section 8.2). `malformed` is True if `misnamed` is True, or
+    the fields violate a rule for requests (section 8.3). `illegal` is True if a value contains a forbidden octet. `usual`
+    caches what a call has read from the fields, for later calls with the same fields."""
 
     __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
 
@@ -61,7 +61,7 @@ class RequestFields:
 
 
 class HeaderReader(Decoder):
-    """A decoder with a cache for blocks whose octets all refer to the table. The fields of a block may have up to `most` bytes."""
+    """A decoder that caches blocks consisting only of references to the table. A block's fields may take up to `most` bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(max_header_list_size=most)

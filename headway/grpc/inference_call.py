@@ -28,7 +28,7 @@ _NO_FIELDS: Mapping[bytes, bytes] = {}
 
 
 class _Usual(NamedTuple):
-    """What calls with the same metadata share."""
+    """Facts shared by all calls with the same metadata."""
 
     authorization: bytes
     options: RequestOptions
@@ -88,7 +88,7 @@ class InferenceCall(Call):
         return options, id
 
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
-        """Submit a message's request in its turn, and wait for its outcome; see `submit` and `outcome`."""
+        """Submit a message's request when it is the owner's turn, and wait for the outcome; see `submit` and `outcome`."""
         size = len(body)
         try:
             if size <= SHORT:
@@ -106,8 +106,8 @@ class InferenceCall(Call):
         return await self.outcome()
 
     async def take_long(self, body: bytes, options: RequestOptions, id: str) -> Exchange:
-        """Decode a long message, each step in its turn, and submit its request. Raises RequestError if the request is invalid, or
-        its time is up. The decoded bytes are charged in any case."""
+        """Decode a long message, one step in each of the owner's turns, and submit its request. Raises RequestError if the
+        request is invalid or its time is up. The decoded bytes are charged in any case."""
         turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
         steps = self._long_steps(body, options)
         try:
@@ -133,8 +133,8 @@ class InferenceCall(Call):
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
     ) -> Exchange:  # fmt: skip
-        """Submit the request in a message, and return its exchange: `exchange`, if the message is already decoded. The message waited
-        `waited` seconds for its turn, and decoding took `spent` seconds. Raises RequestError for an invalid request."""
+        """Submit a message's request, and return its exchange. `exchange` is given if the message is already decoded. The
+        message waited `waited` seconds for its turn; decoding took `spent` seconds. Raises RequestError if it is invalid."""
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
         waited += spent

@@ -30,7 +30,7 @@ CLOSING_TURNS = 3  # Number of turns of the event loop that it takes to close a 
 
 
 class GrpcListener(ListeningPort):
-    """Listener of the gRPC port, by default the one in the settings. Without `certificates`, there is no TLS."""
+    """Listener of the gRPC port. `port` is by default the one in the settings. Without `certificates`, there is no TLS."""
 
     def __init__(
         self,

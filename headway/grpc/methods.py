@@ -35,7 +35,7 @@ from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.grpc.infer_stream import InferStreamCall
 from headway.oip.rest.models import ShownModels
 
-_NOT_THERE = (NOT_FOUND, NO_WORKERS)  # The model or version isn't served now. Clients poll ModelReady to wait for it.
+_NOT_THERE = (NOT_FOUND, NO_WORKERS)  # The model or version isn't served now. Clients that wait for it poll ModelReady.
 
 Answer = Callable[[Any, Principal], Awaitable[Any]]
 """Returns the members of the answer, given the request message and its principal. Raises RequestError."""

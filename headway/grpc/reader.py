@@ -2,8 +2,9 @@
 
     receive(bytes) ─▶ frames ─▶ header blocks, decoded by hpack ─▶ Events
 
-Each event is reported once its frame is complete. It may end streams before the next frame is read. The protocol's own answers (settings,
-pings, refused streams) are sent by the writer. Errors that no careful client makes end the whole connection, as the RFC allows.
+Each event is reported once its frame is complete. Its receiver may end streams before the next frame is read. The protocol's
+own answers (settings, pings, refused streams) are sent by the writer. If an error shows that the client is faulty, the
+connection ends, as the RFC allows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _read_head = struct.Struct(">HBBBI").unpack_from  # Unpacks a frame's header: le
 _IN_PIECES = 1 << 10  # Size in bytes above which a frame's data are passed on as they arrive, to be copied only once.
 _MOST_SETTINGS = 32  # Maximum number of settings in one frame. HTTP/2 defines seven.
 _READ_AT_ONCE = 4096  # Number of bytes of frames or decoded header fields after which `receive` stops.
-_DATA_SHIFT = 4  # A byte of data counts a sixteenth, because it is only copied.
+_DATA_SHIFT = 4  # A byte of data counts as a sixteenth of a byte, because it is only copied.
 
 
 class Events(Protocol):
@@ -62,7 +63,8 @@ class Events(Protocol):
         """The client has sent more header fields than the reader can decode. No stream starts after `last`."""
 
     def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
-        """Data have arrived. With padding, they use `amount` bytes of the stream's window. A view is valid during the call only."""
+        """Data have arrived. They use `amount` bytes of the stream's window, including any padding. If `data` is a view, it is
+        valid only until this method returns."""
 
     def was_reset(self, number: int) -> None:
         """A stream has ended, because the client has cancelled it or made an error."""
@@ -84,9 +86,10 @@ class Events(Protocol):
 
 
 class Http2Reader:
-    """Reader of one connection. A client may have `streams` concurrent streams and, once it has read our settings, may send `window`
-    bytes ahead on each stream. The announced limit for header fields is `most_header` bytes; decoding stops at twice as many. The
-    connection's table is then lost, so no more streams can start. `last` is the number of the last stream that started."""
+    """Reader of one connection. A client may have `streams` streams open at a time. Once it has read our settings, it may send
+    `window` bytes ahead on each stream. The announced limit for header fields is `most_header` bytes. If a block has more than
+    twice that, decoding stops. The connection's table is then lost, so no more streams can start. `last` is the number of the
+    last stream that started."""
 
     __slots__ = (
         "_block", "_block_ends", "_block_of", "_burden", "_events", "_fields", "_greeted", "_in", "_left", "_lost", "_most", "_most_block", "_most_in", "_open",
@@ -109,7 +112,7 @@ class Http2Reader:
         self._open: set[int] = set()
         self._left: dict[int, None] = {}  # Latest streams that only this side has ended. Data on them are ignored.
         self._in, self._most_in = DEFAULT_WINDOW, max(DEFAULT_WINDOW, streams * window)
-        """How many bytes the client may send on all streams together, now and at most."""
+        """Bytes that the client may send on all streams together, now and at most."""
         writer.announce(streams=streams, window=window, largest_data=LARGEST_DATA, most_header=most_header)
 
     def reset(self, number: int, code: ErrorCode) -> None:
@@ -121,7 +124,7 @@ class Http2Reader:
         self.writer.reset(number, code)
 
     def receive(self, data: bytes, begin: int = 0) -> int:
-        """Read `data` from `begin` on, and return the number of bytes read. Stops after some work, so that others get a turn. Raises
+        """Read `data`, starting at `begin`, and return the number of bytes read. May stop early to give others a turn. Raises
         Broken if the client has violated the protocol."""
         part, self._spent = len(self._part), 0
         if part:
@@ -157,7 +160,8 @@ class Http2Reader:
         return length - begin - part
 
     def _begins(self, data: bytes) -> bool:
-        """Return True once the preface has arrived, including the start of the settings that must follow it."""
+        """Return True once `data` has the whole preface and the start of the settings frame after it. Raises Broken if either
+        is wrong."""
         size = len(PREFACE)
         kind = data[size + 3 : size + 4]
         _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))
@@ -252,7 +256,7 @@ class Http2Reader:
         self._events.received(number, data, amount, ended)
 
     def _unwanted(self, number: int) -> None:
-        """Ignore data on a stream that has ended here or never starts. Raises Broken if the client should have known."""
+        """Ignore data on a stream that has ended here or never started. Raises Broken if the client should have known that."""
         _check(number & 1 == 1 and (self._lost or number <= self.last))
         _check(number in self._left or number > self.last, ErrorCode.STREAM_CLOSED)
         self._ignore()
@@ -349,7 +353,8 @@ class Http2Reader:
             self._unread()
 
     def _unread(self) -> None:
-        """Ignore an unreadable block, except if it ends a stream. A stream that it starts has to be started elsewhere."""
+        """Treat an unreadable block on an open stream as the end of that stream, and ignore any other block. A client that
+        wants to start another stream must open another connection."""
         number = self._block_of
         self._ignore()
         if number in self._open:

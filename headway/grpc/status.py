@@ -72,7 +72,7 @@ def trailers_of(error: AnyError, shown: str) -> Metadata:
 
 
 def pushback(code: str, retry_after: float | None) -> int:
-    """Return after how many milliseconds a retry makes sense, or -1 if it never does."""
+    """Return how many milliseconds to wait before a retry, or -1 if no retry makes sense."""
     if code in HOPELESS or STATUS[code] not in RETRIED:
         return -1
     return math.ceil(1000 * (1.0 if retry_after is None else retry_after))

@@ -13,12 +13,12 @@ from enum import IntEnum
 LIMIT = 10_000  # Burden at which a client is cut off. At half of this, the client is sent a GOAWAY.
 RELIEF = 500  # Number of frames that each sweep subtracts from the burden.
 CANCELLED = 4  # Number of frames that a cancelled call adds to the burden, and that a frame of an answer subtracts.
-LEAST_PING = 9.0  # Seconds between pings that are always allowed: gRPC's ten seconds, minus a margin for the network.
-_EARLY_PINGS = 2  # Number of earlier pings in a row that are allowed while nothing is sent to the client.
+LEAST_PING = 9.0  # Pings this many seconds apart are always allowed: gRPC's ten, minus a margin for the network.
+_EARLY_PINGS = 2  # Number of more frequent pings in a row that are allowed while nothing is sent to the client.
 
 
 class Burden:
-    """The burden caused by one client: `frames` that it sent without a message, minus those that its answers explain."""
+    """The burden caused by one client. `frames` counts frames that only cost time, minus those that its answers justify."""
 
     __slots__ = ("_early_pings", "_pinged_at", "frames")
 
@@ -27,7 +27,7 @@ class Burden:
         self._pinged_at = -math.inf
 
     def explain(self, frames: int) -> None:
-        """Subtract frames from the burden, because part of an answer is sent, and allow another ping."""
+        """Subtract frames from the burden, and forgive earlier pings, because part of an answer is sent."""
         self.frames -= min(self.frames, frames)
         self._early_pings, self._pinged_at = 0, -math.inf
 
@@ -57,7 +57,7 @@ _pack_head = struct.Struct(">HBBBI").pack  # Packs a frame's header: length (two
 _FLUSH = 1 << 17  # Maximum number of bytes of answers in frames that wait for `take`.
 _DRIBBLE = 1024  # Size in bytes below which a frame that doesn't end a message is tiny, and doesn't reduce the burden.
 _DRIBBLE_BURDEN = 10  # Number of frames that a tiny frame counts as, because it costs as much as a full one.
-_PATIENCE = 1000  # Burden from which on tiny frames wait for more room, or for the next sweep.
+_PATIENCE = 1000  # Burden above which tiny frames wait for more room, or for the next sweep.
 
 
 class ErrorCode(IntEnum):
@@ -85,8 +85,8 @@ class Broken(Exception):
 class Http2Writer:
     """Writer of one connection. Calls `wake` when there are bytes to take, but not again before `take`. `blocked` is the monotonic time
     since which the transport has been full, or 0. `stuck` has the streams whose message waits for room, each with a function that
-    sends as much as possible and returns True at the end of the message. `windows` has the streams whose answer hasn't ended, each
-    with the number of bytes that may be sent in addition to the client's initial window."""
+    sends as much as possible and returns True at the end of the message. `windows` has the streams with unfinished answers,
+    each with the number of bytes that may be sent in addition to the client's initial window."""
 
     __slots__ = (
         "_initial", "_no_table", "_out", "_roomy", "_sweeping", "_unflushed", "_wake", "_waking", "_window", "blocked", "burden", "stuck", "windows",
@@ -98,11 +98,11 @@ class Http2Writer:
         self.stuck: dict[int, Callable[[], bool]] = {}
         self.blocked = 0.0
         self._window = self._initial = DEFAULT_WINDOW
-        self._no_table = False  # True if the next block must say that it uses no table, as the client's has shrunk.
+        self._no_table = False  # True if the next block must say that it uses no table: the client has shrunk it.
         self._out: list[bytes] = []
         self._unflushed = 0
         self._waking = self._sweeping = self._roomy = False
-        """If `_roomy`, `take` tries to send the waiting messages of all streams. Single bytes from a client mustn't cause that."""
+        """If `_roomy`, `take` tries to send the waiting messages of all streams, which would be too slow to do every time."""
 
     def take(self) -> bytes:
         """Return the bytes to send, including as much of the waiting messages as there is room for."""
@@ -152,7 +152,7 @@ class Http2Writer:
         self.flush_soon()
 
     def answer(self, number: int, block: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole answer: header fields, data for which there is `room`, and trailers."""
+        """Send a whole answer: header fields, data and trailers. `room` must allow all of the data."""
         if self._no_table:
             self._no_table, block = False, _NO_TABLE + block
         size = len(data)
@@ -205,7 +205,7 @@ class Http2Writer:
         self.flush_soon()
 
     def widen(self, number: int, amount: int) -> ErrorCode:
-        """Enlarge a stream's window (number 0: that of all streams), and continue to send. Return an error code."""
+        """Enlarge a stream's window (that of all streams if the number is 0), and continue to send. Return an error code."""
         if not number:
             self._window += amount
             room = self._window

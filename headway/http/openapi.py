@@ -34,7 +34,7 @@ _ANY: dict[str, Any] = {
 
 
 class Kinds(NamedTuple):
-    """What one model takes and gives (None if unknown). The tensors and `per_call` are empty if they aren't public."""
+    """Kinds of one model's inputs and outputs, or None if unknown. The other fields are empty if they aren't public."""
 
     takes: ValueKind | None
     gives: ValueKind | None
@@ -49,7 +49,7 @@ _FACT = re.compile(r"\$\{(\w+)\}")
 _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
-"""Schemas of values. The document includes only those that its models take or return."""
+"""Schemas of values. The document includes only the ones that its models take or return."""
 _BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
 _COMMON = (  # Error codes of every other route with authentication.
@@ -57,7 +57,7 @@ _COMMON = (  # Error codes of every other route with authentication.
     errors.SERVICE_OVERLOADED, errors.BAD_REQUEST,
 )  # fmt: skip
 _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.SERVICE_OVERLOADED)
-"""Error codes of the Open Inference Protocol's metadata routes of one model."""
+"""Error codes of the Open Inference Protocol's metadata routes for one model."""
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -254,7 +254,7 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
 
 
 def _hides_models(settings: Settings) -> bool:
-    """Return True if model names are secret: anyone may read the document, but a credential may be limited to some models."""
+    """Return True if model names are secret: a credential may be limited to some models, but anyone may read the document."""
     return bool(settings.models and (settings.keys or settings.jwt))
 
 

@@ -8,13 +8,13 @@ from headway.http.routing import Request, Route, RouteAnswer, as_json
 
 _AWAITED = "none; a worker is on its way"
 _WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than expected", "unavailable": "none is healthy"}
-"""What clients are told about the workers, by readiness status."""
+"""Message about the workers for each readiness status."""
 
 
 def probe_routes(
     readiness: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
 ) -> list[Route]:
-    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients may be anyone, so they get no numbers or
+    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`. Clients, who may be anyone, get no numbers or
     names. Operators get the number of workers, why models failed to load, and `troubles`: the stores that don't answer."""
 
     async def live(request: Request) -> RouteAnswer:

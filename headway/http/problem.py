@@ -14,7 +14,7 @@ from headway.model import Failure
 
 
 class Problem(msgspec.Struct, gc=False):
-    """A problem document: the members of RFC 9457, and shorter members with the same content."""
+    """A problem document: members of RFC 9457, then Headway's own."""
 
     type: str
     title: str

@@ -1,6 +1,6 @@
 """Ordinary routes of the public port: health, tasks, models, bulk jobs, the OpenAPI document and its page.
 
-Inference requests are answered by the fast path. Their routes are listed here only to answer 405 to other methods.
+The fast path answers inference requests. Their routes are listed here only to answer 405 to other methods.
 """
 
 from __future__ import annotations

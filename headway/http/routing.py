@@ -71,7 +71,7 @@ class Request:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Header values by lower-case name. If a field is repeated, its first value."""
+        """Header values by lower-case name. For a repeated field, the first value counts."""
         return {name.decode(): value.decode("latin-1") for name, value in reversed(self.fields)}
 
     @cached_property
@@ -208,7 +208,8 @@ class Route:
 
 
 class Router:
-    """The routes of a port. The first one that matches answers. `hints` are appended to the message of a 404, by path prefix."""
+    """The routes of a port. A request is answered by the first route that matches. `hints` maps path prefixes to hints, which
+    are appended to the message of a 404."""
 
     def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:
         self._routes, self._hints = tuple(routes), hints or {}

@@ -137,7 +137,7 @@ class _Tasks:
         return as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
     async def _pieces(self, pieces: Iterator[bytes], tenant: str, media_type: str) -> RouteAnswer:
-        """Return an answer made in pieces, in the tenant's turns. Joining a large body would block the event loop."""
+        """Return an answer, built piece by piece as the tenant gets turns. Joining a large body would block the event loop."""
         answer, turns = LargeAnswer(pieces, None), self._gateway.turns
         await answer.made(turns, tenant)
         if answer.length <= PIECE:

@@ -17,8 +17,8 @@ MOST = 1e9  # Maximum rate and burst.
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
-    """Return the tables under the key `name` of a file, without validating them. Raises SettingError if the file isn't a `kind`.
-    `setting` is the setting that names the file. `unreadable` is the hint for a file that can't be read."""
+    """Return a file's tables under the key `name`, unvalidated. Raises SettingError if the file can't be read or doesn't fit
+    `kind`. `setting` is the setting that names the file. `unreadable` is the hint for a file that can't be read."""
     try:
         content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind)
     except OSError as exc:

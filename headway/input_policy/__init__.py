@@ -23,7 +23,7 @@ LONGEST_PATTERN = 4096
 MOST_PROCESSES = 16
 MOST_DEADLINE_MS = 10_000.0
 LONGEST_RUN = 1_000_000
-MOST_MEMORY = 8 << 20  # Maximum bytes of memory for the expression that a rule's patterns become.
+MOST_MEMORY = 8 << 20  # Maximum bytes of memory for the expression made from a rule's patterns.
 
 KINDS = ("normalise", "characters", "longest", "longest_run", "patterns", "function")
 """Kinds of rules, which are also keys. Each rule has exactly one of these keys, which determines its kind."""

@@ -1,5 +1,5 @@
-"""Keep-alive connections of the load generator, each with one request in flight. The pool reuses the last used connection first.
-A plain answer that arrives in one piece is parsed with a few searches, all others with the slower AnswerReader."""
+"""Keep-alive connections of the load generator, each with one request in flight. The pool prefers the connection used last. A
+plain answer that arrives in one piece is parsed with a few searches. All others need the slower AnswerReader."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import httptools
 from headway.client.errors import tls_fault
 from headway.errors import HeadwayError
 
-IDLE = -1  # Number of a connection without a request in flight.
+IDLE = -1  # The `number` of a connection without a request in flight.
 
 _MOST = 10_000
-_MOST_OPENING = 64  # Concurrent attempts to connect. Servers queue 100 or more; others are repeated a second later.
+_MOST_OPENING = 64  # Most attempts to connect at a time. Servers queue 100 or more; others are retried a second later.
 _SPARE_FILES = 64
 _CONNECT_WITHIN = 5.0  # Seconds that an attempt to connect may take.
 _STALE = 4.0  # Seconds after which an idle connection is not reused. Servers close idle connections after 5 s or more.
 
 
 class Owner(Protocol):
-    """What a connection notifies of its events."""
+    """Receiver of a connection's events."""
 
     def ready(self, connection: Connection) -> None: ...
 
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.number == IDLE:
-            self.close("unasked")  # After an unsolicited answer, all answers would be matched to the wrong requests.
+            self.close("unasked")  # After an unsolicited answer, each answer would be matched to the wrong request.
             return
         reader = self._reader
         if reader is None:
@@ -139,7 +139,7 @@ def _cause_of(exc: Exception) -> str:
 
 
 class AnswerReader:
-    """Parses one answer. `malformed`: the bytes aren't HTTP. `status` and `reusable` are set once it is `complete`."""
+    """Parses one answer. `malformed` is True if it isn't HTTP. `status` and `reusable` are set once it is `complete`."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -200,9 +200,9 @@ class Unreachable(HeadwayError):
 
 
 class ConnectionPool:
-    """Pool of at most `most` connections to one address; by default 10,000, or fewer if the process may open fewer files.
-    `build` returns a new connection. `tried` gets the error message, or "", of each attempt to connect that `grow`
-    starts."""
+    """Pool of at most `most` connections to one address; by default 10,000, or fewer if the process can't open so many files.
+    `build` returns a new connection. `tried` is called after each attempt to connect that `grow` has started, with the error
+    message, or "" after a success."""
 
     def __init__(
         self, host: str, port: int, most: int | None, build: Callable[[], Connection], tried: Callable[[str], None],
@@ -237,7 +237,7 @@ class ConnectionPool:
                 return
 
     def take(self, now: float) -> Connection | None:
-        """Return the idle connection that was used last, or None. `now` is on the clock of `idle_since`."""
+        """Return the idle connection that was used last, or None. `now` is from the same clock as `idle_since`."""
         idle = self.idle
         while idle:
             connection = idle.pop()

@@ -223,8 +223,8 @@ class _Problem(msgspec.Struct, gc=False):
 
 class Generator:
     """Load test. Create it in a running loop, and call `run` once. Raises SettingError if its trace cannot be read. `nonce`
-    makes each run's inputs different. Due times are relative to `started_at`, by `time.perf_counter` (infinity before the
-    start)."""
+    makes each run's inputs different. Due times are relative to `started_at`, a time of `time.perf_counter` (infinity before
+    the start)."""
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
         self.record = Record(spec.tiers)
@@ -267,7 +267,7 @@ class Generator:
         return record
 
     def stop(self) -> None:
-        """Stop sending. Requests in flight count as `interrupted`."""
+        """Stop sending. Requests without an outcome count as `interrupted`."""
         self.record.interrupted = True
         self._due = inf
         self._give_up(inf, "interrupted", "interrupted")
@@ -414,8 +414,8 @@ class Generator:
 
 
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
-    """Run a load test in its own event loop. If Ctrl-C ends it early, return the outcomes so far. `progress` is `every` of
-    `report_on`. Raises SettingError if a trace cannot be read, or Unreachable if the first connection fails."""
+    """Run a load test in its own event loop. If Ctrl-C ends it early, return the outcomes so far. For `progress` see
+    `every` in `report_on`. Raises SettingError if a trace cannot be read, or Unreachable if the first connection fails."""
 
     async def drive() -> Record:
         generator = Generator(spec, secrets.token_hex(4))

@@ -131,7 +131,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     promise_ms: float | None
     expect: str
     interrupted: bool  # True if it was stopped early.
-    arrivals_cv: float  # Coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
+    arrivals_cv: float  # Coefficient of variation of the gaps between due times: 0 if even, about 1 if Poisson.
     offered_rate: float  # Requests due per second.
     rows: int | None  # Rows of each request; null if its body has no tensors.
     answered_rows_rate: float | None  # Rows of 2xx answers per second, until the last answer; null without tensors.
@@ -356,8 +356,8 @@ def line(record: Record, seconds: float, duration: float) -> str:
 
 async def report_on(record: Record, elapsed: Callable[[], float], duration: float, every: float | None = None) -> None:
     """Write progress lines to standard error until cancelled, then clear the last line of a terminal. `elapsed` returns the
-    seconds since the start of the load (negative before it). `every` is the seconds between lines: 0 for none, None for the
-    default."""
+    seconds since the start of the load (negative before it). `every` is the number of seconds between lines. 0 means no lines,
+    None the default."""
     if every == 0.0:
         return
     live = sys.stderr.isatty()

@@ -114,7 +114,7 @@ def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
     if parts.scheme not in ("http", "https"):
         raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", example)
     if not parts.hostname:
-        raise SettingError("URL", url, "names no host", example)
+        raise SettingError("URL", url, "has no host", example)
     path = parts.path if parts.path not in ("", "/") else default
     authority = parts.netloc.rpartition("@")[2]
     tls = parts.scheme == "https"
@@ -140,7 +140,7 @@ def parse_mix(text: str) -> dict[str, float]:
 
 
 def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
-    """Parse API keys: `TIER=KEY`, or `KEY` for all tiers. Raises SettingError, which doesn't show keys."""
+    """Parse API keys: `TIER=KEY`, or `KEY` for all tiers. Raises SettingError, which names only the tier."""
     keys: dict[str, str] = {}
     known = list(tiers)
     for text in texts:

@@ -1,7 +1,7 @@
-"""Plain data that the parts exchange, by subject.
+"""Plain data that the parts of Headway exchange, one module for each subject.
 
-Points in time (`…_at`) are seconds on the broker's own clock, and have no meaning outside it. A gateway therefore only sends a
-broker durations in seconds (`queue_timeout`, `timeout`), never points in time."""
+Points in time (`…_at`) are seconds on the broker's own clock, and have no meaning outside it. So gateways send brokers
+only durations in seconds (`queue_timeout`, `timeout`), never points in time."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class NoWork(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchRun(msgspec.Struct, frozen=True, gc=False):
-    """How the batch of an answered entry ran. All answers from the batch share this object."""
+    """Facts about the run of a batch, shared by the answers to all its entries."""
 
     worker: str
     size: int  # Number of entries in the batch.
@@ -99,7 +99,7 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     elsewhere: bool = False  # True if the entry didn't run because it is pinned to a version other than the worker's.
     tokens: TokenCount | None = None  # Tokens that the input used, if the target or the API says so.
     crowded: bool = False  # True for a bulk line that must run again: the outputs of its batch were too large in total.
-    left_out: int = 0  # Size of an output dropped because its batch's were too large in total. Its entry runs again.
+    left_out: int = 0  # Size of an output dropped because those of its batch were too large. Its entry runs again.
 
 
 class Cause(enum.Enum):

@@ -74,7 +74,7 @@ class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True):
-    """What one process has to report since its last notice."""
+    """A process's reports since its last notice."""
 
     process: str
     departures: tuple[BatchDeparture, ...] = ()  # Batches that left or finished. A batch that did both is listed once.

@@ -62,7 +62,7 @@ MOST_ENDED = 10_000  # Maximum number of a tenant's finished jobs. The oldest ar
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a job failed. `line` is the number of the line in the input file that is at fault, if it was a line."""
+    """Why a job failed. If a line of the input file is at fault, `line` is its number."""
 
     code: str
     message: str

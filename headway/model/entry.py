@@ -31,12 +31,12 @@ class DedupKind(enum.Enum):
 class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Name of an answer that an entry may share with other entries of its tenant.
 
-    The first entry with a dedup key is the original, which runs. An entry that arrives before the original has an outcome follows
-    the original and gets the same outcome. An entry that arrives later gets the kept outcome and doesn't run."""
+    The first entry with a dedup key is the original, which runs. Until it has an outcome, later entries follow it, and get the
+    same outcome. After that, they get the kept outcome, and don't run."""
 
     kind: DedupKind
     key: str  # Unique within tenant and kind.
-    digest: bytes = b""  # Digest of the request; another is a conflict. Empty if the key is enough, or for a follower.
+    digest: bytes = b""  # Digest of the request; other digests conflict. Empty if the key is enough, or for a follower.
     keep: float = 0.0  # Seconds for which an outcome is kept.
     joins: bool = True  # True to follow an original that has no outcome yet, False to run as well.
     renews: bool = False  # True to run even if an outcome is kept, and then replace that outcome.
@@ -46,8 +46,8 @@ Submission = tuple[str, str, int]  # Tenant, id and nonce. They identify a submi
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One input on its way to a GPU, as the gateway submits it to a broker. The fields are stored in this order. Those from `limits`
-    on only matter for admission and packing, and aren't stored."""
+    """One input on its way to a GPU, as the gateway submits it to a broker. Fields up to `trace` are stored, in this order. The
+    others only matter for admission and packing."""
 
     id: str  # UUIDv7 string, unique within the tenant.
     model: str
@@ -66,7 +66,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     dedup_keys: tuple[DedupKey, ...] = ()  # Answers that it may share. The first that is kept or awaited is used.
     trace: bytes = b""  # Trace of a sampled request, packed by `headway.core.trace_context`.
     limits: tuple[Limit, ...] = ()  # Rate limits that are charged once, when the entry is admitted or joins.
-    digest: bytes = b""  # Digest of the request, if the client chose the id. No other digest may use a kept task's id.
+    digest: bytes = b""  # Digest of the request if the client chose the id. Other requests can't use a kept task's id.
     payer: int = 0  # Nonce of the entry charged for all inputs of its request, which are admitted together; 0 if none.
     count: int = 1  # Number of inputs of its request that are admitted with it, including itself.
     claims: bool = False  # True for a task whose id the client chose. Other models may not use the id then.

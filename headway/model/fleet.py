@@ -1,4 +1,4 @@
-"""What the workers and processes of a fleet report about themselves, and the workers' capacity."""
+"""Reports of a fleet's workers and other processes, and the workers' capacity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.model.entry import QueueName
 from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
-MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))  # Xid errors that a program, or its end, can cause on a healthy GPU.
+MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))  # Xids that running or ending programs can cause on a healthy GPU.
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, gc=False):
-    """What a worker reports about the model that it runs."""
+    """A worker's report about the model that it runs."""
 
     version: str = ""
     target: str = ""  # Digest of the target's code, the same for all workers that run this code. Empty if unknown.
@@ -65,15 +65,15 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # Name of a model that a gateway serves.
     shared: dict[str, str] = {}  # Settings that must be the same in the entire fleet, by name.
     last_seen: float = 0.0  # Broker time of the last heartbeat, set by the broker.
-    arrivals: dict[str, tuple[float, float]] = {}  # Requests/s of a gateway, by model: above the lowest tier; in it.
+    arrivals: dict[str, tuple[float, float]] = {}  # A gateway's requests/s by model: (higher tiers, lowest tier).
     scalable: dict[str, tuple[int, int]] = {}  # Number of workers and its maximum, by model, if it can be changed.
-    tenant_rates: dict[str, dict[str, float]] = {}  # Requests/s, by model, of the lowest tier's busiest tenants.
+    tenant_rates: dict[str, dict[str, float]] = {}  # Requests/s of the lowest tier's busiest tenants, by model.
     every: float = 1.0  # Seconds until the next heartbeat.
     versions: dict[str, dict[str, VersionCounts]] = {}  # Finished requests, by model in a rollout and version.
 
 
 class EndKind(enum.Enum):
-    """How a process ended."""
+    """Way in which a process ended."""
 
     STOPPED = "stopped"
     DRAINED = "drained"

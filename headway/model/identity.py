@@ -60,8 +60,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
-    """Check that a new key can be stored. Raises ValueError if its id is taken, or if a valid key replaces the same key. `alike` are
-    the stored keys with the same id, and those that replace the same key. No key may be added during the check."""
+    """Check that a new key can be stored. Raises ValueError if its id is taken, or if the key that it replaces already has a
+    valid replacement. `alike` are the stored keys with its id, and those that replace the same key. No key may be added during
+    the check."""
     for other in alike:
         if other.id == key.id:
             raise ValueError(f"a key with the id {key.id!r} already exists")

@@ -42,10 +42,10 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     task: bool = False  # True if the outcome is kept, to be fetched by the request's id.
     fresh: bool = False  # True to ignore a kept answer to the same request. Unless `unkept`, the new one is then kept.
     chosen: bool = False  # True if the client chose the id. If a task with this id is kept, its outcome is the answer.
-    # User to count inputs that fail for, instead of the principal's. If empty, the request runs even if its input is known to fail.
+    # User to blame for an input that fails, if not the principal's user. If empty, the input runs even if it is known to fail.
     origin: str | None = None
     whole: bytes = b""  # Digest of the request, if it has several inputs and a key. Another digest is a conflict.
-    count: int = 1  # Number of the request's inputs in its first input, and 0 in the others.
+    count: int = 1  # Number of the request's inputs. Only its first input has this; the others have 0.
     version: str = ""  # Version of the model that must answer, or empty for any.
     way: str = ""  # Route or method of the request, such as `POST /v1/inference` or `grpc SERVICE/METHOD`.
     trace: TraceContext | None = None  # The client's span, if the request names one and traces are recorded.

@@ -71,13 +71,11 @@ class Output(Generic[T]):
         for name, count in (("tokens", tokens), ("prompt_tokens", prompt_tokens)):
             if type(count) is not int:
                 kind = type(count).__name__
-                raise TypeError(f"{name} is a {kind}, expected a whole number; make it one by int()")
+                raise TypeError(f"{name} is a {kind}, expected a whole number; convert it with int()")
             if not 0 <= count <= MOST_TOKENS:
                 raise ValueError(f"{name} is {count}, expected a number from 0 to {MOST_TOKENS}")
         if prompt_tokens > tokens:
-            raise ValueError(
-                f"prompt_tokens is {prompt_tokens}, which is more than tokens, {tokens}: these are all together"
-            )
+            raise ValueError(f"prompt_tokens is {prompt_tokens}, but tokens, which includes them, is only {tokens}")
         self.value, self.tokens, self.prompt_tokens = value, tokens, prompt_tokens
 
 
@@ -147,7 +145,7 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
     shape: CostShape
     alpha: float  # Fixed part in seconds.
     beta: float  # Seconds for each input, unit of weight, or padded unit of weight.
-    longest: float = 1.0  # Weight to which inputs are padded, that of the batch's heaviest. Recent mean over inputs.
+    longest: float = 1.0  # Recent mean of the weight to which each input is padded: that of the heaviest in its batch.
     error: float = 0.0  # Recent mean error of the forecasts, relative to the run time.
 
 

@@ -60,8 +60,9 @@ class Sent(NamedTuple):
 
 
 class TensorDialect(Dialect, frozen=True):
-    """Base class of both dialects. `input` and `output` are the names of the text tensors. An empty `output` means the only output,
-    under any name. If `column`, texts have the shape [n, 1], not [n]. `inputs` and `outputs` are empty for text models or if unknown."""
+    """Base class of both dialects. `input` and `output` are the names of the text tensors. If `output` is empty, the answer's
+    only output is used, whatever its name. If `column`, texts have the shape [n, 1], not [n]. `inputs` and `outputs` describe
+    the model's tensors; they are empty for text models, and while unknown."""
 
     shared_parameters: ClassVar[bool] = True
     input: str = INPUT
@@ -206,7 +207,7 @@ def _check_spec(head: TensorHead, spec: TensorSpec) -> None:
 
 
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Split a tensor into parts with these numbers of rows, where 0 counts as 1."""
+    """Split a tensor into parts. `rows` has the number of rows of each part; 0 counts as 1."""
     head, data, elements = tensor.head, memoryview(tensor.data), list[bytes]()
     if head.datatype == BYTES:
         try:
@@ -244,7 +245,7 @@ def _text_item(element: bytes) -> ItemResult:
 
 @lru_cache(maxsize=16)
 def _example(specs: tuple[TensorSpec, ...]) -> Tensors | None:
-    """Return a row of zeros for each input, or None if an axis is free, because the model may not take every size."""
+    """Return a row of zeros for each input, or None if that is large, or an axis has no fixed size (some sizes may fail)."""
     if not specs or any(size < 0 for spec in specs for size in spec.shape):
         return None
     if sum(count_of(spec.shape) * (SIZES[spec.datatype] or len(WARM_UP)) for spec in specs) > _LARGEST_EXAMPLE:

@@ -34,7 +34,7 @@ class ServerMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorMetadata(msgspec.Struct, frozen=True):
-    """Metadata of an input or output. A dimension of -1 is free."""
+    """Metadata of an input or output. A dimension of -1 may have any size."""
 
     name: str
     datatype: str = BYTES

@@ -109,8 +109,9 @@ def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
 
 
 def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
-    """Return the head of the only input, given the size of its data in bytes. The data fill its rows, or a single row if a row has a
-    free axis. BYTES data are a single element. Raises BadRequest if the size doesn't determine the shape."""
+    """Return the head of a model's only input, given the size of its data in bytes. BYTES data are a single element. Other
+    data are a single row if one of its axes may have any size, and otherwise one or more rows. Raises BadRequest unless the
+    model has exactly one input, and the size determines the shape."""
     if len(specs) != 1:
         takes = f"the model takes {shown_specs(specs)}" if specs else "the model's inputs are not known yet"
         raise BadRequest(f"the body consists only of data, which works only for models with one input; {takes}")
@@ -192,9 +193,9 @@ def are_tensors(outputs: Sequence[Value]) -> TypeGuard[Sequence[Tensors]]:
 
 
 def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
-    """Concatenate the rows of the outputs of all inputs (at least one). Return the `wanted` outputs in that order or, if none are
-    listed, all outputs, in binary form if `binary`. Raises BadRequest if a wanted output doesn't exist, or if outputs differ in more
-    than their rows. Raises RequestError if an output is corrupt."""
+    """Concatenate the rows of the outputs of all inputs (at least one). Return the `wanted` outputs in that order. If `wanted`
+    is empty, return all outputs, in binary form if `binary`. Raises BadRequest if a wanted output doesn't exist, or if outputs
+    differ in more than their rows. Raises RequestError if an output is corrupt."""
     try:
         values = list(map(unpack, outputs))
     except NoTensors as exc:
@@ -218,7 +219,8 @@ def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *
 
 
 class OutputForm(NamedTuple):
-    """The form of answers: tensors without data, where their data are in the output's value, and the value's length."""
+    """The form of answers. `tensors` have no real data. `places` says where their data are in the output's value, which has
+    `length` bytes."""
 
     tensors: Sequence[OutputTensor]
     places: Sequence[slice]

@@ -23,7 +23,7 @@ _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
-    """What a client requests through parameters. `tier` is the index of the highest acceptable tier. After `timeout` seconds, the
+    """Options that a client sets through parameters. `tier` is the index of the highest acceptable tier. After `timeout` seconds, the
     answer is useless. If `binary`, outputs are in binary form. If `final`, a request's last answer on a stream is marked."""
 
     tier: int = 0

@@ -161,7 +161,7 @@ def element_of(output: Value, gives: ValueKind | None) -> bytes:
     if gives is ValueKind.BYTES and isinstance(output, str):
         try:
             return b64decode(output, validate=True)
-        except (binascii.Error, ValueError):  # During an update a worker may still return texts.
+        except (binascii.Error, ValueError):  # During an update, a worker may still return texts.
             pass
     return output.encode() if isinstance(output, str) else output
 

@@ -1,7 +1,7 @@
 """gRPC messages and services. Requires the extra `grpc`. `make protos` compiles the .proto files next to this one.
 
-They have their own descriptor pool. In the process-wide pool, names must be unique, and a target or a program that embeds Headway may
-import other generated code for the same protocols (tritonclient's, for example).
+The messages have their own descriptor pool. In the process-wide pool, names must be unique, and a target or a program that
+embeds Headway may import other generated code for the same protocols (tritonclient's, for example).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPEN_INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
-SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)  # Of the gRPC port, in listing order.
+SERVICES = (HEADWAY, OPEN_INFERENCE, HEALTH, REFLECTION, REFLECTION_ALPHA)  # In listing order.
 
 Message = Any  # A protobuf message. Type checkers don't know its class, because it is created at import time.
 

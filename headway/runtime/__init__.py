@@ -1,1 +1,1 @@
-"""What all services of a process use, such as loops, logs, counters, spans, TLS and listening sockets."""
+"""Parts that every service uses: event loops, logs, counters, spans, TLS, listening sockets."""

@@ -33,7 +33,7 @@ log = get_logger(__name__)
 CHECK_FILES_EVERY = 1.0  # Seconds between two checks of the files.
 PROTOCOLS = ("http/1.1", "h2")  # Protocols of ports, by their ALPN names.
 DAY = 86_400.0
-NEAR = 14 * DAY  # Time before a certificate expires when the log warns, or a sixth of its validity if that is less.
+NEAR = 14 * DAY  # The log warns this long before a certificate expires, or a sixth of its validity if that is less.
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
 _OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Permissions on a key file that only its owner should have.
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")  # OpenSSL's reason codes.
@@ -90,7 +90,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     rereads = ""
     _purpose: ClassVar[str]  # What follows "certificate" in log lines, such as " for the remote API".
-    _refuser: ClassVar[str]  # Who refuses an invalid certificate in log lines, such as "clients refuse".
+    _refuser: ClassVar[str]  # In log lines: who refuses an invalid certificate, such as "clients refuse".
 
     def __init__(
         self, first: str, second: str, third: str, counts: TlsCounts, now: Callable[[], float] = time.time

@@ -169,18 +169,18 @@ class GatewayCounts:
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the decoded request to its answer by (model, tier), leaving out requests refused on arrival."""
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)  # Waits, by (model, tier).
-        self.overhead_seconds = _seconds()  # What Headway itself adds to queueing and run; one sample per batch.
-        self.failed_seconds: defaultdict[str, float] = defaultdict(float)  # Part of `request_seconds` with errors.
+        self.overhead_seconds = _seconds()  # Total time minus waiting and running; one sample per batch.
+        self.failed_seconds: defaultdict[str, float] = defaultdict(float)  # Seconds of failed requests, by model.
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Refusals by (reason, tier, model). The model is empty if it was unknown or isn't served."""
         self.client_retries = 0  # Requests that clients declare to be retries.
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Answers that came from another request's run, by (model, kind of the dedup key, `joined` or `kept`)."""
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Tokens reported by targets, by (model, tenant, `run`, or `shared` for answers from another request's run)."""
+        """Tokens reported by targets, by (model, tenant, source): `run`, or `shared` for answers from another request's run."""
         self.token_tenants: set[str] = set()  # Tenants that have their own counts in `tokens`.
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
-        """Batches that have answered requests of this process, by (model, entries of the batch, or rows of tensors)."""
+        """Batches that have answered requests of this process, by (model, size in entries, or in rows of tensors)."""
         self.more_rows: defaultdict[str, int] = defaultdict(int)  # Answered rows beyond the first of each request.
         self.last_answer: dict[str, float] = {}  # Monotonic time of the last answer from a batch, by model.
         self.throttle: dict[str, float] = {}
@@ -209,17 +209,17 @@ class WorkerCounts:
         """Size of a batch as a fraction of the largest allowed, by model."""
         self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)  # Runs, by (model, worker).
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Finished inputs by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
+        """Finished inputs by (model, version that ran them, outcome): OK, ITEM, BULK, or why the batch failed."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
         """GPU seconds without a used output, by cause (`departed` clients, the cause of a failed batch, or BULK)."""
         self.breaker_state: dict[str, int] = {}  # State of the breaker by backend: 0 closed, 1 half open, 2 open.
         self.bulk_kills: defaultdict[str, int] = defaultdict(int)  # Deaths during batches with bulk entries, by worker.
         self.restarts: defaultdict[str, int] = defaultdict(int)  # Restarts by worker.
         self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)  # Starts of backends, by (model, worker).
-        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)  # Of successful starts, by model.
+        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)  # Times of successful starts, by model.
         self.evictions: defaultdict[str, int] = defaultdict(int)  # Unloaded models, by the reason to load another one.
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Large inputs and outputs of worker processes, by (`in` or `out`, `arena`, or `frame` if the arena was full)."""
+        """Large inputs and outputs of worker processes, by (`in` or `out`, way): `arena`, or `frame` if the arena was full."""
 
 
 class BrokerCounts:
@@ -272,7 +272,7 @@ class Counters:
         self.tls = TlsCounts()
         self.store = StoreCounts()
         self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)  # Requests, by (rule, effect).
-        self.bulk_lines: defaultdict[str, int] = defaultdict(int)  # Recorded here, by `answered` or `failed`.
+        self.bulk_lines: defaultdict[str, int] = defaultdict(int)  # Finished lines, by `answered` or `failed`.
         self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}  # By reason. One thread changes each number.
 
 

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 BACKLOG = 2048  # Maximum number of connections that the system queues until they are accepted.
 HANDLES = 4  # Handles per listening socket, because libuv accepts one connection per handle and turn of the event loop.
 SPARE = 32  # Descriptors that clients can't use: half to refuse them, half for workers, files and operators.
-LEAST, EACH_WORKER = 64, 7  # Descriptors that a process needs at least, and for each worker. It opens 31 to 46, and 5.
+LEAST, EACH_WORKER = 64, 7  # Descriptors for a process, which opens 31 to 46, and for each worker, which opens 5.
 
 
 class ListeningSocket:
@@ -48,7 +48,7 @@ class ListeningSocket:
         return bool(poll.poll(0))
 
     async def listen(self) -> None:
-        """Listen. Raises SettingError if another program has begun to listen here."""
+        """Listen. Raises SettingError if another program is already listening here."""
         try:
             self._spare.listen(BACKLOG)  # If uvloop did this and failed, the loop couldn't be closed.
         except OSError as exc:
@@ -91,7 +91,7 @@ class ListeningPort:
         self.port = 0
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
-        """Prepare for connections, and return the factory of their protocols."""
+        """Prepare for connections, and return their protocol factory."""
         raise NotImplementedError
 
     def look(self) -> float:
@@ -104,7 +104,7 @@ class ListeningPort:
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen, after `bind` unless bound. Raises SettingError like `bind`, or if another program listens by now."""
+        """Listen, after `bind` if necessary. Raises SettingError as `bind` does, or if another program is already listening."""
         if not self._sockets:
             await self.bind()
         raise_descriptor_limit()
@@ -222,12 +222,12 @@ def open_descriptors() -> int:
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """Return the lowest descriptor that leaves fewer than `spare` free. At a low limit, at most a quarter is spared."""
+    """Return the lowest descriptor that leaves fewer than `spare` free. If the limit is low, at most a quarter is kept free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return a transport's descriptor. The system assigns the lowest free number, so it shows how many are in use."""
+    """Return a transport's descriptor. The system assigns the lowest free number, so this shows how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

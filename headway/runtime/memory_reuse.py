@@ -1,7 +1,8 @@
 """Memory reuse. The process keeps large freed blocks, so that later blocks need no fresh pages.
 
-Fresh pages account for four fifths of the time to receive and copy 5 MB. By default, the C library returns large blocks as soon as
-they are freed, and the free end of the heap once it exceeds a threshold. So a host's threshold must exceed several long answers.
+Fresh pages account for four fifths of the time to receive and copy 5 MB. By default, the C library gives back large blocks as
+soon as they are freed, and the free end of the heap once it exceeds a threshold. So in a host, this threshold must exceed
+the size of several long answers.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from headway.runtime.race import heed_cancellation
 from headway.runtime.supervisor import Supervisor
 
 PERIOD = 1.0  # Seconds between two calls, by default.
-EARLY = 0.1  # Share of a period before its tick that counts as after the tick, because timers may fire early.
-HALF = 0.5  # Period in seconds of the ticks at which longer pauses end.
+EARLY = 0.1  # In the last tenth before a tick, the tick counts as past, because timers may fire early.
+HALF = 0.5  # Seconds between the ticks at which pauses end, except for very short ones.
 
 
 def until_tick(every: float) -> float:
@@ -35,9 +35,9 @@ def ending_at_tick(pause: float) -> float:
 
 
 class Periodic:
-    """Calls `act` immediately, and then at each tick of `every` seconds, a number or a function that returns it. If the
+    """Calls `act` immediately, and then at each tick of `every` seconds, a number or a function that returns one. If the
     broker or store is unreachable, `act` is called again at the next tick. The log calls the broker or store `what`; if
-    empty, outages aren't logged."""
+    `what` is empty, outages aren't logged."""
 
     def __init__(
         self,

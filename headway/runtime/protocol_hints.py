@@ -1,4 +1,4 @@
-"""Log lines about clients that use the wrong protocol on a port, or break its rules, at most one a minute of each kind."""
+"""Log lines about clients that use the wrong protocol on a port, or break its rules: at most one line a minute of each kind."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ TIDIES = 20.0  # Seconds to clean up, for a task that may have to end and reap a
 
 
 async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Future[Any] | None]:
-    """Wait until one of the awaitables is done, and end the others; if cancelled, end them all. Return the futures of the
-    finished ones in order, with None for each of the others. For `tidies`, see `end`."""
+    """Wait until one of the awaitables is done, and end the others. If cancelled, end them all. Return a list with the
+    future of each awaitable that has finished, and None in place of each other one. For `tidies`, see `end`."""
     running = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

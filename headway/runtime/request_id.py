@@ -1,4 +1,4 @@
-"""Request ids."""
+"""Ids for requests that come without one. `doors.fields.read_id` reads the ids that clients choose."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ inputs with a total weight W and a largest weight L, the formula is
     f = a + b·n + c·W + d·L + e·n·L    (a to e are at least 0, and fitted to all batches by relative least squares)
 
 It has a term for each usual kind of cost: per call, input, token, decoding step, and padded token. Of the NEAR recorded batches
-that are nearest in ln n, ln W and ln L, one is drawn at random. Its time is multiplied by f of the simulated batch divided by its
-own f. So whatever the formula misses, such as steps and chance, comes from similar batches."""
+that are nearest in ln n, ln W and ln L, one is drawn at random. Its time is multiplied by f of the simulated batch, and divided
+by its own f. So whatever the formula misses, such as steps and chance, comes from similar batches."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Known(NamedTuple):
 
 
 class BatchTimes:
-    """Draws run times from at least one recorded batch. `padded` is True if the model seems to pad all inputs to the longest."""
+    """Draws run times from one or more recorded batches. `padded` is True if the model seems to pad inputs to the longest."""
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
         self.weights = tuple(weight for batch in batches for weight in batch.weights)
@@ -83,8 +83,9 @@ class BatchTimes:
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
-        """Return the mean run time in seconds of batches with up to `count` inputs and a weight of up to `max_weight` (0: no limit).
-        Weights are drawn evenly from `weights`, for `near` batches at once, which are sorted so that similar weights share a batch."""
+        """Return the mean run time in seconds of batches of up to `count` inputs and weight `max_weight` (0: no limit). Weights
+        are drawn from `weights` at random, for `near` batches at a time. They are then sorted, so that similar inputs share
+        a batch."""
         key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time
@@ -164,7 +165,7 @@ def _terms(weights: Sequence[int]) -> tuple[float, ...]:
 
 
 def _fitted(batches: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Fit the factors of the terms, each at least 0: the least sum of squared relative errors, found by coordinate descent."""
+    """Fit non-negative factors of the terms by coordinate descent, minimising the sum of squared relative errors."""
     rows = [[term / seconds for term in terms] for terms, seconds in batches]
     scales = [math.sqrt(math.fsum(row[term] ** 2 for row in rows)) for term in range(len(rows[0]))]
     columns = [[row[term] / scale for row in rows] for term, scale in enumerate(scales)]

@@ -1,4 +1,4 @@
-"""Simulates a day of traffic with the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
+"""Simulates a day of traffic with the autoscaler: GPU-hours, answers within the promise, and changes of the number of workers.
 
 A day has too many requests to follow each one. So arrivals are counted per second, and the backlog is a number that rises with
 arrivals and falls by what the workers can do in full batches. The production code decides: `core.scaling.scaler` is called once a
@@ -31,7 +31,7 @@ from headway.errors import SettingError
 DAY = 86_400
 TENTHS = 10  # Parts of a second in which the arrivals of a trace are counted.
 FIRST_SECONDS = 600  # Seconds from which FIXED and PLAN learn how uneven arrivals are.
-LEAST_RECORD = 600.0  # Seconds to which a shorter trace is repeated before its arrivals are counted.
+LEAST_RECORD = 600.0  # A shorter trace is repeated up to this many seconds before its arrivals are counted.
 WAVE = 0.6  # Amplitude of the daily wave, as a share of its mean.
 DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0  # Start, rise and length of the doubling in seconds.
 FIXED = "fixed"  # Policy with a constant number: the fewest workers that keep the promise in the busiest minute.
@@ -106,7 +106,7 @@ def day_arrivals(day: Day) -> tuple[list[float], float]:
 
 
 def record_counts(trace: Sequence[float], rate: float) -> tuple[list[int], float]:
-    """Return the arrivals per second of a trace, sped up to `rate` and repeated, and their dispersion in tenths of a second."""
+    """Repeat a trace at a given rate. Return the number of arrivals in each second, and their dispersion within a second."""
     laps = max(2, math.ceil(LEAST_RECORD * rate / len(trace)))
     length = len(trace) / rate
     scale = length * (1.0 - 1.0 / len(trace)) / (trace[-1] - trace[0])
@@ -138,7 +138,7 @@ class Backlog:
         self._day, self._dispersion = day, dispersion
 
     def serve(self, arrivals: float, workers: int) -> tuple[float, float]:
-        """Serve the arrivals of one second. Return how many of them are answered within the promise, and how many are refused."""
+        """Serve the arrivals of one second. Returns how many are answered within the promise, and how many are refused."""
         capacity = workers * self._day.cost.pace
         room = max(capacity * (1.0 + QUEUE_SECONDS) - self.waiting, 0.0)
         accepted = min(arrivals, room)
@@ -147,7 +147,8 @@ class Backlog:
         return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Return the share of arrivals answered within the promise. Each waits until the backlog is cleared, then up to one gap."""
+        """Return the share of arrivals answered within the promise. An arrival waits until the backlog has cleared, then up to
+        one `gap` until a batch starts, and longer by chance."""
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots

@@ -88,7 +88,7 @@ class Gateway:
         self._turn = turn
 
     def come(self, entry: Entry, now: float) -> float | None:
-        """Accept an entry. Return when to call `send`, or None if that is planned already."""
+        """Accept an entry. Returns when to call `send`, or None if that is planned already."""
         self.gathered.append((entry, now))
         if now >= self._open_at:
             return now
@@ -159,7 +159,7 @@ _LOOKS_AT = attrgetter("looks_at")
 
 
 def _rng(scenario: Scenario, purpose: str) -> random.Random:
-    """Return the random numbers for one purpose. As each purpose has its own, arrivals are the same for every policy."""
+    """Return the generator for one purpose. Each purpose has its own, so arrivals are the same under every policy."""
     return random.Random(f"{scenario.seed}/{purpose}")  # noqa: S311 - the same seed, the same run
 
 
@@ -215,7 +215,7 @@ class _Clients:
         self._choose_gateway = choose_gateway(scenario, _rng(scenario, "doors").random)
         self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
         self._straight = scenario.topology.gather == 0.0 and scenario.topology.shards == 1  # Gateways can be skipped.
-        self.sending = 0  # Gateways about to send.
+        self.sending = 0  # Gateways that are about to send.
         self.closed = False  # True once the last request has come.
 
     def start(self) -> None:
@@ -443,7 +443,7 @@ class _Simulation:
             self.wake_idle(shard, now)
 
     def wake_idle(self, shard: Shard, now: float) -> None:
-        """Let idle workers claim while there is something for them. Then set the timer to when there may be more."""
+        """Let idle workers claim while there is something for them. Then set the timer for when there may be more."""
         idle, queue = shard.idle, shard.queue
         shard.looks_at = math.inf
         while idle:
@@ -469,7 +469,7 @@ class _Simulation:
             self._look(worker, worker.rest, now)
 
     def _look(self, worker: Worker, rest: int, now: float) -> None:
-        """Let an idle worker claim from the next shard if that is behind. Look again later if it is still idle."""
+        """Let an idle worker claim from the next shard, if that shard is behind. If still idle, look again later."""
         home = worker.home
         if worker.rest != rest or worker.name not in home.idle:
             return

@@ -23,20 +23,20 @@ from headway.simulator.scenario import Scenario
 
 SEEDS = 5
 BULK_SEEDS = 2  # Runs for predicting the bulk lines. They differ little.
-SETTLING = 75.0  # Warm-up in batch times. Near saturation, a fleet starts in step, and needs that many to spread out.
-FOUND_OUT = 3.0  # Factor of the warm-up for a model that pads. Entries pile up until workers discover that it pads.
+SETTLING = 75.0  # Warm-up in batch times. Near saturation, GPUs start in step, and take this long to spread out.
+FOUND_OUT = 3.0  # For a model that pads, the warm-up is longer by this factor: entries pile up until workers notice.
 MEASURED = 50.0  # Minimum number of batch times to measure.
 MEASURED_REQUESTS = 10_000  # Minimum number of requests to measure in each run for a prediction.
 RATE_STEPS = 5  # Bisections in the search for the highest rate, which is then known to 1/32 of the spare capacity.
 RATE_SEEDS = 2  # Runs that must meet the targets at each of these rates.
 RATE_REQUESTS = 5_000  # Fewest requests in each of these runs, which take most of a plan's time.
-EDGE_SHARE, EDGE_MS = 0.03, 2.0  # A real run may miss a target that is as close as this share of it, or this many ms.
+EDGE_SHARE, EDGE_MS = 0.03, 2.0  # A real run may miss a target if it is within this share of it, or this many ms.
 # Student's t for a two-sided 95 % interval, by number of values.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of the planner, which chooses the number of workers, the times and the seed of the scenario."""
+    """Task of the planner. The planner itself chooses the scenario's number of workers, times and seed."""
 
     scenario: Scenario
     p95: float | None = None  # Maximum 95th percentile of latency in seconds; None for no limit.
@@ -184,7 +184,7 @@ class _Planner:
             return None
 
     def _bulk(self, gpus: int, rate: float) -> float:
-        """Return the bulk lines per second that fit in next to the load. The promise is the target for P95, or else for P99."""
+        """Return how many bulk lines per second can run beside the load. The promise is the target for P95, or else P99."""
         promise = self._goal.p95 or self._goal.p99
         self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s with bulk jobs")
         rates = []
@@ -230,7 +230,7 @@ class _Planner:
         return gpus
 
     def _estimate(self) -> int:
-        """Return the number of GPUs from the formula, or 0 if it doesn't apply. For a model that pads, only the capacity counts."""
+        """Return the number of GPUs from the formula, or 0 if it doesn't apply. For a model that pads, only capacity counts."""
         scenario, target = self._goal.scenario, self._goal.p95
         if scenario.pads:
             return math.floor(scenario.rate / scenario.capacity) + 1

@@ -29,7 +29,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     failed: int  # Requests that were given up because their batches failed.
     reasons: dict[str, int]  # Losses by kind and reason, such as `refused: shed`.
     in_time: int | None  # Answers within the promise; null if there is none.
-    goodput: float  # Answers per second, only those within the promise if there is one.
+    goodput: float  # Answers per second; if there is a promise, only those within it.
     latency_ms: Latency  # Latencies of answers.
 
 

@@ -45,7 +45,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Death of `workers` workers at time `at`. If `silent`, nobody notices until heartbeats are missed and leases expire."""
+    """At time `at`, `workers` workers die. If `silent`, nobody notices until heartbeats are missed and leases expire."""
 
     at: float
     workers: int
@@ -103,10 +103,10 @@ class Topology:
 class Scenario:
     """A simulated service and its load. Raises SettingError if a field has an impossible value.
 
-    The help texts of the options describe their fields. All weights are equally likely; for a model that pads, they are lengths.
+    The help texts of the options describe the fields. All weights are equally likely; for a model that pads, they are lengths.
     Batch times have a log-normal distribution, and times between deaths an exponential one. Half of the overhead comes before a
-    run, and half after it. Latencies include the overhead and a gateway's time for gathering entries. Each request goes to a random
-    gateway, and is followed until it ends. Arrivals depend on the seed, but not on the policy."""
+    run, and half after it. Latencies include the overhead and a gateway's time for gathering entries. Each request goes to a
+    random gateway, and is followed until it ends. Arrivals depend on the seed, but not on the policy."""
 
     # fmt: off
     workers: int = tool_option(MISSING, "--workers", "K", _MODEL,
@@ -168,7 +168,7 @@ class Scenario:
         if self.padded and not self.weights:
             raise SettingError("--padded", True, "needs the lengths of inputs", LENGTHS_HINT)
         if self.max_weight and not self.weights:
-            raise SettingError("--max-batch-weight", self.max_weight, "needs the weights of inputs", WEIGHTS_HINT)
+            raise SettingError("--max-batch-weight", self.max_weight, "needs input weights", WEIGHTS_HINT)
         if not 0 <= self.warmup < self.duration:
             reason = f"must lie between 0 and the duration of {self.duration:g} s"
             raise SettingError("--warmup", self.warmup, reason, "Shorten it, or increase --duration.")
@@ -196,7 +196,7 @@ class Scenario:
             reason = f"no recorded batch has more than {times.largest} inputs"
             raise SettingError("--max-batch-size", self.max_batch, reason, "Record larger batches, or reduce it.")
         if not self.weights:
-            raise SettingError("--batch-times", f"{len(times)} batches", "needs the weights of inputs", WEIGHTS_HINT)
+            raise SettingError("--batch-times", f"{len(times)} batches", "needs input weights", WEIGHTS_HINT)
         if max(self.weights) > times.heaviest:
             reason = f"no recorded input is heavier than {times.heaviest}"
             raise SettingError("--weights", max(self.weights), reason, "Record longer inputs, or reduce it.")
@@ -275,7 +275,7 @@ class Scenario:
 
 
 def _mean_longest(ascending: Sequence[int], count: int) -> float:
-    """Return the mean of the longest of `count` lengths drawn from these."""
+    """Return the mean of the longest of `count` lengths drawn at random from `ascending`."""
     total, below, mean = len(ascending), 0.0, 0.0
     for place, length in enumerate(ascending, 1):
         reached = (place / total) ** count

@@ -79,8 +79,8 @@ class RowRefused(ValueError):
 
 class Session:
     """One transaction, with the methods of an asyncpg connection. `who` names the server in errors. All methods raise
-    RowRefused if the server refuses a value, ValueError if a string can't be sent at all, and StoreUnavailable
-    otherwise."""
+    RowRefused if the server refuses a value, ValueError if a string can't be sent at all, and StoreUnavailable for
+    any other failure."""
 
     def __init__(self, connection: asyncpg.Connection, who: str) -> None:
         self._connection, self._who = connection, who

@@ -180,7 +180,7 @@ def _first(rows: Sequence[Any]) -> BulkJob | None:
 
 
 def _job(row: Sequence[Any]) -> BulkJob:
-    """Decode a job. Its columns are newer than its document."""
+    """Decode a job. Fields that have a column are taken from it, because the document may be older."""
     document, status, cancelling_at, owner, generation = row
     return replace(
         _decode(document), status=JobStatus(status), cancelling_at=cancelling_at, owner=owner, generation=generation

@@ -8,7 +8,7 @@ row of JSON, and ledger rows are written fifty at a time.
 Both threads notice if the open file is replaced:
 
 the file is still there       ──▶ work
-there is no file              ──▶ wait, because the file may come back, and a new file would get its log
+there is no file              ──▶ wait, because the file may come back, and a new file would get the old file's log
 another file is there         ──▶ switch to it, if it is a ledger
 the file's log is missing     ──▶ corrupted, because everything written from now on would be lost
 
@@ -73,7 +73,7 @@ class FileIdentity(NamedTuple):
 
 
 class ConnectionThread:
-    """Thread that runs one call at a time on its own connection. The first call starts it, and raises the errors of
+    """Thread that runs one call at a time on its own connection. It starts on the first call, which raises any error of
     `connect`. `moves` counts how often the open file was replaced."""
 
     def __init__(self, name: str, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
@@ -193,7 +193,7 @@ def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """Raise StoreUnavailable if a file isn't a ledger. This uses neither locks nor the log, which may be another file's."""
+    """Raise StoreUnavailable if a file isn't a ledger. Takes no locks. Ignores the log, which may belong to another file."""
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -317,8 +317,8 @@ class SqliteStore:
     async def _do(
         self, thread: ConnectionThread, other: ConnectionThread, work: Callable[[sqlite3.Connection], T]
     ) -> T:
-        """Run `work` on a thread. If the file was replaced, make the other thread, even if idle, release the old one,
-        too."""
+        """Run `work` on a thread. If the file was replaced, the other thread then also releases the old file, even if it is
+        idle."""
         moves = thread.moves
         outcome = await thread.do(work)
         if thread.moves != moves:

@@ -14,7 +14,7 @@ from headway.version import __version__
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """The numbers of one process that aren't counters, and its possible label values. Only `models` are exported.
+    """The numbers of one process that aren't counters, and its possible label values. Metrics only cover `models`.
 
     A number is None if the process lacks that part: `pending` and `promise` without a gateway, `slots` without batchers,
     and `leader` without a controller. `promise` is the latency in seconds promised for 95 % of the requests. `bulk_paused`
@@ -44,9 +44,9 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """The numbers of the whole fleet. `letters` counts each model's current dead letters, and `letters_ever` past ones,
-    too. `expected` is the intended number of healthy workers, or 0 if unknown. `memory` is how many bytes the broker's
-    servers use and may use (0 for no limit), or None for a broker in this process."""
+    """The numbers of the whole fleet. `letters` counts each model's current dead letters; `letters_ever` also counts
+    those that are gone. `expected` is the intended number of healthy workers, or 0 if unknown. `memory` has the used and
+    maximum bytes of the broker's servers (maximum 0: no limit). It is None for a broker in this process."""
 
     depths: Sequence[TierDepth] = ()
     workers: Sequence[WorkerInfo] = ()
@@ -60,7 +60,7 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What one process exports. `fleet` is None if another process exports it, or the broker didn't answer."""
+    """Metrics of one process. `fleet` is None if another process exports it, or if the broker didn't answer."""
 
     counters: Counters
     own: ProcessFigures

@@ -1,10 +1,10 @@
 """Table of all metrics, each with a function that reads its values, and their text in Prometheus' formats.
 
-Requests only update plain numbers in `runtime.counters`. All other work happens during a scrape. Only one process, the leading
-controller or the only one, exports the fleet's metrics, so that sums over all processes are correct. All other metrics describe
-the process that exports them.
+Requests only update plain numbers in `runtime.counters`. All other work happens during a scrape. The fleet's
+metrics are exported only by the leading controller, or by a process without a broker. So sums over all processes are correct.
+All other metrics describe the process that exports them.
 
-`rate` and `increase` would miss the first event of a series that begins with it. So each expected series is exported as 0 at first.
+If a series began with its first event, `rate` and `increase` would miss that event. So each expected series starts at 0.
 """
 
 from __future__ import annotations

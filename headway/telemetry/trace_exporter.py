@@ -152,7 +152,7 @@ class SpanExporter:
 
 
 def resource_of(attributes: Mapping[str, str | int]) -> Resource:
-    """Return the description of the process. The variables OTEL_… override `attributes`."""
+    """Return the description of the process. OTEL_… environment variables override `attributes`."""
     return Resource(attributes).merge(OTELResourceDetector().detect())
 
 
@@ -258,8 +258,8 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that collects what the SDK's exporters log in one thread, because each retry repeats it. `said` has
-    the messages, oldest first: after a failure, the first states the reason, and the last that the SDK has given up."""
+    """Logging filter that holds back what the SDK's exporters log in one thread, because each retry repeats it. `said` has
+    these messages, oldest first. After a failure, the first gives the reason, and the last says that the SDK gave up."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",

@@ -45,12 +45,12 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
         target: function, class, `functools.partial` of a class, other callable, or string as for `headway serve`. A target named by
             a string always runs in a worker process.
         process: True to run the target in a worker process, as in production. The worker imports the target by name, so a script
-            must make this call under `if __name__ == "__main__":`. If False, the target runs in a thread of this process. Then it
+            must make this call under `if __name__ == "__main__":`. If False, the target runs in a thread of this process. It
             can be any function, and a test can mock objects that it uses, but a deadline can't stop it.
-        settings: settings by name. The environment and `headway.toml` are ignored, and time-outs default to 60 s.
+        settings: settings by name. The environment and `headway.toml` are ignored, and timeouts default to 60 s.
 
     Raises:
-        SettingError: a setting is unknown or wrong.
+        SettingError: a setting is unknown or invalid.
         TargetError: the target can't be loaded or breaks the rules. Raised on entering the block.
     """
     values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}

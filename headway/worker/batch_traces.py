@@ -75,7 +75,7 @@ class BatchTraces:
         kind: str,
         batch: tuple[str, str],
     ) -> None:
-        """Record the run in the batch's trace and in that of each sampled entry."""
+        """Record the run in the batch's trace and in the trace of each sampled entry."""
         recorder = self._recorder
         begun, ended = run.unix(run.begun), run.unix(recorder.clock())
         failed: Attributes = (batch, ("error.type", kind)) if error else (batch,)

@@ -79,11 +79,11 @@ log = get_logger(__name__)
 PROBE_EVERY = 0.05  # Seconds between checks of a breaker while another slot is probing.
 CHECK_BREAKER_EVERY = 1.0  # Maximum seconds between checks of an open breaker. Another slot's success may close it.
 IN_DOUBT = 0.5  # Seconds for which a slot still counts as healthy while another probes. Probes usually succeed.
-PROBE_GRACE = 15.0  # If a probe has no result this many seconds after the longest run, it is given up.
+PROBE_GRACE = 15.0  # A probe is given up once it has taken this many seconds longer than a batch may take.
 BY_OPERATOR = "by an operator"  # Reason reported for a drained slot.
-TELLING = 3  # Number of batches after which run times can predict that of a full one. The first few may be slow.
+TELLING = 3  # Number of batches from which a full batch's run time can be predicted. The first few may be slow.
 LEAST_TIME_LEFT = 1.0  # Minimum seconds of trying to deliver an outcome. Other entries may have later deadlines.
-HELD_BACK = 0.1  # Maximum seconds for which a slot keeps a batch claimed ahead before the last one is delivered.
+HELD_BACK = 0.1  # Maximum seconds to wait for delivery of the last outcome before a batch claimed ahead is given up.
 LEASE_TRIES = 3  # A renewal may take the lease's duration divided by this, so that several tries fit into one lease.
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class Batcher:
         rng: returns a random number in [0, 1), for pauses.
         memory: returns the used share of the memory available to the slot. While memory is scarce, the slot keeps working
             but doesn't count as capacity.
-        gpu: the slot's GPU, whose memory is treated the same way; None if there is none that can be monitored.
+        gpu: the slot's GPU, whose memory is treated the same way; None if no GPU can be monitored.
         failure_log: log of failed batches, shared by the slots of a process.
         started: called after each attempt to start a backend with the seconds it took, or with the error message.
         read_report: rereads the model's report before each start of a backend; None if it can't change.
@@ -255,7 +255,7 @@ class Batcher:
         self._interrupt()
 
     async def tell_report(self) -> None:
-        """Report the model that the slot runs since `replace`. The old backend gets no more batches."""
+        """Report the model that the slot has run since `replace`. The old backend gets no more batches."""
         if self.figures.runs != self._report:
             self.figures.runs = self._report
             await self._heartbeat()
@@ -447,9 +447,9 @@ class Batcher:
                 self._record_end(since)
 
     def _claims_ahead(self, backend: Backend) -> bool:
-        """Return True if the next batch should be claimed while the outcome of this one is being delivered. This saves the
-        GPU an idle round trip. But if the run time doesn't depend on the batch size, idle time only makes the next batch
-        larger, and nothing is gained."""
+        """Return True if the next batch should be claimed while the outcome of this one is being delivered. This saves the GPU
+        an idle round trip. It gains nothing if the run time doesn't depend on the batch size, because waiting then just makes
+        the next batch larger."""
         if not self._broker.remote:
             return False
         cost = backend.signature.cost
@@ -515,8 +515,8 @@ class Batcher:
         await self._deliver(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _deliver(self, lease: Lease, deliver: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch, retrying until the broker answers. Return None after giving up: at the deadline
-        of the first entry or, if the slot is winding down, when its lease expires, because another slot then runs it."""
+        """Hand in the outcome of a batch, retrying until the broker answers. Give up and return None at the deadline of the
+        first entry or, if the slot is winding down, when the lease expires, because another slot then runs the batch."""
         least, failures = self._clock() + LEAST_TIME_LEFT, 0
         while True:
             try:
@@ -717,8 +717,8 @@ class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
 
 async def replace_all(batchers: Sequence[Batcher]) -> None:
     """Replace the backends one after another. Stop if one fails to start. The fleet is told about the new code only once
-    all batchers run it. Until then, answers are shared as answers of the old code, and no later request joins a batch that
-    started on it."""
+    all batchers run it. Until then, answers are shared as answers of the old code. Afterwards, no request joins a batch that
+    started on the old code."""
     try:
         for batcher in batchers:
             await batcher.replace()

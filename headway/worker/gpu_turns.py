@@ -4,10 +4,10 @@
       ▲                                                                          │ first with a batch due ──▶ running
       └────────────────────────────── no batch is due ───────────────────────────┘
 
-Each batcher gets a `TurnedSource` as its broker. Claiming from it returns nothing while another model has the turn. While
-the GPU is busy, waiting for work lasts until it is the batcher's turn; while the GPU is free, until the broker wakes the
-batcher. If several models could go next, the broker is asked what each has queued, concurrently with delivery of the
-finished batch. A batcher that doesn't use its turn promptly, for example because its process just died, is skipped."""
+Each batcher gets a `TurnedSource` as its broker. Claiming from it returns nothing while another model has the turn. Waiting
+for work ends when it is the batcher's turn or, while the GPU is free, when the broker wakes the batcher. If several models
+could go next, the broker is asked what each has queued, while the finished batch is being delivered. A batcher that doesn't
+use its turn promptly, for example because its process just died, is skipped."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ class TurnedSource(WorkSource):
         self._claimed = False  # True if the last claim reached the broker, so that it knows that this slot is idle.
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim a batch, or return NOT_ITS_TURN while another model has the turn. After helping, a slot keeps its turn to claim."""
+        """Claim a batch, or return NOT_ITS_TURN while another model has the turn. A slot that `helps` keeps the turn even if it
+        gets no batch, so that it can claim from another queue."""
         self._claimed = self._turns.begin(slot)
         if not self._claimed:
             return NOT_ITS_TURN

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FIND_UNSERVED_EVERY = 1.0  # Seconds between searches for unserved queues if this process is the only one in the fleet.
 LOOKS = 50  # Maximum searches per second in the fleet. With more workers, each process searches less often.
-COMES_BACK = 5.0  # Seconds for which a restarting or resting worker counts as serving. Its entries may not live longer.
+COMES_BACK = 5.0  # Seconds for which a restarting or resting worker counts as serving. Entries may not wait longer.
 
 
 class Claims:

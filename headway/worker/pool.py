@@ -91,7 +91,7 @@ class WorkerPool:
 
     @property
     def items_per_second(self) -> float:
-        """Measured throughput of all slots, running full batches."""
+        """Measured throughput of all slots when they run full batches."""
         return sum(batcher.figures.pace.items_per_second for batcher in self.batchers)
 
     @property
@@ -176,7 +176,7 @@ class WorkerPools:
 
     @property
     def items_per_second(self) -> float:
-        """Throughput of the only model, running full batches. 0 if there are several models, because their rates can't be added."""
+        """Throughput with full batches, if there is only one model. Otherwise 0, because the models' rates can't be added."""
         return next(iter(self.of_models.values())).items_per_second if len(self.of_models) == 1 else 0.0
 
     @property
@@ -205,7 +205,7 @@ Workers = WorkerPool | WorkerPools | SharedGpus
 
 
 async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
-    """Stop a process's drained slots from claiming, and let the others claim. `names`: everything drained in the fleet."""
+    """Stop a process's drained slots from claiming, and let the rest claim. `names` is everything drained in the fleet."""
     whole = process in names
     for of_model in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
         if isinstance(of_model, WorkerPool):

@@ -77,7 +77,7 @@ class SlotFigures:
 
     @property
     def items_per_second(self) -> float:
-        """Entries per second, running full batches of entries of the recent mean size. 0 until known."""
+        """Throughput of full batches, in entries of the recent mean size per second. 0 until known."""
         return self.pace.items_per_second * (self._entries / self._sizes if self._sizes else 1.0)
 
     def update_utilisation(self, now: float, running: float) -> None:

@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> float:
-        """Longest time in seconds that a batch may take if its requests are still to be answered."""
+        """Maximum seconds that a batch may take if its requests are to be answered."""
         return min(self.gpu_timeout, self.request_timeout)
 
 
@@ -101,7 +101,7 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
-    """Start a backend, and if it is `fresh`, check its speed. Return True if this warned that full batches take too long.
+    """Start a backend, and if it is `fresh`, check its speed. Return True if it logged that full batches take too long.
     Raises TargetError if the target doesn't load, fails its warm-up batch, or is too slow for its deadlines. The caller
     must stop the backend, even if this raises."""
     log.info("loading", worker=slot.worker)

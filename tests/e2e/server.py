@@ -52,7 +52,7 @@ GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 HELD_UP = frozenset(
     (
         "the store of keys is out of reach",
-        "cannot reread all keys; their changes are still being read",
+        "cannot reread all keys; still following their changes",
         "the store does not answer yet",
         "worker process must be killed to end",
         "memory is scarce",

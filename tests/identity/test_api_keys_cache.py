@@ -243,10 +243,7 @@ async def test_a_revocation_is_seen_while_all_keys_cannot_be_read(stage: Scene) 
     await asyncio.sleep(ANSWER_WITHIN + TRY_AGAIN + BEAT)
     assert not stage.knows("b")
     [line] = stage.logged
-    assert (line["log_level"], line["event"]) == (
-        "warning",
-        "cannot reread all keys; their changes are still being read",
-    )
+    assert (line["log_level"], line["event"]) == ("warning", "cannot reread all keys; still following their changes")
 
 
 @on_ring(key("a"), key("b"))

@@ -102,7 +102,7 @@ keys = partial(parse_keys, tiers=["paid", "free"])
             (partial(parse_target, url), says)
             for url, says in (
                 ("ftp://host/", "'ftp' is not supported"),
-                ("http://", "names no host"),
+                ("http://", "has no host"),
                 ("http://host:99999/", "is not a URL: .*[Pp]ort"),
                 ("http://host/a\r\nX: y", "characters that are not allowed in a URL"),
             )

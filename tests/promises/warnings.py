@@ -56,7 +56,7 @@ RULES = (
     Rule("the store", "", ("ledger",)),
     Rule("a bulk job pauses", "", ("ledger",)),
     Rule("bulk jobs are out of reach", "", ("ledger",)),
-    Rule("another process holds a bulk job now", "", ("ledger", "gateway")),
+    Rule("another process took over a bulk job", "", ("ledger", "gateway")),
     # asyncpg causes this if it gives up a connection that it is opening.
     Rule(
         r"Future exception was never retrieved\nfuture: <Future finished exception=ConnectionError('PostgreSQL",

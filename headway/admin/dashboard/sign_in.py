@@ -1,7 +1,7 @@
-"""Sign-in of browsers, which exchange the service token for a session cookie.
+"""Browser sign-in, which exchanges the service token for a session cookie.
 
 GET     returns whether a session is needed, and whether this browser has one
-POST    {"token": …} starts a session; wrong tokens are limited and logged
+POST    {"token": …} starts a session; wrong tokens are throttled and logged
 DELETE  ends the session on the server, which invalidates all copies of its cookie"""
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Arena:
 
 def hand_over(size: int, end: socket.socket) -> Arena | None:
     """Create an arena, and send its descriptor as the first thing on the socket pair. Return None if `size` is 0, the
-    system lacks such memory, or the child is gone. In the first two cases, the child is told that there is no arena."""
+    system lacks such memory, or the child is gone. A child without an arena is told so."""
     import _socket  # Importing `socket` would slow down the start of a child.
 
     made = _make(size) if size else None
@@ -242,8 +242,8 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
     """Copy the outputs in the arena into the batch's list of outputs. Yield the size after each copy and each check.
 
-    The child isn't trusted. NoFrame is raised if it names impossible places. Since it may still be writing, only the copy
-    is checked."""
+    The child isn't trusted. If it names an impossible place, raise NoFrame. It may still be writing to the arena, so only
+    the copy is checked."""
     outputs = word.outputs
     if len(word.placed) > len(outputs):
         raise NoFrame("more places than outputs")

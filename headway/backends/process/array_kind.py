@@ -13,8 +13,8 @@
     pad         number to pad free axes with, so that rows of several lengths run together
 
 BYTES become arrays of bytes objects. BF16, which numpy lacks, becomes FP32. Outputs are converted to their declared datatype: floats
-of another width are rounded, integers of another width must fit, and anything else is refused. Annotations may use array classes
-of any library, but all targets get numpy arrays, except that a target annotated with torch tensors gets torch tensors.
+of another width are rounded, integers of another width must be in its range, and anything else is refused. Annotations may use
+array classes of any library. A target annotated with torch tensors gets torch tensors; all other targets get numpy arrays.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Convert a target's output (an array of any library, or a list of rows) to its declared datatype, if any. Raises
-    NoOutput for any other output, or if it doesn't fit the datatype."""
+    """Convert a target's output to its declared datatype, if any. Raises NoOutput if the output is neither an array of some
+    library nor a list of rows, or doesn't fit the datatype."""
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
     converted = _column_of_array(value)

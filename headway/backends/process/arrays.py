@@ -72,7 +72,7 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer each input of a batch with one row of the returned arrays. The inputs themselves aren't arrays."""
+    """Answer each input of a batch with one row of the returned arrays, for a target whose inputs aren't arrays."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
@@ -256,8 +256,8 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Pad rows of several shapes into one array, strings with empty strings. Return the array and, for each row, the length
-    of the free axis, or a list of lengths if several axes are free."""
+    """Pad rows of several shapes, and return them as one array. Strings are padded with empty strings. Also return the length
+    of each row's free axis, or a list of lengths for each row if several axes are free."""
     np = numpy()
     free = free_axes(spec)
     counts = [len(array) for array in columns]

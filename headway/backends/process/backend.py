@@ -122,8 +122,8 @@ class ProcessBackend:
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
-        """Stop any previous child, start a new one, load the target, and run warm-up batches. Return how many seconds the
-        first one, a batch of one input, took, or 0 if no input is known. `core.service_model` chooses the others.
+        """Stop any previous child, start a new one, load the target, and run warm-up batches. The first is a batch of one
+        input; return its run time in seconds, or 0 if no input is known. `core.service_model` chooses the other batches.
 
         A target may reject the warm-up input by returning an exception, but not by raising one. Raises TargetError if a
         step fails, or all steps take longer than `start_timeout` seconds; no process is then left running."""
@@ -149,7 +149,8 @@ class ProcessBackend:
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. If cancelled, or after `timeout` seconds, kill the child. Handing over outputs may take longer.
+        """Run a batch. If cancelled, or after `timeout` seconds, kill the child. While it is
+        handing over outputs, it gets more time.
 
         Raises:
             BatchRaised: user code raised.
@@ -307,7 +308,7 @@ class ProcessBackend:
             del waiter  # Its exception's traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
-        """Kill a child whose batch has run too long. A child that is already handing over outputs first gets more time."""
+        """Kill a child whose batch has run too long. If it has begun to hand over outputs, give it more time first."""
         child.catch_up()
         if waiter.done():
             return

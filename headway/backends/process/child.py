@@ -4,7 +4,7 @@
 
 WORKER is only for the process table, FD is the child's end of the socket pair, and PARENT is the id of the parent process. The other
 arguments name the target. A class's own arguments may be secret, so they are sent over the socket pair. The script is started by
-path, so that no module in the working directory can shadow its imports; they are few, so that it starts in hundredths of a second.
+path, so that no module in the working directory can shadow its imports. It imports little, to start in hundredths of a second.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
         pipe.send(TargetRefused(str(refusal), refusal.trace))
         return
     except BaseException as exc:
-        pipe.send(TargetRefused(f"target {name}: inspecting it raised {describe(exc)}. Fix it there.", trace(exc)))
+        pipe.send(TargetRefused(f"target {name}: inspecting it raised {describe(exc)}. Fix the target.", trace(exc)))
         return
     signature, example = target.signature, target.signature.example
     content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)
@@ -162,9 +162,9 @@ def serve(
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore the signals that a terminal or service manager sends to all processes at once. The parent may let running
-    batches finish. The handler is an empty function, because processes of user code would inherit SIG_IGN, and these
-    signals couldn't end them."""
+    """Ignore the signals that a terminal or service manager sends to all processes at once, so that the parent
+    can let running batches finish. The handler is an empty function, because processes started by user code would inherit
+    SIG_IGN, and then these signals couldn't end them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=partial(signal.signal, number, before))

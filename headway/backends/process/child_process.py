@@ -1,4 +1,4 @@
-"""A child process, from spawning to reaping.
+"""A child process, from spawning to reaping. `backend` kills it at the GPU deadline.
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
@@ -158,7 +158,7 @@ class Child(ABC):
             waiter.set_result(word)
 
     def _over(self) -> None:
-        """Wake all waiters, once `how` is set."""
+        """Wake all waiters. `how` must be set before."""
         # The exception references the waiting frames, and they reference this object, so drop the waiter.
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():

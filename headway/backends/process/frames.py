@@ -21,7 +21,7 @@ MAX_FRAME = 1 << 30  # Limit on a frame, in bytes.
 LONG = 64 << 10  # Size in bytes of a batch's parameters above which identical ones are sent only once.
 MAX_OUTPUT = MOST_OUTPUT  # Limit on the output of one input, in bytes.
 MAX_OUTPUTS = 192 << 20  # Limit per batch on requests' outputs, in characters or bytes. Inputs beyond it run again.
-MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT  # The same for outputs from LONG_HAND_OVER on, for which the batch must wait.
+MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT  # The same for outputs of at least LONG_HAND_OVER bytes. The batch waits for them.
 LARGE_BESIDE = MOST_OUTPUT // 2  # The same limit for a batch with several callers that also has smaller outputs.
 LONG_HAND_OVER = 1 << 20  # Size in bytes from which the child announces a batch's outputs.
 MAX_LINES_OUTPUTS = MOST_OUTPUT  # Limit per batch on bulk lines' outputs. Lines beyond it run again; one always fits.
@@ -51,7 +51,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: run this batch.
 
     Attributes:
-        inputs: bytes as a list [bytes], tensors as a list [bytes, true], or None for `placed` inputs.
+        inputs: each is a string or JSON, or a list: [bytes] for bytes, [bytes, true] for tensors. None for `placed` inputs.
         parameters: JSON for each input, or empty if it has no parameters; None if the target takes no parameters.
         used: how many bytes the inputs take at the beginning of the arena.
         which: index into `parameters` for each input, if identical parameters are sent only once.
@@ -111,14 +111,14 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     """Message of the child: one output per input.
 
     Attributes:
-        outputs: strings, JSON as bytes, bytes, or packed tensors; None for a failed, placed or left-out output.
+        outputs: each is a string, or bytes for all other kinds; None for a failed, placed or left-out output.
         errors: message and `fault` by position, as in `model.ItemResult`.
         weights: weights of the inputs if they are weighed, or 0 for an input that has none.
         unplaced: number of large outputs that didn't fit into the arena.
         keeps: True if user code kept a view of an input, so that the child can no longer use the arena.
         begun, ended: times of the run on the machine's monotonic clock.
         cost: new estimate of what calls cost, if it has changed.
-        crowded: sizes of outputs that were left out because the batch's outputs were too large together.
+        crowded: sizes of outputs that were left out because the batch's outputs were too large in total.
     """
 
     number: int
@@ -142,8 +142,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed; see also `Outputs`. User code raised, or returned no list of the right length
-    (`bad_output`). `places` has the inputs of the call that raised, or is empty for the whole batch."""
+    """Message of the child: the batch failed; see also `Outputs`. User code raised or, if `bad_output`, didn't return a list
+    of the right length. `places` has the inputs of the call that raised, or is empty for the whole batch."""
 
     number: int
     bad_output: bool

@@ -1,8 +1,8 @@
 """Usage of the memory that this process and its children share.
 
-The usage is the largest used share among the machine's memory and the limits of all control groups from the process's own to the
-root. Memory that the kernel can free at once doesn't count: a group's `inactive_file`, as in Kubernetes, and the machine's
-`MemAvailable`. A number that the system doesn't report counts as 0.
+The usage is a share: how much of the machine's memory is used, or of a control group's limit, whichever is more. All groups
+from the process's own to the root are considered. Memory that the kernel can free at once doesn't count: a group's
+`inactive_file`, as in Kubernetes, and the machine's `MemAvailable`. A number that the system doesn't report counts as 0.
 """
 
 from __future__ import annotations

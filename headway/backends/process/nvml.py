@@ -1,4 +1,4 @@
-"""GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
+"""GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, and whether a GPU is lost.
 
 NVML comes with the driver, and the optional package nvidia-ml-py gives access to it. Calls may take tens of milliseconds, or forever
 if the driver hangs. So one thread makes all calls, and nobody waits longer than LOOK_WITHIN.
@@ -82,7 +82,7 @@ class NvmlGpus:
                     for gpu in tuple(self._watched.values()):
                         gpu.read(nvml)
             except Exception:  # NVML may have an unknown version.
-                log.exception("GPUs are no longer watched: NVML behaves unexpectedly")
+                log.exception("GPUs are no longer watched: NVML misbehaved")
                 nvml, self._closed = None, True
             if done is None:
                 self._pending = False
@@ -155,7 +155,7 @@ class _Lost(Exception):
 
 
 class Nvml:
-    """Open NVML, for use in one thread. Raises ImportError if nvidia-ml-py is missing, and NVML's errors if the driver is."""
+    """Open NVML, for use in one thread. Raises ImportError without nvidia-ml-py, or an NVML error without the driver."""
 
     def __init__(self) -> None:
         import pynvml

@@ -85,7 +85,7 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """Return a dump's error line, the two lines before, and up to `count` - 1 frames of the target, or [] without frames."""
+    """Return a dump's error line, the two lines before it, and up to `count` - 1 frames of the target, or [] without frames."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])

@@ -2,7 +2,7 @@
 
 User code must return a list or tuple with one output per input; any other result fails the whole batch. An exception instance or
 an invalid value fails only its input. If user code raises anything, even SystemExit, the batch fails, but the process continues.
-Even inspecting a result may raise anything.
+Merely inspecting a result can raise, too.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class NoWeight(Exception):
 
 class Weighing:
     """Weighs inputs using a method of a loaded target, or a function in its module. Raises Refusal if there is none, or it
-    fails on the warm-up input. Batches are packed by estimated weight. One that turns out too heavy runs in parts of at
-    most `most` each (0: no limit). An input above the limit runs alone."""
+    fails on the warm-up input. Batches are packed by estimated weight. A batch that turns out heavier than `most` (0: no
+    limit) runs in parts of at most that weight. An input above the limit runs alone."""
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
         self._name, self._most, self._loop = function, most, loop
@@ -57,7 +57,7 @@ class Weighing:
         self._try(target)
 
     def weigh(self, value: Any) -> int:
-        """Return the weight of an input as the target gets it, at least 1. Raises NoWeight."""
+        """Return an input's weight, at least 1. `value` is the input as the target gets it. Raises NoWeight."""
         try:
             result = self._loop.finish(self._call(value))
         except BaseException as exc:
@@ -148,8 +148,8 @@ def run(
     target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
 ) -> Outputs | Failed:
     """Run a batch in user code, and judge its result. An input that can't be passed to user code fails alone. If a call
-    fails, the whole batch fails. Inputs with conflicting call parameters, which queues keep apart once they know the
-    target, run in separate calls.
+    fails, the whole batch fails. Inputs with conflicting call parameters run in separate calls. (Queues keep such inputs
+    apart once they know the target.)
 
     With `weighing`, a batch that is too heavy runs in parts, and the answer contains each input's weight. `most_rows`
     limits the rows in one call of a target that takes arrays (0: no limit). `calls` learns the costs of calls, and may
@@ -306,9 +306,9 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Drop outputs from an answer if they are too large together, small outputs of requests last. The batch's last `lines`
-    inputs are bulk lines. A `mixed` batch has several callers, and the large outputs of one must not delay the small
-    outputs of others."""
+    """Drop outputs from an answer if they are too large in total. Small outputs of requests are dropped last. The batch's last
+    `lines` inputs are bulk lines. A `mixed` batch has several callers, and the large outputs of one must not delay the
+    small outputs of others."""
     if isinstance(word, Failed):
         return word
     sizes = [len(output) if output else 0 for output in word.outputs]
@@ -350,7 +350,7 @@ def _answer(
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """Return an encoded output, or None with the reason and True if the target is at fault."""
+    """Return the encoded output. If there is none, return None with the reason, and whether the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)

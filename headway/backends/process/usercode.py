@@ -6,7 +6,7 @@ The target may be:
   if the request had no parameters;
 - a class. It is instantiated once, with its arguments. Then its method `setup(device)` is called if it exists. After that, the
   instance is called like a function. `device` is `cuda:0`, the only GPU that the process can see, or `cpu` if it sees none;
-- either of them with an attribute `together`, which names the parameters that all inputs of a call must share, or is "all".
+- either of them with an attribute `together`, which names the parameters that must be equal in a call, or is "all".
   If the second parameter is annotated as a mapping, it gets one mapping with the values of these parameters;
 - either of them `async`. All calls share one event loop.
 
@@ -210,7 +210,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Return the inputs as user code gets them, and by place the reasons why others can't be passed to it."""
+        """Return the inputs as user code gets them. For those that can't be passed to it, return the reasons by place."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -254,7 +254,7 @@ class Target:
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Return the parameters of an input. Those of the call come first, in normal form."""
+        """Return the parameters of an input. Those that apply to the whole call come first, in canonical form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -314,7 +314,7 @@ def _example(example: object, takes: ValueKind, name: str, first: str) -> Value 
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Return whether a target takes parameters, whether only by name, and the name of its first parameter."""
+    """Return True if a target takes parameters, True if it takes them only by name, and the name of its first parameter."""
     import inspect
 
     try:
@@ -346,7 +346,7 @@ class SourceLoader(SourceFileLoader):
 
 
 def import_from_source(folder: str) -> None:
-    """From now on, import modules in and below `folder` with SourceLoader. Installed packages and Python's library still
+    """From now on, import modules in and below `folder` with SourceLoader. Installed packages and the standard library still
     use bytecode: they are large, and nobody edits them while a service runs."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120

@@ -86,7 +86,7 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the name of an annotated type if it means a single input rather than a list of inputs, otherwise ""."""
+    """Return the name of an annotated type if it means one input instead of a list of inputs, otherwise ""."""
     if hasattr(call, "__wrapped__"):  # This is the wrapped function's annotation, and the decorator may take a list.
         return ""
     kind = typing.get_origin(annotation) or annotation
@@ -160,7 +160,7 @@ def decoder(
     takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Value], object]:
     """Return a function that converts an input for user code. It raises ValueError if the input doesn't fit. `octets` is
-    the type in which the target takes bytes. `types` are the JSON types that it allows, from `json_types`."""
+    the type that the target expects for bytes. `types` are the JSON types that it allows, from `json_types`."""
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
     return _text_in if takes is ValueKind.TEXT else partial(_json_in, types)
@@ -196,7 +196,7 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, or a list of the annotation itself. An Output stands for the type of its value.
+    """Return the members of a union; of any other annotation, a list with only itself. An Output counts as its value's type.
     Exceptions are left out, because they may replace any output."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if not _is(member, (BaseException,))]

@@ -1,1 +1,1 @@
-"""What all backends for remote APIs share: attempts, pauses, blame, credentials, large answers."""
+"""Parts shared by all backends for remote APIs: attempts, pauses, blame, credentials, large answers."""

@@ -51,7 +51,7 @@ from headway.runtime.spans import OUTGOING, RUN
 log = get_logger(__name__)
 
 
-AT_ONCE = 8  # Concurrent requests of a slot for one batch.
+AT_ONCE = 8  # Maximum number of concurrent requests of a slot for one batch.
 
 T = TypeVar("T")
 
@@ -170,7 +170,7 @@ class Answered(NamedTuple):
 
 
 class TryVerdict(NamedTuple):
-    """Verdict on the status of a failed attempt. If `final`, another attempt makes no sense."""
+    """Verdict on the status of a failed attempt. If `final`, another attempt would be pointless."""
 
     final: bool
     kind: type[BackendError]
@@ -216,7 +216,7 @@ class RemoteBackend(ABC):
         pace: limits the calls of all slots that share it.
 
     Attributes:
-        retries: number of attempts, leaving out the first one for each request.
+        retries: number of attempts after the first one for each request.
         rested: total seconds of rest that the API has requested.
     """
 
@@ -253,7 +253,7 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
-        """Make one attempt, within `left` seconds. Raises BackendError if no attempt can succeed, and TimeoutError."""
+        """Make one attempt, within `left` seconds or raise TimeoutError. Raises BackendError if no attempt can succeed."""
 
     @property
     def signature(self) -> Signature:
@@ -288,7 +288,7 @@ class RemoteBackend(ABC):
 
         Raises:
             RemoteAbsent: there was no connection, so nothing was sent.
-            RemoteError: the last attempt failed, or another attempt makes no sense.
+            RemoteError: the last attempt failed, or another one would be pointless.
             RemoteRefused: the API rejected an input, or the batch, for example because it is too large.
             BadOutput, BatchTimeout: the answer doesn't have an output for each input, or didn't arrive in time.
         """
@@ -350,7 +350,7 @@ class RemoteBackend(ABC):
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return each group's results. If there are several, and the API rejects one with a single input, only that input fails."""
+        """Return each group's results. If one of several groups is rejected and has only one input, only that input fails."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -516,9 +516,9 @@ def guessed_format(body: bytes | bytearray) -> str:
 def grouped(
     entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
-    """Divide a batch into requests: by row shape, by parameters if they apply to a whole request, and by number of rows, of
-    which a request with several entries may have `most_rows` (0: no limit). Return the groups, and by place the results of
-    entries whose inputs can't be sent."""
+    """Divide a batch into requests. All entries of a request have the same row shape and, if parameters apply to a whole
+    request, the same parameters. A request with several entries has at most `most_rows` rows (0: no limit). Return the
+    requests, and by place the results of entries whose inputs can't be sent."""
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}
     rows: dict[Hashable, int] = {}

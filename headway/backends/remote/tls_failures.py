@@ -1,7 +1,7 @@
-"""Explains TLS failures at a remote API, with a remedy for each. In case of such a failure, the API has run nothing.
+"""Explains TLS failures at a remote API, with a remedy for each. After such a failure, the API has run nothing.
 
-A server may refuse a certificate only after the client has finished the handshake and sent a request, as always in TLS 1.3. nginx
-then sends its own answer. gRPC only reports an unreadable message or a closed connection.
+A server may refuse a certificate late, when the client has finished the handshake and sent a request. In TLS 1.3, it always
+does. nginx then answers the request itself. gRPC only reports an unreadable message or a closed connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ssl
 SHOWN = "the TLS handshake failed"  # Explanation for clients.
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
-_ANOTHER_CERTIFICATE = "Present one that has not expired, from an authority that it knows"  # If ours is refused.
+_ANOTHER_CERTIFICATE = "Present one that has not expired, from an authority that it knows"  # If the API refuses ours.
 _NO_TLS = "it does not speak TLS on this port. Write {scheme}:// in its URL, or name the port that does"
 
 _TITLES = {  # Explanations, by the title of nginx's 400 answers.

@@ -122,7 +122,7 @@ class Queues(dict[QueueName, ModelQueue]):
             self.for_any[model] = self._add(QueueName(model), models[model])
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Learn which known models' entries have rows and shapes. These determine weights, and which entries may share a batch."""
+        """Learn which known models have entries with rows or shapes, which matter for weights and for sharing a batch."""
         for model, counts in counted.items():
             if model in self.limits and counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -167,7 +167,8 @@ class Running(msgspec.Struct):
 
 
 class Mailbox:
-    """Replies to one gateway, kept until it asks for later ones, or passed to `deliver` if that is set (see NearQueue)."""
+    """Replies to one gateway, kept until it asks for later ones. But if `deliver` is set, it is called with the replies, and
+    none are kept (see NearQueue)."""
 
     def __init__(self) -> None:
         self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None
@@ -253,7 +254,7 @@ LINGER = 0.001
 
 
 class MemoryBroker(Broker, NearQueue):
-    """Broker for one process. Its methods and laws are described in `headway.ports.Broker`. `clock` must advance like the event
+    """Broker for one process. Its methods and guarantees are in `headway.ports.Broker`. `clock` must advance like the event
     loop's clock. `queue_bytes` limits the total size of entries that have no outcome yet."""
 
     def __init__(
@@ -288,7 +289,7 @@ class MemoryBroker(Broker, NearQueue):
 
     @property
     def epoch(self) -> str:
-        """See Broker. Constant, because the state is only lost when the process ends, and its gateway with it."""
+        """See Broker. Constant, because the state is only lost when the process ends, and its gateway ends too."""
         return "process"
 
     @property
@@ -493,7 +494,8 @@ class MemoryBroker(Broker, NearQueue):
     def _unsettled(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> tuple[Sequence[QueuedEntry], Sequence[ItemResult]]:
-        """Return the entries that still need replies, with their items. Settles those beside bulk entries first, if possible."""
+        """If the batch has bulk entries, settle all others by the fast path if possible. Return the entries that still need
+        replies, with their items."""
         if len(wanted) != len(items):
             chosen = set(map(id, wanted))
             return wanted, [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
@@ -530,7 +532,8 @@ class MemoryBroker(Broker, NearQueue):
     def _settle(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
     ) -> bool:
-        """Fast path: settle a batch of plain outputs if all its entries are from one gateway, otherwise return False."""
+        """Fast path for plain outputs: settle the entries and return True if they are all from one gateway in this process.
+        Return False if they need the slow path."""
         outputs, held = list(map(_OUTPUT, items)), list(map(_HELD, wanted))
         beside = departure.rest is not None or any(map(_TOKENS, items))
         gateways = set(map(_GATEWAY, wanted))
@@ -827,7 +830,7 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries and their followers in order, because a follower may run again, and the next one may then join it."""
+        """End entries and their followers in order, because a follower may run again, and the next follower may join it."""
         for queued, reply in ended:
             wanted = not self._dedup.unwanted(queued)
             consequences = self._dedup.end(queued, reply, now, late=late)

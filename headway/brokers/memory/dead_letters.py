@@ -15,7 +15,7 @@ _Key = tuple[str, str]
 
 
 class DeadLetterBox(DeadLetters):
-    """Dead letters in memory. If they exceed the maximum number or bytes, the oldest one of the tenant with the most is dropped."""
+    """Dead letters in memory. If there are too many, or too many bytes, the tenant with the most loses its oldest letter."""
 
     def __init__(self, capacity: int = 10_000, capacity_bytes: int = 64 << 20) -> None:
         self._letters: dict[_Key, DeadLetter] = {}

@@ -14,12 +14,12 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 LEAST = 0.001  # Minimum length of a read in seconds, because 0 means for ever.
-FEW = 2  # Number of running reads from which new keys gather.
+FEW = 2  # While at least this many reads are running, new keys gather before they are read.
 GATHERED = 0.02  # Seconds for which new keys gather. Their data stays in the server for that time.
 
 
 class _Waiting(Generic[P, T]):
-    """Wait for data at a key, after a position."""
+    """A caller that waits for data at a key, after a position."""
 
     __slots__ = ("place", "read", "result")
 
@@ -128,7 +128,7 @@ class KeyReads:
         return await self._shared(self._pops, self._pop, key).wait(key, None)
 
     async def stream(self, key: str, after: bytes) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Wait for stream entries after an id. Returns none after `block` seconds."""
+        """Wait for stream entries after an id. Returns an empty list after `block` seconds."""
         entries = await self._shared(self._streams, self._read_streams, key).wait(key, after)
         return [(id, dict(zip(flat[::2], flat[1::2], strict=True))) for id, flat in entries or ()]
 
@@ -138,7 +138,7 @@ class KeyReads:
         read: Callable[[Mapping[str, P], float], Awaitable[Mapping[str, T]]],
         key: str,
     ) -> BlockingReads[P, T]:
-        """Return the reads that share their commands with reads of `key`."""
+        """Return the BlockingReads for `key`, which all keys with the same tag share."""
         tag = self._tag_of(key)
         if (shared := reads.get(tag)) is None:
             shared = reads[tag] = BlockingReads(read, lambda: self.block)

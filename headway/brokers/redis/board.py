@@ -59,7 +59,7 @@ class RedisBoard(Board):
         return News(_read(entries), entries[-1][0].decode() if entries else after, lost_at)
 
     async def _watch(self) -> float:
-        """Return since when the broker has had data again after losing its data, or 0 if it has lost none."""
+        """Return when the current board began if the broker has lost an earlier one, otherwise 0."""
         born: bytes = await self._connection.call("watch", self._key, self._connection.clock_text())
         return float(born[1:]) if born[:1] == b"1" else 0.0
 

@@ -82,7 +82,7 @@ class _Read(msgspec.Struct):
 
     Attributes:
         key: key of the stream.
-        born: when the queue state that the entry belongs to was created.
+        born: when the state of the entry's queue was created.
         submissions: all submissions that the stream entry answers.
         token: token of the output that the replies share, if it is stored separately.
         wanted: number of submissions still waiting for the output while it is being read.
@@ -100,7 +100,7 @@ class _Read(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Stream:
-    """Read position in a queue's stream. `epoch` is when the queue state that the `last` id belongs to was created."""
+    """Read position in a queue's stream: the `last` id read, which belongs to the queue state created at `epoch`."""
 
     queue: Queue
     last: bytes = FIRST
@@ -314,7 +314,7 @@ class TaskIds:
     async def offer(
         self, entries: Sequence[Entry], offer: Callable[[Sequence[Entry]], Awaitable[Sequence[Failure | None]]]
     ) -> list[Failure | None]:
-        """Claim the ids of entries that require it, and offer the entries except those whose claim failed. Return the verdicts in
+        """Claim the ids of entries that require it, then offer all entries whose claim didn't fail. Return the verdicts in
         order. If an entry is refused, its claim expires soon, so that refusals don't take up memory for long."""
         tasks = [position for position, entry in enumerate(entries) if entry.claims]
         claims = dict(zip(tasks, await all_of(*(self._claim(entries[position]) for position in tasks)), strict=True))
@@ -328,7 +328,7 @@ class TaskIds:
         return verdicts
 
     async def _claim(self, task: Entry) -> Failure | bytes:
-        """Claim a task's id for its model. Returns the mark of a new claim, an empty mark if the claim is an old one, or a failure."""
+        """Claim a task's id for its model. Returns the claim's mark, an empty mark if the claim isn't new, or a failure."""
         keep = max(dedup_key.keep for dedup_key in task.dedup_keys if dedup_key.kind is DedupKind.TASK)
         void = b""
         while True:
@@ -447,8 +447,8 @@ class _UnansweredClaim(msgspec.Struct):
 
 
 class RedisBroker(Broker):
-    """Broker over Redis. Its methods and laws are described in `headway.ports.Broker`. Each model has `shards` queues. `kept` is the
-    budget of each server. `queue_bytes` limits the total size of large entries that have no outcome yet."""
+    """Broker over Redis. Its methods and guarantees are in `headway.ports.Broker`. Each model has `shards` queues. `kept` is
+    the budget of each server. `queue_bytes` limits the total size of large entries that have no outcome yet."""
 
     remote = True
 
@@ -503,7 +503,7 @@ class RedisBroker(Broker):
 
     @property
     def linger(self) -> float:
-        """See Broker. If there are several models, at most GATHERED, so that a model with long batches doesn't delay others."""
+        """See Broker. At most GATHERED if there are several models, so that a model with long batches doesn't delay others."""
         now = asyncio.get_running_loop().time()
         least = min(
             (queue.gathering.linger(now) for queue in self._every if now - queue.gathering.offered_at < IN_USE),
@@ -626,7 +626,7 @@ class RedisBroker(Broker):
                 self._idle_at.pop(slot, None)
 
     def _apart(self, slot: Slot) -> Queue | None:
-        """Return a shard that is no slot's home but may have entries for this slot, if any. Returns None on every other claim."""
+        """On every second call, return a shard that is no slot's home but may have entries for this slot. Otherwise None."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
@@ -786,7 +786,7 @@ class RedisBroker(Broker):
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _placed(self, entry: Entry) -> Entry:
-        """Return the entry with a model. A follower without one gets the queue of its task."""
+        """Return the entry with a model. A follower without one gets the model and version of its task's queue."""
         if entry.model or not (task := task_followed(entry)):
             return entry
         queue = await self._lookup.queue_with(entry.tenant, task)
@@ -821,7 +821,7 @@ class RedisBroker(Broker):
         return NoWork(None)
 
     async def _refuse_batch(self, claimed: Granted) -> NoWork:
-        """Release a batch that has an entry that this release can't read. Retries isolate it, or find a worker that can read it."""
+        """Release a batch with an entry that this release can't read. Retries isolate it, or find a worker that can read it."""
         worker = claimed.lease.slot.worker
         log.error("a batch cannot be read", worker=worker, error=claimed.unreadable)
         await self.release(claimed.lease, BatchFailure(Cause.BAD_OUTPUT, claimed.unreadable, worker))

@@ -21,7 +21,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 SHARDS = 256  # Maximum number of shards of a model. A lease's fence is the queue's fence times SHARDS, plus the shard.
-TRIES = 4  # Maximum number of times in a row that a claim sends a newer rule because the server asks for one.
+TRIES = 4  # Maximum number of tries of a claim, if the server keeps asking for a newer rule.
 
 _INPUT = attrgetter("input")
 
@@ -35,8 +35,8 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class LastLoad:
-    """Load of one queue, as the server last reported it. `learn_times` is called with two times of the server's clock: that of each
-    report, and when the queue's state was created."""
+    """Load of one queue, as the server last reported it. After each report, `learn_times` is called
+    with its time and the time at which the queue's state was created, both on the server's clock."""
 
     def __init__(self, clock: ServerClock, learn_times: Callable[[float, float], None]) -> None:
         self._clock, self._learn_times = clock, learn_times
@@ -48,8 +48,8 @@ class LastLoad:
         self._learn_times(now, born)
 
     def rule(self, policy: Policy, took: float) -> bytes:
-        """Pack the departure rule for the last load, or an empty rule if that load is too old. The rule is dated later by the seconds
-        that the last call `took`, so that a distant server doesn't reject it as too old."""
+        """Pack the departure rule for the last load, or an empty rule if that load is too old. The seconds that the last
+        call `took` are added to the rule's time, so that a distant server doesn't reject the rule as too old."""
         if self._load is None:
             return wire.pack_rule(0.0, 0, None)
         stamp, load = self._load
@@ -120,7 +120,8 @@ class Claims:
         return Granted(lease, waited, unreadable)
 
     async def _inputs(self, fence: int, stored: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
-        """Read the inputs that are stored separately, and renew the lease until that is done. None for all other entries."""
+        """Return each entry's separately stored input, or None for an entry that has none or whose input is gone. Meanwhile,
+        the lease is renewed."""
         reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, entry) for entry in stored)))
         # If `extend` fails first, nobody retrieves this exception.
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())

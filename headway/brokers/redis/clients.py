@@ -35,8 +35,8 @@ log = get_logger(__name__)
 
 Vote = tuple[int, Address]  # Configuration epoch of a failover, and the primary since then.
 
-CHANNELS = ("+promoted-slave", "+switch-master")  # Announce failovers: by the leading Sentinel, at the end by all.
-QUIET = 5.0  # Seconds without a message after which a Sentinel is pinged, and after the ping until it counts as gone.
+CHANNELS = ("+promoted-slave", "+switch-master")  # The leading Sentinel sends the first, all send the second.
+QUIET = 5.0  # After this many seconds without a message, a Sentinel is pinged. After as many more, it counts as gone.
 AGAIN = 1.0  # Seconds between two votes on the primary while it is impossible to listen to a Sentinel.
 
 
@@ -149,7 +149,7 @@ class Sentinels(Sentinel):
         return 2 * max(believed, default=0) > len(self.sentinels)
 
     async def _follow(self, sentinel: Redis) -> None:
-        """Listen to one Sentinel for ever. While it doesn't answer or refuses this user, repeat votes instead."""
+        """Listen to one Sentinel for ever. While it is unreachable or refuses this user, repeat votes instead."""
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 await self._listen(sentinel)
@@ -240,7 +240,7 @@ class Cluster(Client):
         return self._left_at
 
     def watch(self) -> None:
-        """See Client. Does nothing, because a cluster doesn't announce failovers. Its nodes are asked when one of them is in doubt."""
+        """See Client. Does nothing: a cluster announces no failovers. Its slot map is read again when it may be outdated."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         if self._doubtful:
@@ -398,9 +398,9 @@ def _driver() -> DriverInfo:
 
 
 def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[Client]:
-    """Create one client for each of `bounds`: its maximum number of connections to one server, or None if there is no
-    limit. If there are Sentinels, all clients use the same primary. `timeout` is in seconds, and may be infinite. Raises
-    SettingError if a file that the URL names can't be used."""
+    """Create one client for each of `bounds`. A bound is a client's maximum number of connections to one server, or None
+    for no limit. If there are Sentinels, all clients use the same primary. `timeout` is in seconds, and may be infinite.
+    Raises SettingError if a file that the URL names can't be used."""
     parts, kind, hosts, query, secure = _read(url)
     common: dict[str, Any] = {
         "retry": Retry(NoBackoff(), 0),

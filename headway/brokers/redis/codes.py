@@ -27,12 +27,12 @@ class RefusalCode(enum.IntEnum):
     MOVED = 12  # Another queue of the model knows the request. The suffix of that queue's prefix replaces the wait.
     APART = 13  # The quarantine of the entry's caller is too long.
     TOO_MANY = 14  # The request has more entries than can be answered in time. The possible number replaces the wait.
-    TOO_MANY_APART = 15  # Like TOO_MANY, in the quarantine of the entry's caller.
+    TOO_MANY_APART = 15  # Like TOO_MANY, but for the quarantine of the entry's caller.
     OVER = 16  # The entry's first rate limit is exceeded. Its other limits have the codes that follow.
 
 
 class Worth(enum.IntEnum):
-    """How useful an outcome is to later requests."""
+    """Usefulness of an outcome to later requests."""
 
     WORTHLESS = 0
     VERDICT = 1  # The model rejects the input.

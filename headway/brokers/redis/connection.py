@@ -41,7 +41,7 @@ LOADS = 3  # Maximum number of times that one call loads the library, if the ser
 NEEDED = "+@read +@write -@dangerous +fcall +function|load +time +info +config|get"
 """Permissions that a user needs, as in ACL SETUSER. For a cluster, `+cluster|slots` is also needed."""
 MISSING = "Function not found"
-TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)  # What redis-py raises without an answer.
+TROUBLE = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)  # What redis-py raises if no answer comes.
 OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")  # Error for a call that came too late, with the server's time.
 CLOSED = "the handler is closed"  # Message of uvloop's RuntimeError for a write to a connection that was just reset.
 
@@ -174,8 +174,8 @@ class RedisConnection:
     async def takes_reads_only(self) -> bool:
         """Return True if every server answers reads, but writes aren't answered or are refused because there is no primary.
 
-        That happens while writes are paused and a replica takes over. For twice the timeout after a server turned out not
-        to be the primary, reads may fail too: connections are closed, and the new primary may be slow at first."""
+        That happens while writes are paused and a replica takes over. After a server turned out not to be the primary, reads
+        may fail at first: connections are closed, and the new primary may be slow. So return True for twice the timeout."""
         for pause in (READ_AGAIN, 0.0):  # Connections to a replaced server are closed.
             if self._refused:
                 return False
@@ -288,7 +288,7 @@ class Unfit(BrokerUnavailable):
 
 
 class Overdue(BrokerUnavailable):
-    """The call reached the server at its time `now`, after the caller had stopped waiting. The server did nothing."""
+    """The call arrived after its caller had stopped waiting, so the server did nothing. `now` is the server's time."""
 
     def __init__(self, now: float) -> None:
         super().__init__(f"a call reached the broker too late, at {now:.3f} on its clock")

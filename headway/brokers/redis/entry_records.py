@@ -1,4 +1,4 @@
-"""What a queue in the server knows about single entries: their state, and the kept outcomes of tasks."""
+"""Single entries of a queue in the server: their state, and the kept outcomes of tasks."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ MOST_COUNTED = (1 << 32) - 1  # Maximum size of an entry that a header can hold,
 
 
 class StoredEntry(Entry, frozen=True, array_like=True, tag=SCHEMA, gc=False):
-    """Entry as it is stored, after the schema. Members that few entries need come last, and are omitted if none of them is
-    set. `input` is a value for `read_value`, or a StoredApart. If the kind of a StoredApart is in upper case, the
-    parameters are stored with the input, before it, and `parameters` is empty."""
+    """Entry in its stored form, in which the schema comes first. Members that few entries need come last, and are omitted if
+    none of them is set. `input` is a value for `read_value`, or a StoredApart. If the kind of a StoredApart is in upper case,
+    the parameters are stored before the input in the same value, and `parameters` is empty."""
 
     input: Any
 
@@ -102,7 +102,7 @@ def read_payload(payload: bytes) -> StoredEntry:
 
 
 def read_payloads(payloads: Sequence[bytes]) -> list[StoredEntry]:
-    """Read several payloads like `read_payload`."""
+    """Like `read_payload`, for several payloads."""
     try:
         return list(map(_entry.decode, payloads))
     except msgspec.ValidationError:
@@ -121,7 +121,7 @@ def entry_of(stored: StoredEntry, apart: Apart | None = None) -> Entry:
 def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes], dict[int, Entry], bool]:
     """Pack the header and payload of each entry in one call. They alternate in the result. Entries of more than `threshold`
     bytes get an empty header and payload, and are returned by position. The last result is True if any entry has dedup keys
-    or a digest, or is charged for others or by another."""
+    or a digest, pays for other entries, or is paid for by one."""
     packed: list[bytes] = []
     large: dict[int, Entry] = {}
     rare, small, known, kind = False, min(SMALL, threshold), None, b""
@@ -156,8 +156,9 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
 
 
 def pack_extras(entries: Sequence[Entry], limits: Sequence[Limit], counts: int, rare: bool = True) -> bytes:
-    """Pack the limits, the dedup keys, and which entry is charged for which. Empty if there are none. `limits` are those of all
-    entries, without duplicates. Tier limits are spread over `counts` counters. Unless `rare` is set, entries have only limits."""
+    """Pack the limits and dedup keys of entries, and which entry is charged for which. Return b"" if there are none. `limits`
+    are those of all entries, without duplicates. Tier limits are spread over `counts` counters. If `rare` is False, no entry
+    has anything but limits."""
     if not (limits or rare):
         return b""
     positions = {limit: position for position, limit in enumerate(limits)}
@@ -222,7 +223,7 @@ def pack_letter(died_at: float, attempts: int, failure: bytes, payload: bytes) -
 
 
 def payload_of(letter: bytes) -> StoredEntry:
-    """Read the payload of a dead letter, like `read_payload`."""
+    """Like `read_payload`, for the payload of a dead letter."""
     length = LETTER.unpack_from(letter)[2]
     return read_payload(letter[LETTER.size + length :])
 

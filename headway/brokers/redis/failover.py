@@ -4,9 +4,9 @@
        │                                   │                │ not done in time, and the old one is still the primary
        └── refused                         └────────────────┴──▶ pause lifted, failover abandoned
 
-The pause lasts PAUSE seconds and is renewed, so it expires if this program dies. The pause isn't lifted before the old primary is a
-replica, because writes that the old primary accepts in between would be lost. But no renewal makes it last longer than MARGIN seconds after
-`within`. A cluster pauses, waits and lifts the pause on its own (CLUSTER FAILOVER), so for a cluster this program only adds guards.
+The pause lasts PAUSE seconds and is renewed, so it expires if this program dies. It isn't lifted before the old primary is a
+replica, because writes that the old primary accepts in between would be lost. But the pause ends MARGIN seconds after `within`
+at the latest. A cluster does all this on its own (CLUSTER FAILOVER), so for a cluster this program only adds guards.
 
 The first termination signal takes effect immediately, and lifts the pause. But once the takeover has been requested, the signal takes
 effect only after the pause. A second signal always takes effect immediately."""
@@ -34,7 +34,7 @@ from headway.runtime.race import end, heed_cancellation
 
 PAUSE = 3.0
 RENEW_EVERY = 0.5
-MARGIN = 4.0  # Maximum seconds after `within` until writes continue. 1 less than promised, for latency.
+MARGIN = 4.0  # Writes continue at most this many seconds after `within`. This is 1 s less than promised, for latency.
 LOOK_EVERY = 0.02  # Seconds between two checks while waiting for a state.
 SEEN_AGO, SEEN_WITHIN = 0.6, 11.0  # Best age in seconds of a Sentinel's last look at a replica, and maximum wait.
 CLUSTER_TRIES = 5.0  # Seconds after which a cluster abandons a failover and ends the pause of writes.
@@ -223,9 +223,9 @@ async def _check_right(servers: _Servers, address: Address, *command: Any, senti
 
 
 async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
-    """Wait until a failover is fastest, so that writes are paused for half a second instead of a full one. Sentinels look
-    at replicas every 10 s, but during a failover again once the last look is a second old. Only by looking does the leading
-    Sentinel learn that the replica has taken over, which takes about 0.25 s."""
+    """Wait for the best moment for a failover, so that writes are paused for half a second instead of a full one. The takeover
+    takes about 0.25 s, but the leading Sentinel only learns of it when it looks at the replicas. It does so every 10 s, and
+    during a failover as soon as its last look is a second old."""
     until = monotonic() + SEEN_WITHIN
     say(f"waiting at most {SEEN_WITHIN:g} s for its next look at the replicas, because that keeps the pause short")
     while (ago := await _seen_ago(servers, sentinel)) > SEEN_AGO and monotonic() < until:
@@ -235,7 +235,7 @@ async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str],
 
 
 async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
-    """Return how many seconds ago a Sentinel last looked at the replicas that are up: the longest time for any of them."""
+    """Return how many seconds ago a Sentinel last looked at the replicas that are up. If it varies, return the longest time."""
     rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
     ages = [int(replica["info-refresh"]) / 1000 for replica in map(_named, rows) if replica["flags"] == "slave"]
     return max(ages, default=0.0)
@@ -383,7 +383,7 @@ def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
 
 
 class _Pause(msgspec.Struct):
-    """Pause of writes. At its end it is lifted if `lifts` is set, and otherwise left to expire."""
+    """Pause of writes. When its block ends, it is lifted if `lifts` is set, and otherwise left to expire."""
 
     lifts: bool = True
 

@@ -3,9 +3,9 @@
 Its constants come from `headway.core`, so each is defined only once. Its name contains a hash of its source, so that processes of two
 releases can each load their library and work on the same keys.
 
-A queue's numbers are doubles, stored as one string in several sections. The first section changes with every call. While that section is as
-the library remembers it, the others needn't be read. A call writes all sections up to the last one that it changed, so numbers that change
-often come first."""
+A queue's numbers are doubles, stored as one string in several sections. The first section changes with every call. If it is
+still as the library last read or wrote it, the others needn't be read. A call writes all sections up to the last one that it
+changed, so numbers that change often come first."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ RELATIVE = (
 
 
 def figure_numbers() -> dict[str, float]:
-    """Return the sections' numbers and sizes. A tier's section has the number TIERS plus the tier."""
+    """Return the numbers and sizes of the sections, by name. The number of a tier's section is TIERS plus the tier."""
     sections: dict[str, float] = {name: number for number, name in enumerate(SECTIONS, 1)}
     size = struct.calcsize(_format(SECTIONS["STEP"]))
     return {
@@ -152,7 +152,7 @@ LAYOUT = "headway14"  # Version of the data layout. It changes if releases befor
 RULE_AGE = 0.1  # Seconds for which a rule and its load can be used.
 OUTPUT_SECONDS = 240  # Lifetime of an unread output stored separately. The stream that names it expires sooner.
 REAP_EVERY = 0.05  # Maximum seconds between two reaps while entries wait, and maximum delay of an expiry.
-REST_SECONDS = 1.0  # Maximum seconds between two reaps of an idle queue. Leases, which it may not know of, last longer.
+REST_SECONDS = 1.0  # Maximum seconds between two reaps of an idle queue. Leases granted in between last longer.
 STIRS_SECONDS = 1.0  # Seconds after the last entry until an empty queue is at rest.
 CLAIM_SECONDS = 10.0  # Seconds for which a task id stays claimed. The task may be on its way to the queue.
 
@@ -189,18 +189,18 @@ _NUMBERS: dict[str, float] = {
     "COMING_SECONDS": 0.1,  # Time within which a woken slot must claim. After that, another one is woken.
     "WATCH_GRACE": 0.03,  # Delay after which the slot on watch counts as gone.
     "REAP_EVERY": REAP_EVERY,
-    "REAPER_SECONDS": 0.25,  # Time after its next reap is due for which a process remains the reaper.
+    "REAPER_SECONDS": 0.25,  # A process remains the reaper for this long after its next reap is due.
     "REST_SECONDS": REST_SECONDS,
     "STIRS_SECONDS": STIRS_SECONDS,
     "CLAIM_SECONDS": CLAIM_SECONDS,
-    "STANDBY_SECONDS": 0.1,  # Time per process over which attempts to become the reaper are randomly distributed.
+    "STANDBY_SECONDS": 0.1,  # Attempts to become the reaper are spread randomly over this time per process.
     "SWEEP_SECONDS": 10.0,
     "GATEWAY_SECONDS": 60.0,
     "WORKER_SECONDS": 120.0,
-    "HEARD_SECONDS": 1.0,  # Age up to which a gateway's stored heartbeat isn't updated.
+    "HEARD_SECONDS": 1.0,  # A gateway's stored heartbeat is only updated if it is older than this.
     "MOST_SETTINGS": 1000,
     "MOST_REMEMBERED": 1000,
-    "COUNTED_FROM": 0.25,  # Share of the maximum queue length below which the entries of each tenant aren't counted.
+    "COUNTED_FROM": 0.25,  # Each tenant's entries are counted only from this share of the maximum queue length on.
     "CLOCK_STEP": 0.5,
     "WAKEUP_SECONDS": 60,
     # Lifetime of unused data. A queue's numbers expire first, because a queue without them starts over.
@@ -209,7 +209,7 @@ _NUMBERS: dict[str, float] = {
     "STREAM_SECONDS": 120,
     "OUTPUT_SECONDS": OUTPUT_SECONDS,
     "RENEW_SECONDS": 20,  # Age after which an expiry is renewed.
-    "ACCOUNT_SECONDS": 90_000,  # More than any outcome is kept.
+    "ACCOUNT_SECONDS": 90_000,  # Longer than any outcome is kept.
     "LETTER_SECONDS": 7 * 86_400,
     "TIMER_GRAIN": 0.001,
     "SCARCE_WAIT": 1.0,

@@ -27,7 +27,7 @@ from headway.model import KIND, KIND_OF_LETTER, Entry, Value, ValueKind, kind_of
 from headway.runtime.fair_turns import FairSlots
 
 GRACE_SECONDS = 60  # Seconds for which an input is kept after its entry's deadline.
-PREFIX = 4  # Number of bytes that hold the length of the stored parameters, before these.
+PREFIX = 4  # Number of bytes before stored parameters that hold their length.
 TEXT = KIND[ValueKind.TEXT].letter
 AT_ONCE = 2  # Maximum number of values that a process sends or reads at the same time.
 SLOWEST = 10_000_000  # Minimum bytes per second for large values. Lengthens the timeouts of such calls.
@@ -47,7 +47,7 @@ class StoredValues:
         await self._ask(lambda: self._client.call(key, "SET", key, value, "EX", seconds, large=True), wait)
 
     async def fetch(self, key: str, length: int) -> bytes | None:
-        """Read a value of known length in pieces. Its key must never get another value. None if it doesn't exist."""
+        """Read a value of known length in pieces. Its key must never get another value. Returns None if it doesn't exist."""
         return await self._ask(lambda: self._joined_pieces(key, length, PIECE), length / SLOWEST)
 
     async def fetch_text(self, key: str, length: int) -> str | None:
@@ -55,7 +55,7 @@ class StoredValues:
         return await self._ask(lambda: self._text(key, length), length / SLOWEST)
 
     async def fetch_whole(self, key: str, length: int) -> bytes | None:
-        """Read a value of known length in one piece, because it may be replaced meanwhile. None if it doesn't exist."""
+        """Read a value of known length in one piece, because it may be replaced meanwhile. Returns None if it doesn't exist."""
         return await self._ask(lambda: self._joined_pieces(key, length, length), length / SLOWEST)
 
     async def _joined_pieces(self, key: str, length: int, most: int) -> bytes | None:
@@ -113,7 +113,7 @@ class LargeValues:
             await self._stored.store(key, content_of(entry), seconds)
 
     async def input_of(self, queue: str, stored: StoredEntry) -> Apart | None:
-        """Read a claimed entry's separately stored input and parameters. Return None if they are gone."""
+        """Return a claimed entry's input and parameters if they are stored separately. None if they aren't, or are gone."""
         if (apart := stored.apart) is None:
             return None
         return await self.read_input(f"{queue}P:{apart[0][1:]}", stored.tenant, apart)

@@ -293,9 +293,9 @@ class Server:
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def call(self, *command: Any, large: bool = False) -> Any:
-        """Send a command made of bytes, strings and numbers, and return its raw answer. Pass `large` if either may be large. Each call
-        has a link to itself, and waits if all links are busy. If a link breaks, all idle links are closed, because they most likely
-        broke as well. Raises Deposed if the server accepts no writes. See `leave`."""
+        """Send a command of bytes, strings and numbers, and return its raw answer. Pass `large` if the command or answer may
+        be large. Each call has a link to itself, and waits if all links are busy. If a link breaks, all idle ones are closed,
+        because they most likely broke as well. Raises Deposed if the server accepts no writes. See `leave`."""
         if self._places is None:
             return await self._call(command, large)
         async with self._places:

@@ -51,7 +51,7 @@ class MemoryWatch:
             self._looking = loop.create_task(self.look())
 
     async def is_scarce(self) -> bool:
-        """Return True if the memory of a server is nearly full. If that was found some time ago, measure again first."""
+        """Return True if the memory of a server is nearly full. If that measurement isn't recent, measure again first."""
         stale = self._scarce and asyncio.get_running_loop().time() - self._looked_at > 2 * MEMORY_AGE
         if not (self.pressure and stale) or self._looking is None:
             return self._scarce

@@ -1,6 +1,6 @@
 """Receipts for replies that gateways have read. They are usually reported to the server together with the next enqueue.
 
-Until a reply is reported as read, the server recognizes its submission if that is offered again. After the report, the submission
+Until a reply is reported as read, the server recognizes its submission if it is offered again. After the report, the submission
 would count as new. So a receipt waits for running calls that offer one of its submissions."""
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class LeaseCompletions:
     async def complete(
         self, fence: int, lease: Lease, items: Sequence[ItemResult], waited: Sequence[float]
     ) -> Completion:
-        """End a lease with the result of each entry. `waited` is how many seconds each entry waited. Large outputs come last. After
-        BrokerUnavailable, some entries may have been answered."""
+        """End a lease with the result of each entry. `waited` has the seconds that each entry waited. Large outputs are sent
+        last. If this raises BrokerUnavailable, some entries may have been answered."""
         large, delivered = self._large(items), 0
         left_out: dict[int, int] = {}
         if None in map(_OUTPUT, items):
@@ -110,8 +110,8 @@ class LeaseCompletions:
     async def _store(
         self, lease: Lease, items: Sequence[ItemResult], positions: Sequence[int], storable: set[int]
     ) -> tuple[Sequence[ItemResult], Mapping[int, str]]:
-        """Store outputs separately. Return the items, and by position the kind and token of each stored output. If the server has no
-        room for an output, the output stays in its reply or becomes a failure, and is removed from `storable`."""
+        """Store outputs separately. Return the items, and each stored output's kind and token by position. If the server has no
+        room for an output, it stays in its reply or becomes a failure, and its position is removed from `storable`."""
         wanted = [position for position in positions if position in storable] if storable else []
         if not wanted:
             return items, NONE_APART
@@ -137,7 +137,7 @@ class LeaseCompletions:
         return int(answer[0]) if answer else None
 
     async def _leave_out(self, fence: int, sizes: Mapping[int, int], size: int, delivered: int) -> Completion:
-        """End a lease of which some entries must run again. `sizes` maps their positions to their outputs' sizes in bytes."""
+        """End a lease in which some entries must run again. `sizes` maps their positions to their outputs' sizes in bytes."""
         answer = await self._steps.call("leave_out", fence, wire.encode(list(sizes.items())))
         if not answer:
             return Completion(0, 0, fenced=True)
@@ -206,8 +206,8 @@ class Outcomes(msgspec.Struct, frozen=True):
     Attributes:
         runs: packed replies by gateway.
         head: bytes to put before a kept or shared reply to a single entry.
-        shared: for each entry with dedup keys, its position, the usefulness (Worth) and size of its outcome, the number of its
-            gateway in `runs` (from 1), and the Lua indexes at which its reply there begins and ends.
+        shared: a tuple for each entry with dedup keys: its position; the usefulness (Worth) and size of its outcome; the number
+            (from 1) of the item in `runs` that has its reply; and the Lua indexes of the reply's first and last byte there.
         ran: version and code that ran the entries, or empty if no outcome is shared.
         bad: positions and packed failures of items that failed.
         apart: kind and token of each separately stored output, by position.
@@ -267,7 +267,8 @@ def pack(
 
 
 def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:
-    """Split the items' positions into steps with `most` bytes of outputs each. `large` outputs come last, to delay no others."""
+    """Return the positions of the items, divided into steps with at most `most` bytes of outputs, or a single larger output.
+    The `large` outputs get the last steps, so that they delay no others."""
     positions = range(len(items))
     if not large and 4 * length_of_all(items) <= most:
         return [positions]
@@ -311,7 +312,7 @@ class _Sleeper:
             self.woken.set_result(None)
 
     def set(self, at: float, delay: float) -> None:
-        """Wake in `delay` seconds, at the time `at`, unless an earlier time is set."""
+        """Wake at the time `at`, `delay` seconds from now, unless an earlier time is set."""
         if at < self.at:
             if self.timer is not None:
                 self.timer.cancel()
@@ -339,7 +340,7 @@ class Wakeups:
             self._task = asyncio.get_running_loop().create_task(self._read_on())
 
     def forget(self, worker: str) -> None:
-        """Drop a pending wake-up, because the slot is claiming."""
+        """Drop a slot's pending wake-up, because the slot doesn't need it any more."""
         self._rung.pop(worker, None)
 
     async def sleep(self, worker: str, until: float | None) -> None:
@@ -399,8 +400,8 @@ class Wakeups:
 
 
 MOST_ENTRIES = 256  # Maximum number of entries in one call, because a step blocks the server.
-GATHERING, GATHERED = 0.1, 0.004  # Gathering time if a slot may be free: share of the headway, maximum in seconds.
-GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012  # The same while none is free. If longer, entries would miss a free slot.
+GATHERING, GATHERED = 0.1, 0.004  # Gathering time if a slot may be free: share of the headway, and maximum in seconds.
+GATHERING_BUSY, GATHERED_BUSY = 0.5, 0.012  # The same while no slot is free. With more, entries could miss a slot.
 AHEAD = 0.001  # Seconds by which entries must be in the queue before a slot is free.
 KEPT_SHARE = 0.25  # Maximum share of a server's `maxmemory` for kept outcomes, so that they never cause a refusal.
 ROOM_SHARE = 0.5  # Maximum share of a server's `maxmemory` for large entries, so that there is room for small entries.
@@ -488,7 +489,8 @@ Verdict = Failure | Moved | None  # A queue's verdict on an entry. None if the e
 
 
 class Look(msgspec.Struct):
-    """Load of a queue, the depth and longest wait in seconds of each tier, and its bulk entries if there ever were any."""
+    """What a look at a queue shows: `load`, the depth and longest wait (in seconds) of each tier, and, if there ever were any
+    bulk entries, their numbers."""
 
     load: Load
     tiers: list[tuple[int, float]]
@@ -671,7 +673,8 @@ class Queue:
         return int(depth), int(slots)
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
-        """Return the model's queues that may hold data, and the time until which they may. Only for the queue for any version."""
+        """Return the model's queues that may hold data, and the time after which none of them does. Only the queue for any
+        version knows this."""
         until, endings = await self._steps.join("siblings")
         return [wire.queue_of(self.name.model, ending) for ending in endings], float(until)
 
@@ -680,9 +683,9 @@ class Queue:
         return Contender(model, slack, seconds, depth > 0)
 
     async def reap(self, rng: float, shards: int = 1, rests: bool = False) -> tuple[float, int, bool, bool]:
-        """Reap. If the caller `rests` and the queue is idle, the next call may be due much later. Returns the seconds until
-        then, the number of entries of lost leases that run again, whether the queue is idle, and whether it is this process
-        that reaps it."""
+        """Reap. Returns the seconds until the next call is due, the number of entries of lost leases that run again, whether
+        the queue is idle, and whether this process is its reaper. If the queue is idle and the caller `rests`, the next call
+        may be due much later."""
         numbers, again, calm, reaps = await self._steps.join("reap", self.connection.process, rng, shards, int(rests))
         now, born, due = wire.read_numbers(numbers)
         self._learn_times(now, born)

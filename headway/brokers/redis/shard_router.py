@@ -1,7 +1,7 @@
 """The queues that a process knows, and how a model's load is divided into shards: each slot has a home shard, each entry a queue.
 
 A queue is created when an entry, a worker or a server's list first names it. It is forgotten when no worker and no list has named it
-for a while, except if it belongs to one of the process's own models or slots.
+for a while, unless it belongs to one of the process's own models or slots.
 
 Both homes and queues are chosen by a census of the workers that were healthy about a second ago. Processes with the same census make
 the same choices.
@@ -39,7 +39,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
     Attributes:
         added: called with new queues.
         rows: models whose entries have rows or shapes. See `core.rows.counted`.
-        untold: times until which models' queues may hold data, if the registry hasn't been told yet.
+        untold: by model, the time until which its queues may hold data, unless the registry already knows it.
     """
 
     def __init__(self, make: Callable[[QueueName, int, QueueLimits], Queue], shards: int) -> None:
@@ -55,18 +55,18 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._look_at = -math.inf
         self._own: set[QueueName] = set()
         self._named_at: dict[QueueName, float] = {}
-        self._looked: dict[str, float] = {}  # Time of the last look at each model that all its shards answered.
+        self._looked: dict[str, float] = {}  # When all shards of each model last answered.
         self._registry_read = -math.inf
         self._former_losses = 0
 
     @property
     def losses(self) -> int:
-        """How many times the server has lost a queue, including forgotten queues."""
+        """Number of times that the server has lost a queue. Forgotten queues count too."""
         return self._former_losses + sum(queue.losses for queue in self.every)
 
     def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
-        """Add queues for these models. The queues of their versions get the same limits. If `strangers` is set, queues of all other
-        models that hold data are added from now on, too."""
+        """Add queues for these models. The queues of their versions get the same limits. If `strangers` is set, from
+        now on the queues of other models are added too if they hold data."""
         self._strangers |= strangers
         for model, limits in models.items():
             self.limits[model] = limits
@@ -74,7 +74,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._bound(model)
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Learn which models' entries have rows and shapes. These determine weights, and which entries may share a batch."""
+        """Learn which models have entries with rows or shapes, which matter for weights and for sharing a batch."""
         for model, counts in counted.items():
             if counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -114,11 +114,11 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self._named_at[name] = self._named_at[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
-        """Add the queues that workers claim from, and the queues of models that may hold data."""
+        """Add the queues with these `names`, which workers claim from, and the queues of `models`, which may hold data."""
         self._registry_read = asyncio.get_running_loop().time()
         for model in models:
             if model not in self.limits and self._strangers:
-                # Any limits do, because nobody enqueues for this model here.
+                # Any limits will do, because nobody enqueues for this model here.
                 self.know({model: next(iter(self.limits.values()))})
                 self._look_at = -math.inf
             self.learn([QueueName(model)])
@@ -179,7 +179,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
 
 async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
-    """Return the queue names that a server lists, and the time until which the list is valid. None if the server doesn't answer."""
+    """Return the queues that a server lists, and the time after which none holds data. None if the server doesn't answer."""
     with contextlib.suppress(BrokerUnavailable):
         return await queue.siblings()
     return None
@@ -187,7 +187,7 @@ async def _siblings(queue: Queue) -> tuple[Sequence[QueueName], float] | None:
 
 CENSUS_AGE = 1.0  # Seconds for which a census is valid.
 REMEMBERED = 100_000  # Maximum number of entries whose queue is remembered.
-MOVES = 4  # Maximum queues to offer an entry to. The flight it wants to join may begin anew in another queue.
+MOVES = 4  # Maximum number of queues that an entry is offered to. The flight that it joins may begin anew elsewhere meanwhile.
 
 _Key = tuple[str, str]
 _MODEL_AND_VERSION = attrgetter("model", "version")
@@ -253,15 +253,15 @@ class ShardRouter:
         return before != worker.backend
 
     def apart(self, name: QueueName) -> Sequence[Queue]:
-        """Return the shards that may have entries for a queue's slots but are home to none of them. There are some if another
-        version has more slots, because the model's tenants are then divided among more shards."""
+        """Return the shards that may have entries for a queue's slots but are home to none of them. There may be such
+        shards if other versions have slots too, because the model's tenants are then divided among more shards."""
         spread = self._spread.get(name.model, 1) if name in self._census else 0
         return self._queues[name][self._in_use(name) : spread]
 
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
         """Offer entries to their queues, which must exist. Returns the verdicts in order, with None for each admitted
         entry. All versions of a model share idempotency keys, tasks and chosen ids. So each queue also checks if another
-        version's queue knows the entry's. If so, the entry is offered to that queue."""
+        version's queue knows one of these. If so, the entry is offered to that queue."""
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
         dealt, offered = self._deal(entries), list(entries)
@@ -301,8 +301,8 @@ class ShardRouter:
         return result
 
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
-        """Choose a queue for each entry: the one that it went to before or, if there is none, the next shard. Each shard gets part of
-        a batch before it is the next shard's turn."""
+        """Choose a queue for each entry: its former queue or, if it has none, the next shard's. If there are many entries,
+        they are split evenly over several shards."""
         if self.alone and not self._placed:
             if len(set(map(_MODEL_AND_VERSION, entries))) == 1:  # The usual case.
                 return [self._queues[entries[0].queue][0]] * len(entries)
@@ -325,8 +325,8 @@ class ShardRouter:
         return dealt
 
     def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
-        """If the entry can share limits or outcomes, choose its tenant's queue, otherwise the queue whose turn it is. Pass `paid` if
-        another entry of its request is charged for it."""
+        """Choose the tenant's queue if the entry can share limits or outcomes, otherwise the queue whose turn it is. Pass
+        `paid` if another entry of the same request is charged for this one."""
         name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:
             return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
@@ -366,7 +366,8 @@ class ShardRouter:
             await self.read_registry()
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
-        """Read the registry, count its workers, and add the queues of workers and of models that may hold data."""
+        """Read the registry and return its workers. Also count them, and add their queues and those of all models that the
+        registry names."""
         untold, self._queues.untold = self._queues.untold, {}
         try:
             workers, models = await self._registry.look(untold)

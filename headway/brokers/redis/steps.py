@@ -1,7 +1,7 @@
 """Steps of one queue: library calls that the server skips once their callers have stopped waiting.
 
-A delayed call may reach the server after its caller has repeated it and answered the client. So each call states, as a time of the
-server's clock, how long its caller waits. After that time the server skips the call."""
+A delayed call may reach the server after its caller has repeated it and answered the client. So each call states at
+which time, by the server's clock, its caller stops waiting. After that time the server skips the call."""
 
 from __future__ import annotations
 

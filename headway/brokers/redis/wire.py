@@ -94,8 +94,8 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch. `cause` is the value of a `Cause`, `item`, or a cause that a later release added. `version` is the version
-    of the model."""
+    """Failure of a batch or an item. `cause` is "item", the value of a `Cause`, or a value that a later release added.
+    `version` is the version of the model."""
 
     cause: str
     message: str
@@ -186,7 +186,7 @@ _APART = (RefusalCode.APART, RefusalCode.TOO_MANY_APART)
 
 
 def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
-    """Return the failure for a refusal code that isn't about a rate limit. `error` is that of a known culprit."""
+    """Return the failure for a refusal code that isn't about a rate limit. `error` is the error of a known culprit."""
     if why in _PLAIN_REFUSALS:
         return _PLAIN_REFUSALS[RefusalCode(why)]()
     if why == RefusalCode.TOO_LARGE:  # The wait is a number of bytes.
@@ -235,8 +235,8 @@ def read_load(packed: bytes) -> tuple[float, float, Load]:
 
 
 def pack_rule(made_at: float, slots: int, rule: Rule | None) -> bytes:
-    """Pack a rule, or no rule if it is None. `made_at` and `slots` are the time and the slots of the load that it is based on. In the
-    packed rule, a negative headway means that batches aren't spaced."""
+    """Pack `rule`, if any, after the time (`made_at`) and the slots of the load that it is based on. In the packed rule, a
+    negative headway means that batches aren't spaced."""
     if rule is None:
         return pack_numbers((made_at, slots))
     numbers = list(_RULE_OF(rule))

@@ -12,7 +12,7 @@ from headway.core.policies.paced import DEFAULT_WINDOW, Paced, Pid, Table, Windo
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A policy, as described in settings, banner and documentation."""
+    """A policy, as the settings, the banner and the documentation describe it."""
 
     make: Callable[[float], Policy]  # Builds the policy for a wait in seconds.
     wait: float = math.inf  # Default wait in seconds. If infinite, the policy decides.

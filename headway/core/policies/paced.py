@@ -20,24 +20,25 @@ one before, and is not cut.
 Varying batch times. GPUs come back at uneven times, and the largest batch is partly large by chance. So the part of the gap due to α
 is made somewhat longer, and the part due to the size shorter. A single GPU needs no spacing, and only waits for a few more entries.
 
-Different slots. k slots handle Σ 1/fᵢ times as much as one of factor 1, and an even gap would hold the fast slots back. A request
-waits for a gap, then a batch: gᵢ + ℓᵢ. The longest of these sums is shortest if all are the same, gᵢ = C − ℓᵢ. As each slot leaves
-every ℓᵢ and the gaps fill all time, Σ gᵢ/ℓᵢ = 1, so C = (k + 1) / Σ 1/ℓᵢ. A slot with ℓᵢ ≥ C would make C longer, so it takes no
-part, and only helps out. For a mean gap s*, slots take part from the fastest on: as many as minimise (k + 1)·s*, if a batch of that
-gap's arrivals still fits, with some room for chance.
+Different slots. k slots handle Σ 1/fᵢ times as much as one of factor 1, and an even gap would hold the fast slots back. A
+request waits for a gap, then a batch: gᵢ + ℓᵢ. The longest of these sums is shortest if all are the same, gᵢ = C − ℓᵢ. A batch
+leaves each slot every ℓᵢ, and the gaps fill all time, so Σ gᵢ/ℓᵢ = 1 and C = (k + 1) / Σ 1/ℓᵢ. A slot with ℓᵢ ≥ C would make C
+longer, so it takes no part, and only helps out. So the k fastest slots take part, and k is chosen such that (k + 1)·s* is
+smallest, where s* is the mean gap. The arrivals of such a gap must fit into a batch, with some room for chance.
 
 Cutting. Clients that ask again once answered come back together. They would run in one batch for ever while other GPUs are idle, or
 alternate between a large batch and small ones. So if the waiting entries are well over an even share (everything that waits or runs,
 divided by k), they are cut. If they leave in j batches a gap apart, the mean time until n are back is (α + βn/j)·(1 + (j−1)/2k),
-which is smallest at the integer closest to √(βn·(2k−1)/α). They are cut into no more batches than that.
+which is smallest at the integer closest to √(βn·(2k−1)/α). The entries are cut into no more batches than that.
 
 Bursts. The gap since the last departure says little: the first request of a burst would take a GPU for itself while the others
-wait. So if a request comes late in a gap in which others were due, it gets a gap of its own to gather a batch. This is the gap of
-idle GPUs, α/k, and it ends early if again nobody follows. Poisson arrivals are hardly affected.
+wait. So if a request comes late in a gap in which others were expected, it gets a gap of its own to gather a batch. This is the
+gap of idle GPUs, α/k, and it ends early if no other request follows. Poisson arrivals are hardly affected.
 
-Waiting clients, who ask again once answered, are served best in fixed groups, one on each slot. Then nobody waits for a GPU, and no
-GPU for a client. So their rule keeps no gap. A moment after a batch has come back, its clients have asked again, and leave. If they
-are fewer than half an even part of all clients, they wait for the next group to come back, and join it.
+Waiting clients, who ask again once answered, are served best in fixed groups, one on each slot. Then no client waits for a GPU,
+and no GPU waits for a client. So their rule keeps no gap. A moment after a batch has come back, its clients have asked again,
+and their next batch leaves. But a group that has less than half of an even share of all clients waits for the next group to
+come back, and joins it.
 
 No formula is best everywhere. From recent arrivals, a look-ahead determines whether a window, or leaving immediately, would have
 done better, and then uses that rule (`core.look_ahead`).
@@ -133,17 +134,17 @@ SILENCE = 3.0  # A silence of this many mean gaps between arrivals isn't chance:
 
 LONGER = 0.3  # How much the part of a gap due to α grows with the relative standard deviation of the batch time.
 PRESUMED, PRESUMED_FOR = 0.3, 2.0  # The relative deviation assumed at first, and batches per GPU until it is ignored.
-SMALLER = 2.0  # How much the part due to the largest batch shrinks with that deviation, as the size is partly chance.
+SMALLER = 2.0  # How much the part due to the largest batch shrinks with that deviation: its size is partly chance.
 
 WORTH_MORE = 0.95  # Slower slots take part only if they bring latency below this share of what it is without them.
 ROOM = 0.5  # Standard deviations of a batch's size for which a full batch must have room.
 ALIKE = 0.2  # If the slots' factors have a smaller standard deviation, waiting entries are shared out as if slots were alike.
-LEAST_SPARE = 0.1  # Slots are enough if the inputs themselves (β) leave at least this share of the slots' capacity.
+LEAST_SPARE = 0.1  # Slots are enough if the inputs themselves (β) leave more than this share of their capacity unused.
 
-MOMENT = 0.05  # All clients answered together have come back once there was no arrival for this part of α.
-LONGEST_WAIT = 1.5  # Longest wait of too few clients for another slot's clients, in batch times of an even part.
+MOMENT = 0.05  # Clients answered together have all come back if no request has arrived for this part of α.
+LONGEST_WAIT = 1.5  # How long too few clients wait for another slot's clients, in batch times of an even part.
 LEAST_COMPANY = 0.5  # Clients are too few to leave if they are less than this share of an even part of all clients.
-LEAST_GAP = 1e-6  # Seconds of a gap too short to hold anybody back. With no gap, the first client would leave alone.
+LEAST_GAP = 1e-6  # A gap in seconds that is too short to matter. With none, the first client would leave alone.
 EVENLY = 1e6  # Value of `Rule.split` that gives more batches than slots, so that every batch is an even part.
 
 
@@ -151,7 +152,7 @@ class Team(msgspec.Struct, frozen=True):
     """The slots that take part, which are the fastest ones."""
 
     slots: int  # Number of slots.
-    speed: float  # Number of batches that they run together in the time of one on a slot of factor 1: Σ 1/fᵢ.
+    speed: float  # Batches that all of them run in the time in which a slot of factor 1 runs one: Σ 1/fᵢ.
     slowest: float = math.inf  # A slot with a larger factor takes no part.
     spread: float = 0.0  # Standard deviation of the factors.
 
@@ -184,7 +185,7 @@ def team(load: Load) -> Team:
 
 
 def headway(load: Load, speed: float | None = None) -> float:
-    """Return the even gap s* in seconds, given the speed of the slots that take part; 0 if a gap has too few arrivals."""
+    """Return the even gap s* in seconds, or 0 if a gap has too few arrivals. `speed` is that of the slots that take part."""
     speed = load.slots if speed is None else speed
     if speed <= 0.0 or load.rate * load.alpha / speed < WORTH_SPACING:
         return 0.0
@@ -212,7 +213,7 @@ class Paced:
         return self._ahead.rule(load, past) if past is not None and past.tells else self.spaced(load)
 
     def spaced(self, load: Load) -> Rule:
-        """Return the rule of even gaps. The largest batches leave immediately, others a kth part of a batch time after the last."""
+        """Return the rule of even gaps: a batch leaves once it is full, or a kth of a batch time after the last departure."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)

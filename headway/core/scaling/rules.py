@@ -1,4 +1,4 @@
-"""Autoscaler rules, as an operator writes them: a list of conditions. Each takes effect once it has held for its time.
+"""Autoscaler rules, as an operator writes them in a list. Each rule takes effect once its condition has held for its time.
 
     [{queue_above = 500, for_s = 30, add = 3}, {utilisation_below = 0.4, for_s = 900, remove = 1}]
 
@@ -57,7 +57,7 @@ USUAL = (
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:
-    """Parse rules from JSON. An empty text means the default rules. Raises NoRules if it isn't a list of rules."""
+    """Parse rules from JSON. Empty text means the default rules. Raises NoRules if the text isn't a list of rules."""
     if not text:
         return USUAL
     try:

@@ -1,4 +1,4 @@
-"""Scaler of one model: computes how many workers it should have from measurements.
+"""Scaler of one model: computes from measurements how many workers it should have.
 
     policy `rules`   each rule whose condition has held for its time changes the number
     policy `plan`    the fewest workers that keep the promised latency under the forecast load (`sizing`), with room
@@ -9,9 +9,10 @@ requested as far as the limits allow. Workers are removed only after the time of
 and only if none of them was wanted in that time. At most a fifth of the workers is removed at a time, but at least one, and never so many
 that the load would bring some back.
 
-With `idle_after`, a model that has had no requests for that time has no worker until the next request. The time of a start isn't
-counted, unless loading failed, so that a client that was told to come back finds a worker. Waiting bulk lines keep the workers, or
-bring one back, but no sooner after the last change than a start takes."""
+With `idle_after`, a model that has had no requests for that time has no worker until the next request. The time of a start
+doesn't count, unless loading failed, so that a client that was told to come back finds a worker. While bulk lines are waiting,
+a model that has workers keeps at least one. A model without workers gets one back for its bulk lines, but not until its last
+change is as long ago as a start takes."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ DIRECTIONS = (UP, DOWN, AGAIN)  # More workers, fewer, or the same number again 
 AS_FOUND = "as it was found"  # Reason before the first decision.
 MOST_REMOVED = 0.2  # Largest share of the workers that may be removed at a time.
 ROOM = 0.8  # Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start.
-SPARE = 0.05  # Before `plan` removes workers, the load must be below the smaller fleet's capacity by this share.
+SPARE = 0.05  # `plan` removes workers only if fewer would be enough for a load that is higher by this share.
 PLAN_HOLDS = 5.0  # Seconds for which `plan` must want more workers before it requests them.
 PLAN_KEEPS = 300.0  # Seconds (or a start time, if longer) for which a worker must have been unneeded to be removed.
 FIRST_START = 60.0  # Assumed start time of a worker in seconds until one has been seen.
-ASKED = 0.05  # Entries per second, averaged over about a second. Below this, none has come for a few seconds.
+ASKED = 0.05  # If fewer entries per second come on average, none has come for a few seconds.
 FADING = 0.8  # Weight of an earlier, longer start in the expected start time after a shorter one.
 
 SMOOTH_SECONDS = 5.0  # Time constant of the smoothed rate, and the smallest time constant of the level.
@@ -154,8 +155,9 @@ class ArrivalForecast:
 
 
 class Scaler:
-    """Scaler of one model. Continues from the number of workers requested last and the reason for it. `start` is the observed time
-    of a worker's start, or 0. No worker is removed until the time of a rule, or of `plan`, has passed since `now`."""
+    """Scaler of one model. `desired` is the number of workers that was requested last, and `reason` says why. `start` is how
+    many seconds a worker was seen to take to start, or 0. Neither a rule nor `plan` removes a worker until its time has
+    passed since `now`."""
 
     def __init__(
         self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND, start: float = 0.0
@@ -164,7 +166,7 @@ class Scaler:
         self.desired = desired  # Number of workers that there should be.
         self.reason = reason  # Reason for the last decision.
         self.utilisation: float | None = None  # Offered load over the capacity of the ready workers; None if unknown.
-        self.foreseen: float | None = None  # The same once the coming workers are ready, which the rules use.
+        self.foreseen: float | None = None  # The same with all coming workers ready. The rules use it.
         self.forecast = ArrivalForecast()
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
@@ -198,13 +200,14 @@ class Scaler:
 
     @property
     def _usual_start(self) -> float:
-        """Expected seconds of the next start: as last seen, or else as long as workers took to load, or else a guess."""
+        """Expected seconds of the next start: as seen before or, if unknown, as long as workers took to load, or a guess."""
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or if all are drained. This
-        is the rest of the current start, or else a whole start, from the next try if the last one failed. An overdue start is
-        assumed to take as long again as it is overdue, up to a usual start or a minute."""
+        """Return the seconds until a worker serves, if none is ready: the rest of a start in progress, or a whole start if
+        there is none. If loading failed, it is a whole start from the next try. An overdue start is assumed to take as long
+        again as it is overdue, but at most a usual start or a minute, whichever is longer. Return None if the model always has
+        a worker, or if all are drained."""
         if not self.limits.idle_after or 0 < self.desired <= self.drained:
             return None
         start = self._usual_start
@@ -220,7 +223,7 @@ class Scaler:
         return now - self._awaited[0][0] if self._awaited else 0.0
 
     def overdue(self, now: float) -> int:
-        """Return the number of workers whose start is taking longer than usual, including late ones."""
+        """Return the number of workers, late or not, whose start is taking longer than usual."""
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
@@ -259,7 +262,7 @@ class Scaler:
         if state.ready > 0 and state.capacity > 0.0:
             self._pace = state.capacity / state.ready
         missing = max(self.desired - state.ready - self.drained, 0)
-        while len(self._awaited) > missing:  # Assume that the ones awaited longest have come.
+        while len(self._awaited) > missing:  # Assume that the workers awaited longest have come.
             at, telling = self._awaited.pop(0)
             if telling:
                 took = min(now - at, self.limits.start_within)
@@ -290,8 +293,8 @@ class Scaler:
         return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
 
     def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
-        """Return True if a rule's condition has held for its time. While workers are coming, a queue counts only if they won't be
-        enough."""
+        """Return True if a rule's condition has held for its time. While workers are coming, a long queue counts only if they
+        won't be enough."""
         answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.foreseen or 0.0) <= 1.0
         if answered or not rule.holds(state.queue, self.foreseen):
             self._held.pop(rule, None)
@@ -341,7 +344,7 @@ class Scaler:
 
     @property
     def _window(self) -> float:
-        """Seconds for which `plan` must not have wanted a worker before removing it. A new one wouldn't be there sooner."""
+        """Seconds for which a worker must have been unneeded before `plan` removes it. Not less than a start takes."""
         return max(PLAN_KEEPS, self._start)
 
     def _shrunk(self, now: float) -> ScaleDecision | None:

@@ -1,5 +1,5 @@
 """Size of a fleet: the fewest slots that keep a latency promise, by a formula. `headway plan` starts its search here and confirms
-the result by simulation. The autoscaler's policy `plan` uses only the formula.
+the result by simulation. The autoscaler's policy `plan` uses only the formula (`scaler`).
 
 With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` lets batches of n = λs leave every s = α/(k − βλ)
 (`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. Backlogs that arise by chance are
@@ -11,7 +11,7 @@ Each process computes its own share of a model's workers from the same numbers, 
 start. So missing workers are added where there is most room, and surplus workers are removed where there are most.
 
 If models take turns in one process's places, each of them may use the free places. If a model waits for a place, the model with the
-most workers gives one up. If each has only one, all models that have no requests give up their last."""
+most workers gives one up. If each of them has only one, all models without requests give up their last."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BatchCost(msgspec.Struct, frozen=True):
     beta: float  # Seconds per unit of size.
     max_batch: float  # Size of a full batch.
     deviation: float = 0.0  # Standard deviation of a batch's time in seconds.
-    most_wait: float = math.inf  # Limit by the departure policy on how many seconds a request waits for others.
+    most_wait: float = math.inf  # Longest time in seconds that the departure policy lets a request wait for others.
 
     @property
     def full_seconds(self) -> float:
@@ -58,7 +58,7 @@ def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.
     run = cost.alpha + cost.beta * min(size, cost.max_batch)
     varied = dispersion + (rate / capacity) * cost.max_batch * (cost.deviation / run) ** 2
     backlog = EXPONENTIAL_95 * varied * rate / (2.0 * (capacity - rate)) / capacity
-    # The two rarely coincide, but everybody waits for part of the gap, and slow batches meet full queues.
+    # These waits rarely coincide, but everybody waits for part of the gap, and slow batches meet full queues.
     waits = math.hypot(wait, backlog) if backlog < wait else wait + backlog
     return run + waits + NORMAL_95 * cost.deviation
 
@@ -90,7 +90,8 @@ def fewest_slots(
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Share `desired` workers out to `processes`, given the current number and limit of each. If not 0, each gets at least one."""
+    """Share `desired` workers out to `processes`, given the current number and limit of each. Each process gets at least one,
+    unless `desired` is 0."""
     if desired <= 0:
         return dict.fromkeys(processes, 0)
     has = {id: max(min(present, most), 1) for id, (present, most) in processes.items()}
@@ -110,7 +111,7 @@ def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, 
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """The places of one model in a process: how many it has and wants, and its limit."""
+    """The places of one model in a process: how many it has, wants, and may have."""
 
     has: int
     wants: int

@@ -126,8 +126,8 @@ def octet_pieces(output: Value) -> Iterator[bytes]:
 def open_octets(
     text: Callable[[bytes], str], read_json: ReadRequest, read_long: ReadInSteps, write: WriteAnswer
 ) -> OpenHead:
-    """Return `Codec.open` for a route that also accepts octets and can answer with octets. If the body is octets, the query names
-    the model.
+    """Return the function `Codec.open` of a route that accepts octets as well as JSON, and can answer with either. If the body
+    is octets, the query names the model.
 
     The answer is the output itself if `Accept` asks for octets, or if both body and output are octets and `Accept` doesn't ask for
     JSON. `text` decodes octets for a model that takes text. `read_json` and `read_long` decode JSON bodies, and `write` encodes
@@ -197,7 +197,7 @@ def _model_and_version(query: bytes) -> tuple[str, str]:
     return models[0], versions[0]
 
 
-SHORT_ANSWER = UNHELD // 4  # Maximum characters in several outputs that are written in one go. Quotas ignore them.
+SHORT_ANSWER = UNHELD // 4  # Maximum total characters of outputs written in one go. Such short answers need no quota.
 
 _NONE = msgspec.Raw(b"[]")
 
@@ -209,12 +209,12 @@ def _never(*arguments: object) -> NoReturn:
 class Codec(msgspec.Struct, frozen=True):
     """The codec of one inference route.
 
-    `open` chooses how to read a body based on its head; the default is `read_json`. `read` decodes a body with a single text into
-    (model or None, input, parameters as a JSON object or empty). It raises OtherInput if `read_value` may accept the input,
-    otherwise RequestError. `read_value` and `read_long` decode a body with any JSON value, several inputs, or a version. `write`
-    encodes an answer with one output, `write_many` one with the array `outputs`. `limit_lines` returns the header lines about rate
-    limits. If `compressed`, bodies may be compressed. If `tasks`, requests may become tasks; otherwise `Prefer` is ignored. `way`
-    is the method and path of the route, and `input` the name of the member with the input."""
+    `open` chooses how to read a body based on its head; the default is `read_json`. `read` decodes a body with a single text
+    into (model or None, input, parameters as a JSON object or empty). For any other body, it raises OtherInput if `read_value`
+    may accept the body, or else RequestError. `read_value` and `read_long` decode a body with any JSON value, several inputs,
+    or a version. `write` encodes one output; `write_many` encodes the array `outputs`. `limit_lines` returns the header lines
+    about rate limits. If `compressed`, bodies may be compressed. If `tasks`, requests may become tasks; otherwise `Prefer` is
+    ignored. `way` is the route's method and path. `input` is the name of the member that has the input."""
 
     open: OpenHead | None = None
     read: ReadText = _never

@@ -1,4 +1,4 @@
-"""State shared by all connections of a listener that has inference routes, and CORS."""
+"""CORS, and the state shared by all connections of a listener that has inference routes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class InferenceContext(ConnectionContext):
         self.quotas.fit(connections)
 
     def max_body_of(self, head: Head) -> int:
-        """Return the maximum size of a body. An upload may be as large as a tenant's storage."""
+        """Return the maximum size of a body. An upload may fill its tenant's whole storage."""
         upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
         return self.settings.bulk_max_bytes + FORM if upload else self.max_body
 

@@ -28,8 +28,8 @@ _UNASKED = object()  # The model of a request that can't take its lane. It diffe
 
 
 class FastPathConnection(Connection):
-    """A connection of the public port. It counts towards the quotas of its last `principal`. The next request may repeat the head
-    `known`."""
+    """A connection of the public port. It counts towards the quotas of its last `principal`. A request that repeats
+    the head `known` can take the fast path."""
 
     far = FAR
 
@@ -52,7 +52,7 @@ class FastPathConnection(Connection):
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. A complete request with the known head and an open lane is submitted immediately."""
+        """Process received bytes. A complete request is submitted immediately if it has the known head and its lane is open."""
         known = self.known
         if self.phase != IDLE or not data.startswith(known.before):
             super().data_received(data)
@@ -232,7 +232,8 @@ class FastPathConnection(Connection):
         return pieces
 
     def _belong(self, principal: Principal) -> None:
-        """Count the connection towards its tenant. Raises RequestError, and will close, if the tenant has too many."""
+        """Count the connection towards its tenant. If the tenant has too many, raises RequestError and makes the next answer
+        the last one."""
         try:
             self.inference.quotas.belong(self, principal.tenant)
         except RequestError:
@@ -241,7 +242,8 @@ class FastPathConnection(Connection):
         self.principal, self.known.open_by = principal, None
 
     def _count_for_tenant(self, head: Head) -> None:
-        """Count the connection towards the tenant of an ordinary request. The route authenticates the request again."""
+        """Count the connection towards the tenant that sent an ordinary request. The credential is only looked up for this: the
+        route authenticates the request itself."""
         authorization = head.single.get(b"authorization", b"")
         principal = None
         if authorization:

@@ -4,8 +4,8 @@ A large body of known length is received directly into its final memory; going t
 the transport's protocol until the body is complete. If the request is refused earlier, for instance because of a timeout, the memory is
 freed, and the rest of the body is read and discarded.
 
-Two kilobytes may decompress to more than a megabyte. So every compressed body is decompressed in turns of the event loop, and its
-decompressed size counts towards its client's quota.
+Two kilobytes may decompress to more than a megabyte. So every compressed body is decompressed a little at a time, in turns, and
+its decompressed size counts towards its client's quota.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class BodyPieces:
         self._taken = 0
 
     def expect(self, length: int) -> None:
-        """Reserve memory for a body of `length` bytes. The kernel allocates each page when it is first written to."""
+        """Reserve memory for a body of `length` bytes. It only takes up space as it is filled, because the kernel allocates a
+        page when it is first written to."""
         self._room = unfilled(length)
 
     def append(self, piece: bytes | memoryview) -> None:
@@ -140,7 +141,7 @@ class Unpacker:
             try:
                 piece = unpacker.decompress(data, room)
             except zlib.error as exc:
-                raise BadRequest(f"the body is not {coding}, as Content-Encoding says: {exc}") from None
+                raise BadRequest(f"Content-Encoding says {coding}, but the body is not {coding}: {exc}") from None
             room -= len(piece)
             self._more = not room
             self.size += len(piece)

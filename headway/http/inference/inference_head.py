@@ -34,8 +34,8 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
 
     `authorization` and `coding` are the values of header fields. `id` is a UUID chosen by the client. All three may be empty.
     `expects` is True if the client waits for `100 Continue`. `repeatable` is True if later requests may repeat the head with
-    another Content-Length. A client that has a `wish` for a task first waits `wait` seconds for the answer. `read_long` is None if
-    `read` is always fast."""
+    another Content-Length. A client with a `wish` gets a task if there is no answer within `wait` seconds. `read_long` is None
+    if `read` is always fast."""
 
     codec: Codec
     options: RequestOptions
@@ -119,7 +119,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def read_prefer(value: bytes) -> Wish | None:
-    """Read `respond-async` and `wait` from `Prefer`. Return None if the client waits for the answer. Other preferences and
+    """Read `respond-async` and `wait` from `Prefer`. Return None if the client does not want a task. Other preferences and
     malformed ones are ignored. If a preference is repeated, the first one counts."""
     preferences: dict[bytes, bytes] = {}
     for preference in _PREFERENCE.findall(value):
@@ -146,11 +146,13 @@ def _nobody() -> Principal | None:
 class KnownHead(msgspec.Struct, eq=False):
     """The head of a request, and of later requests on the connection that repeat it.
 
-    All answers get the header lines `marks`. Requests enter `lane`; while `open_by` is `gateway.facts`, no further checks are
-    needed. `usual` is the fast path for requests with a single text, and `kind` has the header lines of its answers. `still`
-    returns the current principal of the credential. A repeated head starts with the bytes `before` (initially `()`, which matches
-    nothing). The value of Content-Length starts at `begin` and is followed by `after`, which has `skipped` bytes and ends by
-    `latest`."""
+    All answers get the header lines `marks`. Requests enter `lane`, without further checks while `open_by` is `gateway.facts`.
+    `usual` is the fast path for requests with a single text, and `kind` has the header lines of its answers. `still` returns
+    the current principal of the credential.
+
+    A repeated head consists of the bytes `before`, the value of Content-Length, and the bytes `after`. The value of
+    Content-Length starts at position `begin`. `skipped` is the length of `after`. `latest` is the last position at which the
+    head may end. Until a head is remembered, `before` is `()`, which matches nothing."""
 
     codec: Codec
     marks: bytes
@@ -167,7 +169,8 @@ class KnownHead(msgspec.Struct, eq=False):
     skipped: int = 0
 
     def remember(self, raw: bytes, limit: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the head's bytes. Return False if Content-Length is missing or unusual, or heads might exceed `limit`."""
+        """Remember the bytes `raw` of the head. Return False if Content-Length is missing or unusual, or if a repeated head
+        could have more than `limit` bytes."""
         match = _LENGTH.search(raw)
         if match is None or len(raw) + MOST_DIGITS > limit:
             return False

@@ -39,9 +39,9 @@ _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
 class RequestInHand(msgspec.Struct, eq=False):
     """A request to an inference route; see `headway.http.server.connection.InHand`.
 
-    `principal` is NOBODY until the client is known. `begun` is the monotonic time at which the body was complete. `plain` is True
-    if `known.usual` may write a short text and the connection stays open; `exchange` is then None. `long` is set while a long body
-    is being decoded in turns, and `large` while a large answer is being made and sent."""
+    `principal` is NOBODY until the client is known. `begun` is the monotonic time at which the body was complete. If `plain`,
+    `known.usual` writes the answer, the connection stays open, and `exchange` is None. `long` is set while
+    a long body is being decoded in turns, and `large` while a large answer is being made and sent."""
 
     connection: Connection
     inference: InferenceContext
@@ -86,14 +86,14 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.long.begin(body)
 
     def give_back(self) -> None:
-        """Return the memory quota and the charge for a body that arrived in pieces."""
+        """Release the memory reserved for a body that arrived in pieces, and refund the charge for it."""
         if self.long is not None:
             self.long.end()
         self.inference.quotas.reserve(self.connection, 0)
         self.inference.entrance.refund(self.principal)
 
     def ask(self, body: bytes, exchange: Exchange | None = None) -> None:
-        """Decode the body, unless an `exchange` is given, and submit the request, on its lane if that is open."""
+        """Decode the body, unless an `exchange` is given. Then submit the request, if possible on an open lane."""
         known = self.known
         inference = self.inference
         principal = self.principal
@@ -260,7 +260,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.end(now)
 
     def ending(self) -> bytes:
-        """Return the last header lines of any answer: marks, `Connection: close`, and rate limits."""
+        """Return the header lines that end every answer: marks, `Connection: close` if it applies, and rate limits."""
         known, inference = self.known, self.inference
         ending = known.marks
         if self.connection.writer.last or inference.closing:
@@ -402,8 +402,8 @@ class LongBody:
         self._go_on(steps, request.principal, 0)
 
     def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
-        """Decode for one turn. `size` is the number of bytes outside strings decoded so far; they are charged even if the request
-        has ended."""
+        """Decode for one turn. `size` is the number of bytes decoded so far, not counting strings. These bytes are charged,
+        even if the request has ended."""
         request = self._request
         entrance, connection = request.inference.entrance, request.connection
         if self._ended:
@@ -445,8 +445,8 @@ class LongBody:
 
 
 class LargeSending:
-    """Makes a large answer and then sends it, one piece in each of its client's turns. Stops if the request ends. The header
-    lines `kind` describe the body. An error answer gets only the lines `marks`."""
+    """Makes a large answer, and then sends it, one piece in each of the client's turns. Stops if the request ends. The answer
+    gets the header lines `marks` and `kind`. The lines `kind` describe its body, and are left out of an error."""
 
     __slots__ = ("_kind", "_marks", "_request", "answer")
 
@@ -496,7 +496,8 @@ class LargeSending:
             request.end()
 
     def _write(self, piece: bytes) -> None:
-        """Write a piece. A slow client's speed is measured over the whole answer, unless the fan-out measures it."""
+        """Write a piece. For a single input, also count the bytes still to be sent, and measure a slow client's speed over the
+        whole answer. With several inputs, the fan-out's room counts the bytes."""
         connection, answer = self._request.connection, self.answer
         alone = self._request.fan_out is None
         connection.unsent = answer.length if alone else 0
@@ -525,7 +526,7 @@ class AsyncHandoff:
             self._hand_over()
 
     def end(self) -> None:
-        """Don't hand over anymore: the request has been answered, or its client has left."""
+        """Prevent a later handover, because the request has been answered or its client has left."""
         self._pending = None
         if self._timer is not None:
             self._timer.cancel()

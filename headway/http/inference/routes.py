@@ -73,7 +73,7 @@ class Routes:
         self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
 
     def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
-        """Return the codec for a request target and its variable parts, or None if the target isn't an inference route."""
+        """Return the codec for a target, and the variable parts of the target. Return None if it isn't an inference route."""
         path, query = _split(target)
         codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
         if codec is not None:

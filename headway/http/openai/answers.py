@@ -92,8 +92,8 @@ _decode = msgspec.json.Decoder(RichText).decode
 
 
 class ChoicesWriter(msgspec.Struct):
-    """Writes the answer to one request. `model` is the name that the client sent. If `stream`, the answer is server-sent events; if
-    `usage`, they end with the usage. A prompt's tokens are counted once for all of its `choices`."""
+    """Writes the answer to one request. `model` is the name that the client sent. If `stream`, the answer is server-sent
+    events. If `usage`, these end with the usage. A prompt's tokens are counted once for all of its `choices`."""
 
     model: str
     chat: bool
@@ -133,7 +133,8 @@ class ChoicesWriter(msgspec.Struct):
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def usual(self, read: ReadText) -> Usual | None:
-        """Return the fast path for requests with one choice, which `read` decodes, or None if a stream ends with its usage."""
+        """Return the fast path for requests with one choice, or None if a stream must end with usage. `read` decodes the
+        bodies."""
         write = self._text_writer(msgspec.UNSET if self.chat or self.stream else Usage())
         if not self.stream:
             return Usual(read, write, JSON, self)

@@ -122,7 +122,8 @@ class _Body:
         self._buffer += piece
 
     async def until(self, end: bytes, other: bytes = b"") -> bytes:
-        """Return the bytes before `end`, at most `_MOST_HEAD`, and skip `end`. If `other` comes next, return it instead."""
+        """Return the bytes before `end`, and continue after `end`. If the body continues with `other` instead, return `other`
+        and skip nothing. Raises BadRequest if `end` isn't among the next `_MOST_HEAD` bytes."""
         while (at := self._buffer.find(end, 0, _MOST_HEAD)) < 0:
             if other and self._buffer.startswith(other):
                 return other
@@ -211,7 +212,7 @@ def _encode_error(error: AnyError, shown: str) -> Encoded:
 
 
 def _page(request: Request, prefix: str, default: int, maximum: int) -> tuple[str, int]:
-    """Return the cursor of a list request, which may name a deleted object, and the page size. Raises BadRequest."""
+    """Return a list request's cursor and page size. The cursor may be the id of a deleted object. Raises BadRequest."""
     if request.param("order") not in (None, "desc"):
         raise BadRequest("`order` must be desc or left out, because lists are always newest first - at `$.order`")
     after = request.param("after") or ""
@@ -230,7 +231,7 @@ def _not_kept(member: str) -> BadRequest:
 
 
 def _listed(objects: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
-    """Return a page of up to `limit` objects. An additional object means that there is another page."""
+    """Return a page with the first `limit` objects. If there are more `objects`, the page says that another one follows."""
     data = objects[:limit]
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     more = {"first_id": ends[0], "last_id": ends[1], "has_more": len(objects) > limit}

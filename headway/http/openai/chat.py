@@ -100,7 +100,7 @@ def _read_prompt(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes
 
 
 def choices(members: Members, room: int) -> int:
-    """Remove and return `n`, the number of choices for each prompt, which is at most `room`. Raises RequestError."""
+    """Remove and return `n`, the number of choices for each prompt. Raises RequestError if it is invalid or above `room`."""
     n: int | None = take_number(members, "n")
     count = 1 if n is None else n
     if not 1 <= count <= MOST_CHOICES:

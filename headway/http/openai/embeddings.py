@@ -110,7 +110,7 @@ class _Writer(msgspec.Struct, frozen=True):
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
     def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
-        """Return how many numbers an embedding has, 0 (for tokens), and the encoded embedding. Raises RequestError."""
+        """Return an embedding's dimension, a token count of 0, and the embedding in its encoding. Raises RequestError."""
         try:
             tensor = _one_embedding(output)
             if self.packed:

@@ -27,11 +27,11 @@ from headway.model import RequestOptions
 MOST_TEXTS = 2048  # Maximum texts in a request, as in OpenAI's API. Some clients send lists of exactly this length.
 
 MOST_MESSAGES = 4096
-MOST_VALUES = 1 << 15  # Maximum JSON values in a request's messages: two per message, and two per part of one.
+MOST_VALUES = 1 << 15  # Maximum JSON values in a request's messages: two per message, and two per part of a message.
 
 Members = dict[str, msgspec.Raw]
 Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
-"""Returns a conversation as a single text, and its messages as a parameter. Doesn't change the members. Raises RequestError."""
+"""Returns a conversation rendered as one text, and its messages as a parameter. Changes no member. Raises RequestError."""
 
 _MOST_READ = {"metadata": SHORT, "stream_options": SHORT, "text": 1 << 16, "response_format": 1 << 16}
 """Maximum size in bytes of long members that the API decodes."""
@@ -50,7 +50,8 @@ _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
 def read_members(body: Any) -> Members:
-    """Return the members of a JSON object, or a dict as it is. Of repeated members, the last counts. Raises BadRequest."""
+    """Return the members of a JSON object. If a member is repeated, the last one counts. Members that are already in a dict are
+    returned unchanged. Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()
@@ -62,7 +63,7 @@ def read_members(body: Any) -> Members:
 
 
 class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """A body that has only a model, `stream`, and an input, which a subclass adds."""
+    """A body that has only a model, `stream`, and an input. Subclasses add the member for the input."""
 
     model: str | None = None
     stream: bool | None = None
@@ -115,7 +116,7 @@ def take_number(members: Members, name: str) -> int | None:
 
 
 def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], str]) -> list[str]:
-    """Remove and return a text, or a list of 1 to `limit` texts. Each one must pass `check`. Raises RequestError."""
+    """Remove a text or a list of 1 to `limit` texts. Return the results of `check` for the texts. Raises RequestError."""
     raw = members.get(name)
     written = b"" if raw is None else bytes(raw)
     if written[:1] == b'"':
@@ -145,7 +146,7 @@ def take_inputs(members: Members, name: str, limit: int, check: Callable[[str], 
 
 
 def refuse(members: Members, unserved: Unserved) -> None:
-    """Remove unsupported members. Raises BadRequest unless their values request nothing."""
+    """Remove unsupported members. Raises BadRequest if one of them has a value that requests something."""
     for name in members.keys() & unserved.keys():
         value = bytes(members.pop(name)).translate(None, b" \t\r\n")
         if value not in _NOTHING and (name, value) != ("top_logprobs", b"0"):
@@ -201,8 +202,8 @@ def _object(members: Members) -> bytes:
 
 
 def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Converse | None = None) -> ReadInSteps:
-    """Return a reader of long bodies based on `make`, the reader of short ones, which gets placeholders for long members. The texts
-    or messages are in the member `name`. `converse` renders messages."""
+    """Return a reader of long bodies. It calls `make`, the reader of short bodies, with placeholders in place of long members.
+    The texts or messages are in the member `name`. `converse` renders messages."""
     limit, max_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:

@@ -56,7 +56,7 @@ _UNSERVED = {
 _DROPPED = ("store", "stream_options", "parallel_tool_calls", "max_tool_calls", "truncation")
 
 _HOLE = HOLE.encode()
-_UNSET: dict[str, Any] = {  # Members that the answer repeats; defaults. Some clients don't accept null for a number.
+_UNSET: dict[str, Any] = {  # Defaults of members that the answer repeats. Some clients don't accept null for a number.
     "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
@@ -184,7 +184,7 @@ def _message(place: int, item: _Item) -> Message:
 
 
 def _text_options(members: Members, model: ServedModel) -> Any:
-    """Check the member `text`, which remains a parameter, and return the copy of it for the answer. Raises BadRequest."""
+    """Check the member `text`, and leave it as a parameter. Return its value for the answer. Raises BadRequest."""
     raw = members["text"]
     options = _take_text_options(members, "text")
     members["text"] = raw

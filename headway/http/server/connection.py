@@ -47,7 +47,7 @@ FAR = 4 << 20  # Bytes that a client with a quota may send ahead of its answers.
 
 UNCOUNTED = 4_096  # Number of bytes that a client may send ahead of its answers before they count towards its quota.
 
-TURNED_AWAY = 64  # Number of connections refused over the limit that may linger. Others close right after their answer.
+TURNED_AWAY = 64  # Maximum lingering connections beyond the connection limit. Others close right after their answer.
 
 
 class InHand(Protocol):
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        # Call `pause_writing` as soon as the kernel's buffer is full, so that nothing more is read from the client.
+        # Let asyncio call `pause_writing` as soon as the kernel's buffer is full, so that nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
         context = self.context
@@ -362,7 +362,7 @@ class Connection(asyncio.Protocol):
         """Make the next answer the last one, because the listener is closing."""
 
     def shutdown(self) -> None:
-        """Close immediately. The socket is closed in the next turn of the event loop, but no longer counts as open."""
+        """Close immediately. The connection no longer counts as open, but its socket closes in the next turn of the loop."""
         self.context.connections.discard(self)
         self.transport.abort()
 
@@ -373,8 +373,9 @@ class Connection(asyncio.Protocol):
         self.context.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _keep_ahead(self) -> None:
-        """Buffer bytes that were sent ahead of the current answer, and keep reading so that a hang-up is noticed. If the
-        connection has too many of them, it stops reading. If its owner has too many, it discards them, and will close."""
+        """Check how many bytes the client has sent ahead of the current answer. If they are too many, the connection stops
+        reading and only watches for a hang-up. If they exceed the owner's quota, they are dropped, and the connection closes
+        after its next answer."""
         ahead = self.reader.waiting
         quotas = self.context.quotas
         if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):

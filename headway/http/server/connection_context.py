@@ -1,4 +1,4 @@
-"""State shared by all connections of a listener, and detection of clients that don't read or hang up."""
+"""State shared by all connections of a listener, and detection of clients that hang up or don't read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Hangups:
 
     def forget(self, descriptor: int) -> None:
         if self._watched.pop(descriptor, None) is not None and self._poll is not None:
-            with contextlib.suppress(OSError):  # It is already closed.
+            with contextlib.suppress(OSError):  # The socket is already closed.
                 self._poll.unregister(descriptor)
 
     def close(self) -> None:
@@ -68,8 +68,8 @@ class Hangups:
 
 
 class ReadGate:
-    """Pauses and resumes reading from a client. `descriptor` is the socket's, or -1. `held` is True while reading is paused, and
-    `paused` while the client is also being watched for a hang-up."""
+    """Pauses and resumes reading from a client. `descriptor` is that of the socket, or -1. `held` is True while reading is
+    paused. `paused` is True while the client is also being watched for a hang-up."""
 
     __slots__ = ("_hangups", "_transport", "descriptor", "held", "paused")
 
@@ -112,7 +112,7 @@ def bound(transport: asyncio.BaseTransport) -> None:
     connected = transport.get_extra_info("socket")
     if connected is None:
         return
-    with contextlib.suppress(OSError):  # It has just been closed, or isn't a TCP socket.
+    with contextlib.suppress(OSError):  # The socket has just been closed, or isn't a TCP socket.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BYTES)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STREAM_SILENCE * 1000))
@@ -128,12 +128,12 @@ class Unread:
         self._total = self._left = 0
 
     def begin(self, transport: asyncio.WriteTransport, now: float) -> None:
-        """Start to measure a client that doesn't read fast enough."""
+        """Start to measure how fast the client reads, because it hasn't read everything immediately."""
         self.since = self._moved = now
         self._total = self._left = transport.get_write_buffer_size()
 
     def count_whole(self, since: float, total: int) -> None:
-        """Measure the speed over an answer of `total` bytes that is sent in pieces and has been unread since `since`."""
+        """Measure the speed over a whole answer of `total` bytes, sent in pieces and not fully read since `since`."""
         self.since, self._total = since, total
 
     def overdue(self, transport: asyncio.WriteTransport, now: float, timeout: float, slowest: float) -> bool:
@@ -202,7 +202,7 @@ class ConnectionContext:
         self.closing = True
 
     def close(self) -> None:
-        """Retire the connections and, because the port is closing, also close the idle ones."""
+        """Close idle connections, and all others after their next answer, because the port is closing."""
         self.retire()
         self.shut.set()
 

@@ -1,8 +1,8 @@
 """Strict parser for request heads, which consist of the request line and the header. It parses a head as a whole.
 
-llhttp (through httptools) checks the syntax. This module also rejects everything that a proxy in front might interpret differently: no
-Host header or several, a request line that isn't three words, transfer codings other than `chunked`, repeated headers that must be
-unique, and a slash in the path written as %2F.
+llhttp (through httptools) checks the syntax. This module also rejects everything that a proxy in front might interpret
+differently: a missing or repeated Host header, a request line that isn't three words, transfer codings other than `chunked`,
+repeated headers that must be unique, and a slash in the path written as %2F.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _check_fields(head: Head) -> None:
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
-    """Return an error if an incomplete head can't become valid, otherwise None. An earlier call accepted the first `seen`
-    bytes. Without this check, a client that speaks another protocol would wait for the header timeout."""
+    """Return an error if an incomplete head can't become valid, otherwise None. The first `seen` bytes were accepted by an
+    earlier call. Without this check, a client that speaks another protocol would wait for the header timeout."""
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
         good = _LINE_SO_FAR.fullmatch(partial) if newline < 0 else _REQUEST_LINE.match(partial)

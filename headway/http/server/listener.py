@@ -6,7 +6,7 @@
     drain    stop accepting, say `Connection: close`, close idle connections, and wait for the others
     close    cut the remaining connections
 
-A listener survives when the process runs out of file descriptors: while a few are left, it answers new connections with 503. The code
+A listener survives a shortage of file descriptors: while only a few are left, it answers new connections with 503. The code
 that deals with sockets is in `headway.runtime.listening`.
 """
 
@@ -39,8 +39,8 @@ REST = 1.0  # Seconds between two inspections while there are no connections.
 
 class Listener(ListeningPort):
     """A listening port. Port 0 lets the system choose. `prefix` is the prefix of the host and port settings' names, for error
-    messages. `make_context` is called within the event loop, and makes the context shared by all connections. `connect` makes a
-    connection from this context."""
+    messages. `make_context` is called within the event loop, and makes the context that all connections share. `connect`
+    makes a connection from this context."""
 
     takes_address = True  # True if this kind of listener binds an address.
 

@@ -80,12 +80,13 @@ class Chunks:
             raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
         if count > FREE_PIECES + size // PIECE_BYTES:
             raise BadRequest(
-                f"the first {size} bytes of the body are in too many pieces: beyond the first {FREE_PIECES},"
-                f" let chunks have {PIECE_BYTES} bytes or more on average, or send a Content-Length"
+                f"the first {size} bytes of the body are in too many pieces;"
+                f" send chunks of {PIECE_BYTES} bytes or more on average, or a Content-Length"
             )
 
     def _check_announced(self, head: bytes) -> None:
-        """Refuse a chunk that announces too many bytes. `head` ends with its size, or the last digits if reads split it."""
+        """Refuse a chunk that announces too large a size. `head` ends with the line that has the size. If the line arrived in
+        pieces, its beginning may be missing."""
         events = self._events
         events.begun = False
         digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
@@ -96,9 +97,9 @@ class Chunks:
 class _BodyEvents(msgspec.Struct, eq=False):
     """Parser callbacks. They don't refer to their Chunks, because such a cycle would keep a body alive.
 
-    `pieces` has the content since the last `feed`. `size` is the total number of bytes, and `count` that of pieces that cause
-    work. `begun` is True until the announced size of the current chunk has been checked, and `begun_with` is how many bytes of
-    that chunk have arrived."""
+    `pieces` has the content since the last `feed`. `size` is the total number of bytes. `count` is the number of pieces, plus
+    _CUT_PIECES for each cut. `begun` is True while the announced size of the current chunk is unchecked, and `begun_with` is
+    how many bytes of that chunk have arrived."""
 
     pieces: list[bytes] = []
     size: int = 0
@@ -149,7 +150,8 @@ class HttpReader:
         return len(self.buffer) + (len(self.ahead) if self.ahead else 0)
 
     def receive(self, data: bytes, answering: bool) -> bool:
-        """Buffer received bytes. Return False if they went into `ahead`, because the buffer is full while `answering` a request."""
+        """Buffer received bytes. Return True if they went into `buffer`, or False if they went into `ahead`. The latter happens
+        if the buffer is full while the connection is `answering` a request."""
         buffer = self.buffer
         if self.ahead or (len(buffer) > MOST_BUFFERED and answering and not self.open):
             self.ahead = self.ahead or bytearray()

@@ -6,9 +6,9 @@
 New and revoked keys take effect at the next refresh. Keys expire on time. While the store is unreachable, the cached keys stay
 valid. If the store is damaged, all keys are refused, because a revoked key might look valid.
 
-All keys are reread every minute, because the change log doesn't include rows that were deleted by hand, and immediately if
-the store has a different history, for example after a failover that lost the last changes. Meanwhile, changes still take
-effect. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`."""
+All keys are reread every minute, because the change log doesn't include rows that were deleted by hand. They are also reread
+immediately if the store's history differs, for example after a failover that lost the last changes. Meanwhile, changes
+still take effect. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ _DAMAGED = "API keys cannot be checked, because their store is damaged"
 
 
 class _Good(msgspec.Struct, eq=False):
-    """Cached result for a valid header value. Once the table's `changes` exceed `upto`, check if it still has `packed`."""
+    """Cached result for a valid header value. Once the table's `changes` exceed `upto`, check that it still has `packed`."""
 
     id: str
     packed: bytes
@@ -206,7 +206,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Return the principal of a header value (`Bearer KEY`), or None. Raises RequestError if the store is damaged."""
+        """Return the principal of a header value (`Bearer KEY`), or None if the key is invalid. Raises RequestError if the
+        store is damaged."""
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
         header_digest = blake2b(authorization).digest()
@@ -389,7 +390,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             except StoreUnavailable as exc:
                 pause, failed = TRY_AGAIN, failed + 1
                 if failed == 3 and self._whole:
-                    log.warning("cannot reread all keys; their changes are still being read", error=str(exc))
+                    log.warning("cannot reread all keys; still following their changes", error=str(exc))
             await asyncio.sleep(pause)
 
     async def _wait_for_turn(self) -> None:

@@ -121,7 +121,7 @@ class KeysFile(KeyStore):
         """Do nothing: the file isn't kept open."""
 
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
-        """Return the changes after `since`. If the limit is 0, only their mark is useful."""
+        """Return the changes after `since`. `latest` passes a limit of 0, and uses only the mark."""
         with self._turn:
             seen = stamp(self._path)
             if seen is None or seen != self._stamp:

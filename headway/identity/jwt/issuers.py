@@ -75,8 +75,8 @@ def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
             raise SettingError(
                 f"{path}: issuers[{second}].{field}",
                 getattr(other_issuer, field),
-                f"lets it name tenants of issuers[{first}]",
-                "Give each its own tenant, or a tenant_prefix that isn't the start of another one; "
+                f"overlaps with the tenants of issuers[{first}]",
+                "Give each issuer its own tenant, or a tenant_prefix that no other issuer's tenants start with; "
                 "or write shared_tenants = true in both if they should share tenants.",
             )
     return issuers

@@ -1,5 +1,5 @@
-"""The public keys of an issuer. Its key set is read every few minutes, and as soon as a token names an unknown key, but for
-such tokens at most every AGAIN seconds. If the issuer is unreachable, or returns something other than a key set, the last
+"""The public keys of an issuer. Its key set is read every few minutes. It is also read when a token names an unknown key,
+but not within AGAIN seconds of the last time. If the issuer is unreachable, or returns something other than a key set, the last
 known keys stay valid. An empty key set revokes them."""
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class FileSource:
 
 
 AGAIN = 10.0  # Minimum seconds between reads for unknown keys, and maximum seconds between reads after a failure.
-SOON = 1.0  # Seconds between the first failure and the next read. They double with each further failure.
+SOON = 1.0  # Seconds between the first failure and the next read. This pause doubles with each further failure.
 MAX_KEYS = 100
 RSA_BITS = range(2048, 8193)  # Sizes at which RSA keys are neither too weak nor too slow.
 
@@ -163,7 +163,7 @@ class KeySet:
         return self._keys is not None
 
     def find(self, kid: str | None) -> Key | None:
-        """Return the key with an id, or the only key if `kid` is None. None if there is no such key."""
+        """Return the key whose id is `kid`, or the only key if `kid` is None. Return None if there is no such key."""
         keys = self._keys or {}
         if kid is None:
             return next(iter(keys.values())) if len(keys) == 1 else None

@@ -124,7 +124,7 @@ def infer_reader(settings: Settings) -> Reader:
     def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
         decoded = len(
             message_parts.split(body)[0]
-        )  # Before `read`, because it may overwrite the message with the value.
+        )  # Done before `read`, which may overwrite the message with the value.
         exchange = read(body, options, known)
         yield _charged_for(decoded, exchange.input)
         return exchange
@@ -179,9 +179,9 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Form(NamedTuple):
-    """The form of a request with one tensor: all but the data at its end. `front` is the message up to the data, `opening` the packed
-    value up to the data, and `model` the model's name in the message, or "". `inputs`, `outputs` and `settings` are those that the
-    model had when the message was checked."""
+    """The form of a request with one tensor: everything except the data at its end. `front` is the message up to the data, and
+    `opening` the packed value up to the data. `model` is the model's name in the message, or "". `inputs`, `outputs` and
+    `settings` are those that the model had when the message was checked."""
 
     front: bytes
     model: str
@@ -219,7 +219,8 @@ def _form_of(
 
 
 class _KnownAnswer(NamedTuple):
-    """An answer's form: each tensor's bytes before its data, with the data's place in the output's value; and the value's length."""
+    """The form of an answer. Each of the `parts` is a tensor: the bytes before its data, and where the data are in the output's
+    value. `length` is the length of that value."""
 
     parts: Sequence[tuple[bytes, slice]]
     length: int
@@ -267,8 +268,8 @@ def front_of(body: bytes) -> Any:
 
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Return a request's message and its raw contents; a large message is returned without them. Raises BadRequest if the bytes
-    aren't such a message, or would take too long to decode."""
+    """Return a request's message and its raw contents. If the message is large, it no longer includes the raw contents. Raises
+    BadRequest if the bytes aren't such a message, or would take too long to decode."""
     if len(body) <= SHORT:
         message = protos.read(_REQUEST, body)
         return message, message.raw_input_contents

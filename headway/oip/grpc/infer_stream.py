@@ -32,7 +32,7 @@ _INFERRED = protos.message("inference.ModelInferResponse")
 class Item:
     """One request on a stream, and the unary `call` that runs it. `error` is why it wasn't submitted. If `final`, its last answer is
     marked as such. `held` is the number of bytes charged for it. An `alone` request is charged nothing: it uses the room that the
-    stream reserved for reading, and nothing more is read until its answer is sent. `left` is set once the answer is sent."""
+    stream reserved for reading, and nothing more is read until its answer is sent. `left` is set once its answer is sent."""
 
     __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
 

@@ -28,9 +28,9 @@ _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
 """Typed data that protobuf copies unchanged, so that their length hardly matters."""
 _VALUE = 2 << 3 | 2
-_FIXED = {1: 8, 5: 4}  # Size in bytes of members that have no length prefix, by wire type.
+_FIXED = {1: 8, 5: 4}  # Size in bytes of members of fixed size, by wire type.
 
-MOST_MEMBERS = 1024  # Maximum number in a large message, including its inputs' own. 64 inputs and outputs have 600.
+MOST_MEMBERS = 1024  # Maximum members of a large message, with those of its inputs. 64 inputs and outputs have 600.
 _MOST_FRONT = 1 << 15  # Maximum size in bytes of a large message, not counting its data and parameters.
 MOST_TYPED = 1 << 20  # Maximum size in bytes of `contents` that aren't copied unchanged.
 
@@ -39,7 +39,8 @@ _Member = tuple[int, int, int, int]  # A member: its tag, and the positions of i
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of those. Raises BadRequest if decoding the message would take long."""
+    """Return a message without its raw contents, and views of the raw contents. Raises BadRequest if the message would take too
+    long to decode."""
     walk = _Walk(body)
     others: list[Data] = []
     raw: list[Data] = []

@@ -116,7 +116,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _BINARY % len(document), _with_data(document, binary)
 
     def _check_names(self) -> None:
-        """Check the requested outputs, if the request's reader was unable to. Raises BadRequest."""
+        """Check the requested outputs, unless this was done when the request was read. Raises BadRequest."""
         if self.gives is None:
             check_outputs([output.name for output in self.wanted])
 
@@ -130,7 +130,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _encode(_Answer(self.model, version, outputs, id, tokens))
 
     def _packed(self, version: str, tokens: _Tokens, outputs: Sequence[Value], length: int) -> Iterator[bytes]:
-        """Yield the JSON object and the data. The object is padded to `length` bytes, the length that was already announced."""
+        """Yield the JSON object and the data. The object is padded to the announced length of `length` bytes."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))

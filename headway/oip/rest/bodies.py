@@ -110,7 +110,7 @@ take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))  
 
 
 def array_of(kind: Any) -> Any:
-    """Return a struct for an array, of which at most MOST_TENSORS + 1 elements are decoded."""
+    """Return a struct type that decodes an array's elements as `kind`. It ignores all but the first MOST_TENSORS + 1."""
     fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_TENSORS + 1)]
     return msgspec.defstruct("Members", fields, array_like=True, gc=False)
 
@@ -119,7 +119,7 @@ _is_set = partial(operator.is_not, msgspec.UNSET)
 
 
 def members_of(array: Any) -> list[Any]:
-    """Return the elements of a struct from `array_of`."""
+    """Return the elements of an array that was decoded as an `array_of` type."""
     return list(itertools.takewhile(_is_set, msgspec.structs.astuple(array)))
 
 
@@ -259,8 +259,9 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class _Parsed(msgspec.Struct, frozen=True, gc=False):
-    """The JSON object of a request: its inputs, their checked heads, and members of the TensorsRequest. If all data follow and can be
-    packed unchanged, `size` is their number of bytes, and `opening` the packed value up to them. Otherwise `size` is -1."""
+    """The JSON object of a request: its inputs, their checked heads, and members of the TensorsRequest. If all data follow the
+    object and can be packed unchanged, `size` is the number of bytes of data, and `opening` is the start of the packed value,
+    up to the data. Otherwise, `size` is -1."""
 
     id: str | None
     wishes: Wishes
@@ -359,7 +360,8 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
 def _checked(
     sent: Any, inputs: list[AskedInput], wishes: Wishes, parameters: bytes, specs: Specs, outputs: Specs, rows: int
 ) -> _Parsed:
-    """Check the requested outputs, and the heads of the inputs, which may have up to `rows` rows. Raises RequestError."""
+    """Return a request's JSON object once its requested outputs and the heads of its inputs are checked. Inputs may have up to
+    `rows` rows. Raises RequestError."""
     wanted = () if sent.outputs is ABSENT else wanted_outputs(sent.outputs, binary=wishes.binary)
     check_names([output.name for output in wanted], names_of(outputs))
     given = [TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)]

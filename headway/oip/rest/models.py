@@ -165,7 +165,7 @@ class _Service:
         try:
             model = self._asked(request)
         except RequestError as exc:
-            # Inference routes come first (see `public`), so this `/infer` has the wrong method.
+            # Inference routes come first (see `public`), so this request to `/infer` has the wrong method.
             if exc.code == NOT_FOUND and request.path.endswith("/infer"):
                 raise WrongMethod(("POST",)) from None
             raise

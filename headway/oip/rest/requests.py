@@ -84,7 +84,7 @@ class InferRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
-        """Return the exchange with a model that takes `takes`. Raises RequestError if the input isn't of that kind."""
+        """Return the exchange for a model that takes the kind `takes`. Raises RequestError if the input isn't of that kind."""
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
             options = wishes.applied_to(options)

@@ -5,7 +5,7 @@ import { el, find, rows } from "./dom.js";
 import { milliseconds } from "./format.js";
 import { ask } from "./session.js";
 
-const OFTEN = 2_000, SELDOM = 10_000; // Milliseconds after which they are reread, while one is running and otherwise.
+const OFTEN = 2_000, SELDOM = 10_000; // Milliseconds between reads, while a rollout is running and otherwise.
 const ENDS = { promote: "promoted", abort: "aborted" };
 
 export class Rollouts {

@@ -1,4 +1,4 @@
--- enqueue: admit or refuse entries. Arguments after the common ones:
+-- enqueue: admit or refuse entries, which 7_intake.lua writes. Arguments after the common ones:
 -- - what the gateway has read: its name, id of the last stream entry, number of submissions, number of separately stored outputs, names of
 --   the submissions, token and reader of each output;
 -- - extras, or '': the limits; lists of their positions; for each entry the position of its list (from 0; empty if there is one list);
@@ -454,7 +454,8 @@ step('withdraw', function(s, args)
   if any then look_again(s) end
 end)
 
--- cancel_task: forget the task with a key, and tell those that are waiting for it. Until its gateway has read that, it may submit it again.
+-- cancel_task: forget the task with a key, and tell those that are waiting for it. The task stays marked until its gateway has
+-- read that, because the gateway may submit it again before.
 step('cancel_task', function(s, args)
   local key = args[HEAD + 1]
   local flight = TASK .. '\0' .. key

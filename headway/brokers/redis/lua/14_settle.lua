@@ -1,4 +1,4 @@
--- The ways in which a lease ends: completed, released or expired.
+-- The ways in which a lease ends: completed, released or expired. `take_lease` of 12_leases.lua refuses a stale fence.
 local fail
 do  -- A library may have only 200 local names.
 -- Send replies to gateways that still exist. Arguments from position `first` on: number of gateways, then the name and packed replies of each.

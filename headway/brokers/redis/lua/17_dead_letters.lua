@@ -1,4 +1,4 @@
--- Dead letters: keys z, zl, o, o:<tenant>, on, oc and ou of a queue.
+-- Dead letters are kept by 10_outcomes.lua, and read here: keys z, zl, o, o:<tenant>, on, oc and ou of a queue.
 redis.register_function{function_name = VERSION .. '_bury', flags = {'allow-oom'}, callback = function(keys, args)
   dead.keep(keys[1], args[1], args[2])
   return 1

@@ -11,8 +11,8 @@ do  -- A library may have only 200 local names.
 local READ, ARRIVED_AT, PLAIN, LARGE, NO_TOKEN, LAST_DIGITS = '>Bdddd', DIGITS + 2, '-', '>d', '-----------', {}
 local high, high_from, tail, tail_weight, tail_shape = '', -1, '', nil, nil
 
--- Beginning and end of the numbers of entries with this weight and shape from a sequence number on, the sequence number up to which these
--- are valid, and the digits in between by sequence number modulo 256.
+-- Parts of the numbers of entries with this weight and shape: beginning, end, the sequence number before which both are valid,
+-- and the digits in between by sequence number modulo 256.
 function numbers.parts(seq, weight, shape)
   local from = seq - seq % 256
   if from ~= high_from then

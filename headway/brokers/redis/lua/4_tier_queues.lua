@@ -174,7 +174,7 @@ local function drop_from_lane(s, entry)
   return true
 end
 
--- Record that members were popped. The last one of those in turn was in this round. Returns false if the tier queue is now empty.
+-- Record that members were popped. The last one popped in turn was in this round. Returns false if the tier queue is now empty.
 local function leave_for_batch(s, tier, members, round, into, gone)
   local q, before = s.q, #into
   for i = 1, #members do

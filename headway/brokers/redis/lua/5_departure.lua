@@ -9,7 +9,7 @@ local function spaced_from(q, factor, helps)
   return math.max(q.last_departure + (q.headway + q.gap_each * q.running) * part, gathered)
 end
 
--- Size of the batch that leaves if `depth` is waiting. See `core.departure.Rule.share`.
+-- Size of the batch that leaves from a queue of this depth. See `core.departure.Rule.share`.
 local function share_of(q, depth)
   local everything = depth + q.busy * q.running
   if q.split == 0 or depth * q.slots <= (q.team > 0 and OVER_UNLIKE or OVER_ALIKE) * everything then

@@ -25,8 +25,8 @@ local function bound_of_light(s)
   return bound and spared - fixed >= LEAST_SAVED * (fixed + count * longest) and bound or nil
 end
 
--- A tier queue's candidates for riding with the first entry of a batch. See `core.packing._Candidates`. All are on its side of the bound.
--- Heavier ones are sorted separately from those of the same or lower weight. A candidate behind an entry of another shape rides for free.
+-- A tier queue's candidates for riding with a batch's first entry, on its side of the bound. See `core.packing._Candidates`.
+-- Heavier candidates are sorted separately from the others. A candidate behind an entry of another shape rides for free.
 local function candidates_of(s, tier, weight, shape, most, bound)
   local lighter, heavier, passed, step = {}, {}, false, ALIKE * (s.fixed * s.max_batch / s.q.limit + weight)
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
@@ -96,8 +96,8 @@ local function pop_first(s, limit, by_age, gone)
   return popped[1]
 end
 
--- Charge the tenants of candidates that leave out of turn for a place padded to `weight`, instead of for their turn. `key` has each tenant's
--- last round. Returns the last of those rounds.
+-- Charge tenants whose candidates leave out of turn: for a place padded to `weight`, instead of for their turn. `key` has each
+-- tenant's last round. Returns the last of those rounds.
 function nearest.recharge(s, key, least, taken, weight)
   local latest_of, last = {}, -INF
   for _, candidate in ipairs(taken) do

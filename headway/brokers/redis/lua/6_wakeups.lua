@@ -37,8 +37,8 @@ local function watch(s, slot, instant, me)
   end
 end
 
--- Wake an idle slot if there is work, or put one on watch. If `me`, the slot that is claiming, must claim again without a wake-up, returns
--- when.
+-- Wake an idle slot if there is work, or put one on watch. `me` is the slot that is claiming, if any. If it must claim again
+-- without a wake-up, returns when.
 local function ring(s, me)
   local q, now = s.q, s.now
   if q.idle == 0 then

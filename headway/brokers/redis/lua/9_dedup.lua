@@ -82,8 +82,8 @@ function root_of(s, key)
   end
 end
 
--- Find an answer to share. Returns why the entry is refused, or nil, the flight to join, its share, and for the position of each share that was
--- checked whether it is free. If there is no flight, the entry must run.
+-- Find an answer to share. Returns why the entry is refused, or nil, the flight to join, its share, and by position whether
+-- each checked share is free. If there is no flight, the entry must run.
 function find_flight(s, shares)
   local free = {}
   for position, share in ipairs(shares) do

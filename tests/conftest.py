@@ -5,13 +5,15 @@ see `servers`, `postgres` and `tests.servers`.
 """
 
 import asyncio
+import contextlib
 import gc
+import importlib
 import inspect
 import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -67,24 +69,37 @@ SERVERS = frozenset((*KINDS, "apart")) | (DATABASES.keys() | POOLED.keys()) - {"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the worker count for `-n auto`. Tests mostly wait, so it is three for each core.
+    """Return the worker count for `-n auto`. Many tests wait, so it is two for each core and one more.
 
     Tests that start no process rarely wait, and each worker collects all tests again: they get one more than there are cores.
     """
     cores = os.cpu_count() or 1
-    workers = cores + 1 if config.option.markexpr.startswith(f"not {PROCESSES}") else 3 * cores
+    workers = cores + 1 if config.option.markexpr.startswith(f"not {PROCESSES}") else 2 * cores + 1
     return 1 if FOREIGN in os.environ else min(workers, MOST_WORKERS)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Keep the garbage collector off what collection creates, which lives until the end."""
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Keep the garbage collector off what collection creates, which lives until the end. Later it runs less often than usual."""
     gc.disable()
     try:
+        if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS and hasattr(session.config, "workerinput"):
+            import_from(session.config.workerinput)
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000)
         gc.enable()
+
+
+def import_from(worker: Mapping[str, Any]) -> None:
+    """Import all test files, beginning with a different one in each worker. The first import of a file compiles it for all
+    workers: in the same order, each would compile every file."""
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in (*files[first:], *files[:first]):
+        with contextlib.suppress(Exception, pytest.skip.Exception, pytest.fail.Exception):  # Collection reports it.
+            importlib.import_module(".".join(file.relative_to(Path(__file__).parents[1]).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tests.servers.redis import SharedServers
+from tests.servers.redis import RedisServer, SharedServers
 from tests.virtual_time import ServedLoop, run
 
 T = TypeVar("T")
@@ -87,3 +88,30 @@ def test_who_is_woken_by_another_is_woken_before_time_passes(servers: SharedServ
         assert loop.time() == start
 
     served(servers.of("valkey").url, main)
+
+
+@pytest.mark.processes
+def test_not_even_a_server_is_waited_for_for_ever(servers: SharedServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(loop: ServedLoop, asked: Any) -> None:
+        await asked.execute_command("BLPOP", "nothing", 0)
+
+    monkeypatch.setattr(ServedLoop, "patience", 0.01)
+    with pytest.raises(RuntimeError, match="stands still"):
+        served(servers.of("valkey").url, main)
+
+
+@pytest.mark.processes
+def test_a_server_that_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer("valkey", tmp_path) as server:
+
+        async def main(loop: ServedLoop, asked: Any) -> None:
+            await asyncio.sleep(1.0)
+            server.pause()
+            loop._lines[0].close()
+            with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="does not answer"):
+                patch.setattr("tests.virtual_time.PATIENCE", 0.05)
+                loop.hear()
+            loop._lines[0].close()
+            server.resume()
+
+        served(server.url, main)

@@ -50,7 +50,7 @@ class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
+        ready = super().select(0 if timeout == 0 else self.loop.grain)
         if ready or timeout == 0:
             return ready
         for _ in range(self.loop.hearings):
@@ -77,7 +77,7 @@ class _Selector(selectors.DefaultSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """A selector loop in virtual time. It starts at 1,000 s so that a forgotten zero shows."""
 
-    patience = 0.0
+    patience = grain = 0.0
     hearings = 0
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class ServedLoop(VirtualLoop):
     """A loop in virtual time for clients of real servers, given by URL. Hosts must be addresses: names are looked up in a thread."""
 
-    patience = PATIENCE
+    patience, grain = PATIENCE, GRAIN
     hearings = int(PATIENCE / GRAIN)
     _transports: Mapping[int, asyncio.Transport]
     """The event loop's own, by descriptor."""

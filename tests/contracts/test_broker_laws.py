@@ -87,7 +87,7 @@ HOW = st.fixed_dictionaries(
     }
 )
 EXPLORE = settings(max_examples=40, stateful_step_count=50)
-EXPLORE_SERVER = settings(EXPLORE, max_examples=15)
+EXPLORE_SERVER = settings(EXPLORE, max_examples=10)
 """Each step is a round trip. Now and then all entries are looked at, with a round trip each."""
 EXPLORED = {"memory": EXPLORE, "near": EXPLORE, "valkey": EXPLORE_SERVER}
 EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
@@ -104,7 +104,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.broker = self.harness.broker
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.numbers, self.steps = itertools.count(), itertools.count()
-        self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
+        self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 12
 
     def door(self, peer: bool) -> Broker:
         return self.harness.peer() if peer else self.broker

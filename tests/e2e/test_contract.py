@@ -59,8 +59,12 @@ def filter_case(context, case):
     return not (several and "respond-async" in str((case.headers or {}).get("Prefer")))
 """
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
-OWN = "^/v1/(inference|predict|result|completions)"
-PARTS = {"own": (5, "--include-path-regex", OWN), "others": (29, "--exclude-path-regex", f"/versions/|{OWN}")}
+OWN, OPENAI = "^/v1/(inference|predict|result|completions)", "^/v1/(chat|embeddings|responses|models|files|batches)"
+PARTS = {
+    "own": (5, "--include-path-regex", OWN),
+    "openai": (14, "--include-path-regex", OPENAI),
+    "others": (15, "--exclude-path-regex", f"/versions/|{OWN}|{OPENAI}"),
+}
 """Number of routes in each part of the contract, and the flags that select it. Paths with and without a model version
 work alike."""
 COVERED = "--phases", "examples,coverage,fuzzing"

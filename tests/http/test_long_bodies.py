@@ -29,7 +29,7 @@ from tests.fuzz.dearest import MOST_AT_ONCE, Dear, at_once, bodies, steps_of
 from tests.http.stand import Stand, on_stand, post
 from tests.http.test_budget import Counts
 
-SIZE = 80_000
+SIZE = 60_000
 MOST_BYTECODES = 100_000
 """The limit for one step; it takes about 2 ms."""
 SMALL = {f"{one.name} at {one.path}": one for one in bodies(SIZE // 10)}

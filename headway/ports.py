@@ -324,7 +324,7 @@ class Backend(Protocol):
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Sizes and run times in seconds of the batches that the last start ran after the first warm-up batch."""
+        """Size and run time in seconds of each warm-up batch of the last start, except the first."""
 
     async def start(self) -> float:
         """Start the backend, and run warm-up batches. Returns the seconds that the first of them took, or 0 if none ran.

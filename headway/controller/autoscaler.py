@@ -1,7 +1,7 @@
-"""Decides how many workers each model should have, while this process's controller leads.
+"""Sets how many workers each model should have, while this process's controller leads.
 
-`core/scaling` decides, based on the fleet's reports, which this module collects. The number of workers is published along with the
-reason and the model's capacity. A new leader resumes from that number, and each process with workers runs its share of it. A
+This module collects the fleet's reports, and `core/scaling` decides from them. The number of workers is published along with the
+reason and the model's capacity. A new leader resumes from that number. Each process with workers runs its share of them. A
 process that is the entire fleet resizes its own pools. A slot finishes its batch before it is removed. A slot that fails to start
 is retried for as long as it is needed."""
 

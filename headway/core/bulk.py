@@ -234,7 +234,7 @@ class BulkClass:
         return max(forecast.newest + QUIET - now, 0.0)
 
     def _may_begin(self, forecast: Forecast, now: float) -> bool:
-        """Return True if so few regular entries arrive that one whole batch may start and leave no GPU for them."""
+        """Return True if regular entries arrive so rarely that a whole batch may start even on the last free GPU."""
         if self.busy or forecast.waiting or self.credit < 1.0:
             return False
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED

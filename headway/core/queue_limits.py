@@ -100,8 +100,8 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Return the size of `count` entries: their number or, if larger, the places that their weight takes. A full batch has
-        the size `max_batch`."""
+        """Return the size of `count` entries: `count`, or `weight` converted to places in a batch if that is more. The size of
+        a full batch is `max_batch`."""
         places = weight / self.unit
         return places if places > count else count
 

@@ -786,7 +786,7 @@ class RedisBroker(Broker):
         return [next(answers) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     async def _placed(self, entry: Entry) -> Entry:
-        """Return the entry with a model. A follower without one gets the model and version of its task's queue."""
+        """Return the entry with its model filled in. A follower that names none gets the model and version of its task's queue."""
         if entry.model or not (task := task_followed(entry)):
             return entry
         queue = await self._lookup.queue_with(entry.tenant, task)

@@ -213,7 +213,8 @@ class Paced:
         return self._ahead.rule(load, past) if past is not None and past.tells else self.spaced(load)
 
     def spaced(self, load: Load) -> Rule:
-        """Return the rule of even gaps: a batch leaves once it is full, or a kth of a batch time after the last departure."""
+        """Return the rule that spaces departures evenly: a batch leaves once it is full, or once the k-th part of a batch's run
+        time has passed since the last departure, for k GPUs."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)

@@ -407,11 +407,8 @@ class SeatRunner(BareResource, BulkRunner):
 
     def _judged(self, pending: _PendingLine, failure: Failure | None) -> None:
         """Act on a verdict. Lines that no function had time to judge are judged again later."""
-        rest = self._suspects.rest_left(pending.line.tenant, self._clock())
-        if failure is None and rest > 0.0:
-            self._run_later([pending], rest)
-        elif failure is None:
-            self._sent.send(pending)
+        if failure is None:
+            self._send_rested(pending)
         elif failure.code in _AGAIN:
             asyncio.get_running_loop().call_later(LATER, self._judge_again, pending)
         else:
@@ -458,8 +455,7 @@ class SeatRunner(BareResource, BulkRunner):
 
     def _send_refused(self, model: str) -> None:
         for pending in self._refused_lines.pop(model):
-            if pending in self._lines:
-                self._sent.send(pending, pending.entry.shape)
+            self._send_rested(pending, pending.entry.shape)
 
     def _replied(self, replies: Sequence[Reply]) -> None:
         failed: dict[tuple[str, float, str], list[tuple[_PendingLine, Reply]]] = defaultdict(list)
@@ -529,6 +525,17 @@ class SeatRunner(BareResource, BulkRunner):
             for pending in group:
                 self._lines.rest(pending)
             self._run_later(group, pause)
+
+    def _send_rested(self, pending: _PendingLine, shape: int = 0) -> None:
+        """Send a line that isn't in the broker, once its tenant's rest is over. Until then it takes no room from others."""
+        if pending not in self._lines:
+            return
+        self._lines.resume(pending)
+        if (rest := self._suspects.rest_left(pending.line.tenant, self._clock())) > 0.0:
+            self._lines.rest(pending)
+            asyncio.get_running_loop().call_later(rest, self._send_rested, pending, self._suspects.new_shape())
+        else:
+            self._sent.send(pending, shape)
 
     def _run_later(self, group: Sequence[_PendingLine], pause: float) -> None:
         asyncio.get_running_loop().call_later(pause, self._resume, group, self._suspects.new_shape())

@@ -15,7 +15,7 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.bulk import seat_runner
 from headway.bulk.seat_runner import SeatRunner
 from headway.config import Settings
-from headway.core import suspects
+from headway.core import failures, suspects
 from headway.core.bulk import QUIET
 from headway.core.policies import build
 from headway.core.queue_limits import QueueLimits
@@ -28,6 +28,7 @@ from headway.model import (
     BulkDepth,
     Cause,
     Entry,
+    Failure,
     ItemResult,
     Lease,
     Reply,
@@ -247,6 +248,30 @@ async def test_a_remote_that_fails_is_waited_for(one: Play) -> None:
     await one.until(50)
     await feeding
     assert not one.failed()
+
+
+async def test_refused_lines_of_a_resting_tenant_rest_too_and_leave_room_for_others(
+    one: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, admit, refused = await one.runner.room("m"), one.broker._admit_bulk, set[str]()
+
+    def refuse_once(entry: Entry, now: float) -> Failure | None:
+        if entry.input == "late" and entry.id not in refused:
+            refused.add(entry.id)
+            return failures.enough_bulk()
+        return admit(entry, now)
+
+    monkeypatch.setattr(one.broker, "_admit_bulk", refuse_once)
+    one.cause, one.dies = Cause.CRASHED, lambda lease: lease.attempt == 1
+    await one.feed(["good"])
+    await asyncio.sleep(0.05)
+    await one.feed(["late"] * 3, "refused")
+    await asyncio.sleep(0.5)
+    assert refused and len(one.batches) == 1 and one.runner.waits("m", "t") is not None
+    assert await one.runner.room("m") == room, "who rests takes no room"
+    one.dies = lambda lease: False
+    await one.until(4)
+    assert not one.failed("refused")
 
 
 async def test_lines_pause_while_no_worker_of_their_model_is_up(one: Play) -> None:

@@ -120,6 +120,14 @@ class TestKnowing:
         assert culprits.knows(of("ann", "raises"), 1.0) is None
         assert culprits.knows(of("ann", "kills"), 1.0) is not None
 
+    @pytest.mark.parametrize(("left_at", "known"), [(9.9995, True), (9.99, False)])
+    def test_what_older_workers_raised_says_nothing_of_newer_ones(
+        self, culprits: Culprits, left_at: float, known: bool
+    ) -> None:
+        culprits.renew(10.0)
+        culprits.found(of("ann"), 11.0, left_at=left_at)
+        assert (culprits.knows(of("ann"), 11.0) is not None) is known
+
     def test_the_first_bytes_of_its_error_are_told(self, culprits: Culprits) -> None:
         culprits.found(of("ann"), 0.0, error="x" + "é" * ERROR_BYTES)
         assert culprits.knows(of("ann"), 1.0) == "x" + "é" * ((ERROR_BYTES - 1) // 2)

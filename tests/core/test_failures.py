@@ -20,6 +20,7 @@ FULL = "shed: this tier's share of the queue is full"
 TOO_LONG = "the queue is too long to answer within the deadline"
 SCARCE = "shed: the broker's memory is nearly full"
 HELD = "shed: this tier is limited to what the fleet can handle"
+BURST = "shed: 30 inputs in one request, but this tier is currently limited to 12 at a time; send fewer"
 NO_MODEL = "no model named 'x' is served here; available: a, b"
 NOT_FOR = "this credential is not for the model 'x', only for: a, b"
 IN_FLIGHT = "a request with this id is in flight; use a new id or, if it is a task, fetch its result"
@@ -44,6 +45,7 @@ CULPRIT = "the model failed on this input when it ran alone; it will not be run 
         (failures.refusal(Refused(2.5, False)), errors.SERVICE_OVERLOADED, TOO_LONG, 2.5, "overloaded"),
         (failures.scarcity(3.0), errors.SCARCE, SCARCE, 3.0, "memory"),
         (failures.over_capacity(4.0), errors.SHED, HELD, 4.0, "capacity"),
+        (failures.over_burst(30, 12.7, 2.0), errors.SHED, BURST, 2.0, "capacity"),
         (failures.no_model("x", ["b", "a"]), errors.NOT_FOUND, NO_MODEL, None, ""),
         (failures.no_model_for("x", ["b", "a"]), errors.FORBIDDEN, NOT_FOR, None, ""),
         (failures.conflict(), errors.IDEMPOTENCY_CONFLICT, IN_FLIGHT, None, "conflict"),

@@ -50,6 +50,7 @@ class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> Any:
+        # Most waits end with a reply, which is cheaper to wait for than to ask the server whether there is none.
         ready = super().select(0 if timeout == 0 else self.loop.grain)
         if ready or timeout == 0:
             return ready

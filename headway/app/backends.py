@@ -277,8 +277,8 @@ def model_worker_name(model: str, settings: Settings, target: Target, devices: D
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Build the estimate for the target's weight function, or None if an input's weight is its number of characters.
-    `most` limits a batch's weight (0: no limit). Raises SettingError if the target is a remote API, which has no functions."""
+    """Return the estimate for the target's weight function, or None if an input's weight is its number of characters. `most`
+    limits a batch's weight (0: no limit). Raises SettingError if the target is a remote API, which has no functions."""
     if settings.weight == CHARS:
         return None
     if not is_local(target):

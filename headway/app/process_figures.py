@@ -38,8 +38,8 @@ class OpenPort(Protocol):
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
-    """Returns the numbers of one process for each scrape. Parts that the process lacks are None. `process_name` is the name of the
-    process if that was generated; worker labels then contain `host` instead."""
+    """Returns the numbers of one process for each scrape. Parts that the process lacks are None. If the name of the process was
+    generated, it is `process_name`, and worker labels contain `host` in its place."""
 
     settings: Settings
     models: Callable[[], Collection[str]]
@@ -153,7 +153,8 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Return each model's settings that must be the same on all gateways. Without a gateway, only return those that are on."""
+    """Return the settings `cache` and `collapse` of each model, which must be the same on all gateways. A worker leaves out
+    those that are off, and a controller leaves out all."""
     if not (parts.gateway or parts.batchers):
         return {}
     values = {

@@ -50,8 +50,8 @@ def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence
 
 class UnusedKeys(BareResource):
     """Warns once at startup if the ledger's database contains API keys, but the settings don't use them. An operator who
-    created keys most likely wants to require them, but without the setting, anybody may send requests. `who` describes who
-    is let in without such a key. `wall` returns the Unix time in seconds."""
+    created keys most likely wants to require them, but until the settings use them, others may send requests, too. `who`
+    describes who is let in without such a key. `wall` returns the Unix time in seconds."""
 
     def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
         self._store, self._who, self._wall = store, who, wall
@@ -89,7 +89,7 @@ class UnusedKeys(BareResource):
 
 
 def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
-    """Build the warning about unused keys, if the settings name a ledger but don't use its keys."""
+    """Return the resource that warns of unused keys. Return none unless the settings name a ledger but don't use its keys."""
     if not settings.ledger or settings.keys == "ledger":
         return ()
     others = " and ".join(filter(None, (settings.keys, settings.jwt)))
@@ -99,8 +99,9 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Build the API key store, a file or the ledger's database, without opening it. If `create`, a missing file is created. Raises
-    SettingError if the settings name neither, the SQLite file doesn't exist, or a package is missing."""
+    """Build the store of API keys without opening it. It is a file or the ledger's database. If `create`, a missing file will
+    be created. Raises SettingError if the settings name no store, a package is missing, or the SQLite file is missing and
+    `create` is False."""
     if settings.keys not in ("", "ledger"):
         from headway.identity.api_keys.file import KeysFile
 

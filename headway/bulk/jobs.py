@@ -136,8 +136,8 @@ class BulkJobs:
 
     async def _sweep_strays(self) -> None:
         """Remove files that belong to no job or upload, because a process died while it created or deleted them. The files
-        are listed before the store is read, so newer files are kept. Output files of a job that is being finalized are
-        known from the job, or from their own rows."""
+        are listed before the store is read, so newer files are kept. The output files of a job that is being finalized are
+        kept, too: the job names them, or they have rows of their own."""
         names = await self.folder.names()
         unknown = set(names)
         after = ""

@@ -222,7 +222,7 @@ def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed` if set, or `text`."""
+    """Convert a rate such as `1000`, `1000/min` or `20/s` to requests per minute. Errors quote `typed` or, if empty, `text`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
     rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
@@ -231,7 +231,7 @@ def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Convert a burst to a number, or an empty string to None. Errors quote `typed` if set, or `text`."""
+    """Convert a burst to a number, or an empty string to None. Errors quote `typed` or, if it is empty, `text`."""
     if not text:
         return None
     if not rate:

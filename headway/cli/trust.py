@@ -86,8 +86,8 @@ def _why(exc: Exception) -> str:
 
 
 def described(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return the URL of the admin port that a process would have with this environment and its settings file, and the name of the
-    port's certificate file, which is empty for plain HTTP. Raises SettingError."""
+    """Return the URL of the admin port of a process with this environment and its settings file. Also return the port's
+    certificate file, or "" for plain HTTP. Raises SettingError."""
     file = _file(environ.get(f"{_PREFIX}CONFIG", ""))
 
     def value(name: str, default: object) -> str:

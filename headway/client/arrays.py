@@ -52,8 +52,8 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Return the inputs, and a function to apply to each result. If `inputs` is an array, each input is an array with one
-    of its rows, and the function takes the only row out of a result. Raises InvalidInput if `inputs` is not a collection."""
+    """Return the inputs, and a function to apply to each result. If `inputs` is an array, each input is an array with one row
+    of it, and the function takes the only row out of a result. Raises InvalidInput if `inputs` is not a collection."""
     if not is_array(inputs):
         return check_inputs(inputs), lambda result: result
     array = as_array("inputs", inputs)

@@ -390,7 +390,7 @@ class Settings:
 
     @property
     def bulk_max_files(self) -> int:
-        """Maximum number of files of a tenant: one for each MiB."""
+        """Maximum number of files of a tenant: one for each MiB of its quota, but at least 10."""
         return max(10, self.bulk_max_bytes >> 20)
 
     @property

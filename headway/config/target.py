@@ -230,9 +230,9 @@ def split_target(text: str) -> tuple[str, str] | None:
 
 
 def named_targets(texts: Sequence[str], tables: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the targets on the command line by model, or None for a single target without a name. `texts` may also
-    contain names of tables, whose models are returned with an empty target. The name of a model means all its versions that
-    have tables. Raises SettingError."""
+    """Return the target of each model on the command line, or None for a single target without a name. `texts` may also contain
+    names of tables, whose models are returned with an empty target. The name of a model means all its versions that have
+    tables. Raises SettingError."""
     known = {*tables, *(table.partition("@")[0] for table in tables)}
     if len(texts) == 1 and texts[0] not in known and split_target(texts[0]) is None:
         return None

@@ -112,7 +112,7 @@ def _ports(rest: str) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL in the form that messages may show: without user, password and options. Return … if it is malformed."""
+    """Return a URL in the form that messages may show: without user, password and options. Return "…" if it is malformed."""
     scheme, colon, rest = url.partition("://")
     if scheme == "sqlite" and rest.isprintable():
         return url.partition("?")[0]  # A path cannot contain a password.

@@ -16,7 +16,7 @@ log = get_logger(__name__)
 
 
 class Availability:
-    """State of a broker or store. Log lines call it `what`, and its user `who`."""
+    """State of a broker or store, as one user sees it. In the log, `what` names the broker or store, and `who` the user."""
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
         self._who, self._clock, self._what = who, clock, what

@@ -91,7 +91,7 @@ _UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()
 
 
 def _is_set_up() -> bool:
-    """Return True if the program has configured structlog. Its defaults don't count, because a test may restore them."""
+    """Return True if the program has configured structlog. Structlog's defaults don't count: a test may restore them."""
     return structlog.is_configured() and tuple(structlog.get_config()["processors"]) != _UNTOUCHED
 
 

@@ -36,8 +36,8 @@ def ending_at_tick(pause: float) -> float:
 
 class Periodic:
     """Calls `act` immediately, and then at each tick of `every` seconds, a number or a function that returns one. If the
-    broker or store is unreachable, `act` is called again at the next tick. The log calls the broker or store `what`; if
-    `what` is empty, outages aren't logged."""
+    broker or store is unreachable, `act` is called again at the next tick. `what` is the name of the broker or store in the
+    log; if it is empty, outages aren't logged."""
 
     def __init__(
         self,

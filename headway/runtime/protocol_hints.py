@@ -38,7 +38,7 @@ HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has its own port (--
 
 
 class ProtocolHints:
-    """Logs protocol errors on one port. Log lines call it `port`."""
+    """Logs protocol errors on one port. `port` is the port's name in the log."""
 
     def __init__(self, port: str, clock: Callable[[], float]) -> None:
         self._port, self._clock = port, clock
@@ -46,7 +46,7 @@ class ProtocolHints:
         self._logged_at: dict[tuple[str, str], float] = {}
 
     def tell(self, kind: tuple[str, str]) -> None:
-        """Count a client of one of the kinds above, and log the count if a line is due."""
+        """Count a client that makes an error of this kind (event and hint), and log the count if a line is due."""
         self._times[kind] += 1
         now = self._clock()
         if now >= self._logged_at.get(kind, -LOG_EVERY) + LOG_EVERY:

@@ -414,7 +414,7 @@ class _Simulation:
         self._clients.closed = True
 
     def deal(self, now: float) -> None:
-        """Assign each worker that others think is alive to its home shard."""
+        """Assign a home shard to each worker that the others believe to be alive."""
         alive = [worker.name for worker in self.workers.values() if worker.known]
         self._slots, self._active = len(alive), shards.active(len(self.shards), len(alive))
         at_home = dict[Shard, list[str]]((shard, []) for shard in self.shards)
@@ -509,7 +509,7 @@ class _Simulation:
                 pass
 
     def _run_calls(self, worker: Worker, weights: Sequence[int], factor: float, now: float) -> float:
-        """Return the run time of a batch, split into as many calls as its worker considers best. The worker learns from them."""
+        """Return the total time of the calls into which a worker best splits a batch. The worker learns from these times."""
         calls = [[weights[place] for place in places] for places in worker.child.parts(weights)]
         times = [self._times.seconds(call) * factor for call in calls]
         seconds = math.fsum(times)

@@ -261,7 +261,7 @@ class _Planner:
         return low
 
     def _meets_in_a_run(self, prediction: Prediction, rate: float, seed: int) -> bool:
-        """Return True if a short run at another rate meets the targets, even at the worst end of the prediction's interval."""
+        """Return True if a short run at `rate` meets the targets, even with the confidence intervals of `prediction`."""
         self._tell(prediction.gpus, rate)
         run = self._run(self._with(prediction.gpus, rate, seed, RATE_REQUESTS))
         return self._goal.met_by(_prediction(prediction.gpus, rate, [run], prediction.doubt_ms))

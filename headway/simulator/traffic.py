@@ -61,7 +61,8 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """Yield the times of arrivals within the duration, or none for `clients`. Raises SettingError if a trace has no rate."""
+    """Yield the times of arrivals within the duration; none if a closed loop of `clients` sends the requests. Raises
+    SettingError if a trace has no rate."""
     if scenario.clients:
         return iter(())
     if scenario.trace:

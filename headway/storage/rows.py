@@ -180,7 +180,7 @@ def _first(rows: Sequence[Any]) -> BulkJob | None:
 
 
 def _job(row: Sequence[Any]) -> BulkJob:
-    """Decode a job. Fields that have a column are taken from it, because the document may be older."""
+    """Decode a row with a job. Fields with a column of their own are taken from it, because the JSON document may be older."""
     document, status, cancelling_at, owner, generation = row
     return replace(
         _decode(document), status=JobStatus(status), cancelling_at=cancelling_at, owner=owner, generation=generation
@@ -283,7 +283,7 @@ def open_record(row: Sequence[Any]) -> LedgerRecord:
 
 
 def together(ended: Sequence[LedgerRecord], open: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
-    """Combine the records with one id. If a request is finished, its open record is omitted, because it is about to be removed."""
+    """Combine the ended and open records with one id. Leave out the open record of an ended request."""
     last = {record.tenant: record.completed_at for record in reversed(ended)}
     still_open = (record for record in open if last.get(record.tenant, record.created_at) <= record.created_at)
     return [*ended, *still_open]

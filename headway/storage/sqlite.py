@@ -236,7 +236,7 @@ def _link_in(path: str) -> None:
 
 
 def remove_log(path: str) -> None:
-    """Remove the log and its index, which the database that is now at the path would treat as its own."""
+    """Remove a log and its index that don't belong to the database at the path, which would treat them as its own."""
     real = os.path.realpath(path)
     for suffix in ("-wal", "-shm"):
         Path(real + suffix).unlink(missing_ok=True)

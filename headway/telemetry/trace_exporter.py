@@ -181,8 +181,8 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
 class ReadableSpans(Sequence[ReadableSpan]):
     """Sequence of spans in the SDK's format, with at most `most_links` links each. A span is converted when the SDK reads
-    it. Iterating pauses after every few spans, until `hurried` returns True. Otherwise the SDK would encode a whole message
-    without a pause, and the event loop would have to wait for the interpreter's lock."""
+    it. Iterating pauses after every few spans, unless `hurried` returns True. If the SDK encoded a whole message without a
+    pause, the event loop would have to wait for the interpreter's lock."""
 
     def __init__(
         self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
@@ -258,8 +258,9 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Logging filter that holds back what the SDK's exporters log in one thread, because each retry repeats it. `said` has
-    these messages, oldest first. After a failure, the first gives the reason, and the last says that the SDK gave up."""
+    """Logging filter that holds back the messages of the SDK's exporters in one thread, because each retry repeats them. `said`
+    has these messages, oldest first. After a failure, the first one gives the reason, and the last one says that the SDK gave
+    up."""
 
     _LOGGERS = (
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",

@@ -324,9 +324,9 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return a target's ArrayKind from its annotations and attributes, or None if it uses no arrays. Without annotated
-    arrays, attributes `inputs` and `outputs` are ignored unless they are specifications, since they may mean something
-    else. Raises NoArrays if numpy is missing, or an attribute is invalid."""
+    """Return a target's ArrayKind from its annotations and attributes, or None if it uses no arrays. If no array is annotated,
+    the attributes `inputs` and `outputs` are ignored unless they are specifications, since they may mean something else. Raises
+    NoArrays if numpy is missing, or an attribute is invalid."""
     input_hint, output_hint = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
     takes = form_of(input_hint)

@@ -62,7 +62,7 @@ class ProcessBackend:
         spec: target that the child loads.
         worker: the worker's name in logs and errors, for example `gpu-0`.
         device: CUDA_VISIBLE_DEVICES of the child, or `cpu` to hide all GPUs.
-        start_timeout: seconds for loading, setup and the warm-up batches together.
+        start_timeout: seconds for loading, setup and all warm-up batches in total.
         max_batch: size of the largest warm-up batch, or 0 to run only one input.
         max_rows: limit on rows in one call of a target that takes arrays, or 0 for none.
         recycle_rss_bytes: memory use in bytes above which the child is replaced, or 0 for never.
@@ -108,7 +108,7 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """The child's process id, which stays until `stop` even if the child dies, or 0 if there is no child."""
+        """The child's process id, or 0 if there is no child. If the child dies, its id stays until `stop`."""
         return 0 if self._child is None else self._child.pid
 
     @property

@@ -170,7 +170,7 @@ def framed(content: bytes) -> bytes:
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Return what is left of the frame with this content after `sent` bytes were sent."""
+    """Return the part of a frame that is left once `sent` bytes were sent. `content` is the frame's message."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 

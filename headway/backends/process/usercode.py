@@ -235,7 +235,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of inputs that may share a call, by the call's parameters as JSON, or {} if all may share one."""
+        """Return which inputs may share a call: their places, by the call's parameters as JSON. {} means that all may."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -247,7 +247,7 @@ class Target:
         return groups if len(groups) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Return an input's per-call parameters in canonical form. They are then identical for all inputs of a call."""
+        """Return the parameters of an input that apply to the whole call, in canonical form: the same for all its inputs."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)

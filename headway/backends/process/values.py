@@ -172,7 +172,8 @@ def encoder(gives: ValueKind) -> Encode:
 
 
 def listed(result: object, gives: ValueKind) -> object:
-    """Return the outputs of a batch as a list if they are one array of numpy, torch or a similar library."""
+    """Return the outputs of a batch as a list if they are JSON values in one array of numpy, torch or a similar library. Return
+    any other result unchanged."""
     if gives is ValueKind.JSON and not isinstance(result, list | tuple) and callable(getattr(result, "tolist", None)):
         return result.tolist()  # type: ignore[attr-defined]
     return result

@@ -61,7 +61,7 @@ class NotStarted(Exception):
 
 
 class Generation(msgspec.Struct, Generic[T], eq=False):
-    """Connections that are retired together when the current stamp differs from theirs."""
+    """Connections that are used and retired together. `stamp` was current when they were made."""
 
     content: T
     stamp: object
@@ -253,7 +253,7 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
-        """Make one attempt, within `left` seconds or raise TimeoutError. Raises BackendError if no attempt can succeed."""
+        """Make one attempt. Raises TimeoutError after `left` seconds, or BackendError if no attempt can succeed."""
 
     @property
     def signature(self) -> Signature:
@@ -518,7 +518,7 @@ def grouped(
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
     """Divide a batch into requests. All entries of a request have the same row shape and, if parameters apply to a whole
     request, the same parameters. A request with several entries has at most `most_rows` rows (0: no limit). Return the
-    requests, and by place the results of entries whose inputs can't be sent."""
+    requests, and a result for each entry whose input can't be sent, by its place in the batch."""
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}
     rows: dict[Hashable, int] = {}

@@ -489,7 +489,7 @@ Verdict = Failure | Moved | None  # A queue's verdict on an entry. None if the e
 
 
 class Look(msgspec.Struct):
-    """What a look at a queue shows: `load`, the depth and longest wait (in seconds) of each tier, and, if there ever were any
+    """State of a queue at one moment: `load`, the depth and longest wait (in seconds) of each tier, and, if there ever were any
     bulk entries, their numbers."""
 
     load: Load

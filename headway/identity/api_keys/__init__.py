@@ -1,1 +1,1 @@
-"""API keys: their format, a store in a file, and a cache for any store, which looks up the key of each request."""
+"""API keys: their format, a store in a file, and a cache for any store. The cache looks up the key of each request."""

@@ -7,8 +7,8 @@ New and revoked keys take effect at the next refresh. Keys expire on time. While
 valid. If the store is damaged, all keys are refused, because a revoked key might look valid.
 
 All keys are reread every minute, because the change log doesn't include rows that were deleted by hand. They are also reread
-immediately if the store's history differs, for example after a failover that lost the last changes. Meanwhile, changes
-still take effect. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`."""
+immediately if the store's history differs, for example after a failover that lost the last changes. Changes still take effect
+during a reading. Expired keys are removed from the cache immediately, and from the store after `Settings.keys_retention_s`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class KeyTable:
         self._reading = (self._reading + 1) % _READINGS
 
     def end_reading(self) -> Iterator[None]:
-        """Drop the keys that weren't read. Yield whenever the caller may pause. Stop if all keys are being read again."""
+        """Drop the keys that weren't read. Yield whenever the caller may pause. Stop if a new reading of all keys has begun."""
         reading = self._reading
         for bucket in self._buckets:
             if reading != self._reading:
